@@ -30,7 +30,7 @@ $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,eval,test,docs,demo]'
 	touch $@
 
-# transformers' own tests of models, which ours pass too (tests/test_transformers_common.py), are only in its source
+# transformers' own tests of models, which ours pass too (tests/models/test_transformers_common.py), are only in its source
 # distribution.
 $(VENV)/.transformers_tests: $(VENV)/.torch constraints.txt
 	rm -rf $(VENV)/transformers_tests
@@ -45,7 +45,7 @@ transformers_tests: $(VENV)/.transformers_tests
 demo: $(VENV)/.train
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		--num_cpu_threads_per_process 1 \
-		training/pretrain_gpst.py --config training/configs/gpst_tiny.yaml --output_dir runs/gpst_tiny \
+		training/pretrain_gpst.py --config gpst_tiny --output_dir runs/gpst_tiny \
 		--overwrite_output_dir
 
 checkpoints: $(VENV)/.train

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.evaluation.treebank_parsing import parse_sentences
+from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.viz import posteriors, sentence_to_html, surprisals_in_bits
 

@@ -10,7 +10,7 @@ __version__ = "0.2.0.dev0"
 
 # Models need torch and transformers, which take seconds to import. The command `synlm` imports them when it needs them.
 if "synlm" not in sys.modules:
-    from hf_synlm.evaluation.treebank_parsing import parse_sentences
+    from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
     from hf_synlm.hub import architectures
     from hf_synlm.hub.architectures import *  # noqa: F403  # the names of its __all__
 
@@ -18,7 +18,7 @@ if "synlm" not in sys.modules:
 else:
 
     def __getattr__(name: str) -> object:
-        from hf_synlm.evaluation.treebank_parsing import parse_sentences
+        from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
         from hf_synlm.hub import architectures
 
         if name == "parse_sentences":

@@ -69,14 +69,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def gpu_of_session(request: pytest.FixtureRequest) -> Any:
     """The GPU of this process: a real one, or the pretend one."""
-    from tests.pretend_gpu import CUDA, PretendGPU
+    from tests.helpers.pretend_gpu import CUDA, PretendGPU
 
     return PretendGPU() if request.config.getoption("pretend_gpu") else CUDA()
 
 
 @pytest.fixture
 def gpu(gpu_of_session: Any) -> Iterator[Any]:
-    """The device of tests marked `gpu`, see `tests/pretend_gpu.py`."""
+    """The device of tests marked `gpu`, see `tests/helpers/pretend_gpu.py`."""
     with gpu_of_session:
         yield gpu_of_session
 
@@ -143,7 +143,7 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one saved model each of gpst, rnng, on_lstm (exported) and gpt2; tests must not change it."""
     from hf_synlm.hub.export import export_model
-    from tests.scoring_models import model_and_tokenizer
+    from tests.helpers.scoring_models import model_and_tokenizer
 
     folder = tmp_path_factory.mktemp("saved_models")
     for architecture in ("gpst", "rnng", "on_lstm"):
@@ -160,7 +160,7 @@ def warm_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
     from hf_synlm.hub import probe
-    from tests import warm_python
+    from tests.helpers import warm_python
 
     monkeypatch.setattr(probe, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": warm_python.run}))
 
@@ -169,6 +169,6 @@ def warm_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_gpst_config() -> Any:
     """A GPST of a few thousand parameters with every part present."""
     from hf_synlm import GPSTConfig
-    from tests.search_models import GPST_TINY
+    from tests.helpers.search_models import GPST_TINY
 
     return GPSTConfig(**GPST_TINY)

@@ -2,10 +2,10 @@
 
     accelerate launch training/finetune_glue.py --config NAME_OR_FILE --output_dir FOLDER
 
-The program is `hf_synlm.training.finetune_glue`; `synlm train` starts the same.
+The program is `hf_synlm.training.programs.finetune_glue`; `synlm train` starts the same.
 """
 
-from hf_synlm.training.finetune_glue import main
+from hf_synlm.training.programs.finetune_glue import main
 
 if __name__ == "__main__":
     main()

@@ -2,10 +2,10 @@
 
     accelerate launch training/finetune_grammar_induction.py --config NAME_OR_FILE --output_dir FOLDER
 
-The program is `hf_synlm.training.finetune_grammar_induction`; `synlm train` starts the same.
+The program is `hf_synlm.training.programs.finetune_grammar_induction`; `synlm train` starts the same.
 """
 
-from hf_synlm.training.finetune_grammar_induction import main
+from hf_synlm.training.programs.finetune_grammar_induction import main
 
 if __name__ == "__main__":
     main()

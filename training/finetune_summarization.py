@@ -2,10 +2,10 @@
 
     accelerate launch training/finetune_summarization.py --config NAME_OR_FILE --output_dir FOLDER
 
-The program is `hf_synlm.training.finetune_summarization`; `synlm train` starts the same.
+The program is `hf_synlm.training.programs.finetune_summarization`; `synlm train` starts the same.
 """
 
-from hf_synlm.training.finetune_summarization import main
+from hf_synlm.training.programs.finetune_summarization import main
 
 if __name__ == "__main__":
     main()

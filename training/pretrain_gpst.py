@@ -2,10 +2,10 @@
 
     accelerate launch training/pretrain_gpst.py --config NAME_OR_FILE --output_dir FOLDER
 
-The program is `hf_synlm.training.pretrain_gpst`; `synlm train` starts the same.
+The program is `hf_synlm.training.programs.pretrain_gpst`; `synlm train` starts the same.
 """
 
-from hf_synlm.training.pretrain_gpst import main
+from hf_synlm.training.programs.pretrain_gpst import main
 
 if __name__ == "__main__":
     main()

@@ -2,10 +2,10 @@
 
     accelerate launch training/train_tree_lm.py --config NAME_OR_FILE --output_dir FOLDER
 
-The program is `hf_synlm.training.train_tree_lm`; `synlm train` starts the same.
+The program is `hf_synlm.training.programs.train_tree_lm`; `synlm train` starts the same.
 """
 
-from hf_synlm.training.train_tree_lm import main
+from hf_synlm.training.programs.train_tree_lm import main
 
 if __name__ == "__main__":
     main()

@@ -2,10 +2,10 @@
 
     python training/train_tree_planting.py --config NAME_OR_FILE --output_dir FOLDER
 
-The program is `hf_synlm.training.train_tree_planting`; `synlm train` starts the same.
+The program is `hf_synlm.training.programs.train_tree_planting`; `synlm train` starts the same.
 """
 
-from hf_synlm.training.train_tree_planting import main
+from hf_synlm.training.programs.train_tree_planting import main
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@ the times of the authors' programs beside ours. Both are drawn by `hf_synlm.viz`
 
 from pathlib import Path
 
-from hf_synlm.evaluation.treebank_parsing import parse_sentences
+from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.viz import plot_bars, surprisals_in_bits, tree_to_svg
 

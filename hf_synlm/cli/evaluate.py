@@ -13,16 +13,16 @@ import typer
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.parsed import ParsedSentence, read_parses
-from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters
-from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingConvention, resolve_convention
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
-from hf_synlm.evaluation.text_items import read_items, read_treebank_items
+from hf_synlm.evaluation.text.text_items import read_items, read_treebank_items
+from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters
+from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingConvention, resolve_convention
 from hf_synlm.viz import plot_bars
 
 if TYPE_CHECKING:
-    from hf_synlm.evaluation.proposals import Proposals
-    from hf_synlm.evaluation.treebank_parsing import Treebank
+    from hf_synlm.evaluation.text.proposals import Proposals
+    from hf_synlm.evaluation.trees.treebank_parsing import Treebank
 
 Results = Annotated[list[Path], typer.Argument(**options.INPUT_FILE)]
 Folder = Annotated[Path, typer.Argument(exists=True)]
@@ -74,7 +74,7 @@ class CountingOptions:
 
     def treebank(self, path: Path, limit: int | None) -> "Treebank":
         """The gold trees, with punctuation as the options say."""
-        from hf_synlm.evaluation.treebank_parsing import load_treebank
+        from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
 
         usual = "keep" if self.convention == "evalb" else "remove"
         return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by)
@@ -139,7 +139,7 @@ def parsing(
         named = {"name": ", ".join(map(str, trees or ()))}
         result = EvaluationResult("parsing", scores, named, settings, data, tables)
     else:
-        from hf_synlm.evaluation.treebank_parsing import parse_sentences
+        from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
         chosen, scorer = parsing.chosen(), parsing.scorer(model)
         if isinstance(rule, EvalbParameters) and rule.labeled and not hasattr(scorer.model.config, "nonterminals"):
@@ -169,7 +169,7 @@ def parsing(
 def _score(
     bank: "Treebank", runs: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
 ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
-    from hf_synlm.evaluation.treebank_parsing import report_evalb, report_parsing
+    from hf_synlm.evaluation.trees.treebank_parsing import report_evalb, report_parsing
 
     return report_evalb(bank, runs, rule) if isinstance(rule, EvalbParameters) else report_parsing(bank, runs, rule)
 
@@ -197,7 +197,7 @@ def compare(
 
     Example: synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
     """
-    from hf_synlm.evaluation.treebank_parsing import report_comparison
+    from hf_synlm.evaluation.trees.treebank_parsing import report_comparison
 
     if first.resolve() == second.resolve():
         raise ValueError(f"{first} is given twice: give the trees of two parsers")
@@ -291,7 +291,7 @@ def perplexity(
     data = {"files": describe_files([texts])}
     trees = _read_proposals(proposals, max_trees)
     if trees is not None:
-        from hf_synlm.evaluation.proposals import evaluate_proposals
+        from hf_synlm.evaluation.text.proposals import evaluate_proposals
 
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
@@ -299,7 +299,7 @@ def perplexity(
             scoring.scorer(model), items, trees, split=tokenize is not None, data=data, options=settings
         )
         return options.report(result, out)
-    from hf_synlm.evaluation.perplexity import evaluate_perplexity
+    from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 
     result = evaluate_perplexity(
         scoring.scorer(model), items, context=context, split=tokenize is not None, data=data, options=settings
@@ -333,7 +333,7 @@ def syntaxgym(
 
     Example: synlm evaluate syntaxgym test_suites/json --model model_cards/gpst-tiny --num-beams 300 --out sg.json
     """
-    from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym, find_suites
+    from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym, find_suites
 
     paths = find_suites(suites, suite or [])
     if out is not None and out.resolve().parent == suites.resolve():
@@ -345,7 +345,7 @@ def syntaxgym(
 def _read_proposals(paths: list[Path] | None, max_trees: int | None) -> "Proposals | None":
     """The trees of --proposals; None = there are none."""
     if paths:
-        from hf_synlm.evaluation.proposals import Proposals
+        from hf_synlm.evaluation.text.proposals import Proposals
 
         return Proposals(paths, max_trees)
     if max_trees is not None:
@@ -382,7 +382,7 @@ def blimp(
 
     Example: synlm evaluate blimp blimp/data --model model_cards/gpst-tiny --limit 100 --out blimp.json
     """
-    from hf_synlm.evaluation.blimp import evaluate_blimp, find_blimp
+    from hf_synlm.evaluation.suites.blimp import evaluate_blimp, find_blimp
 
     paths, trees = find_blimp(paradigms, paradigm or []), _read_proposals(proposals, max_trees)
     scorer = scoring.scorer(model)
@@ -427,7 +427,7 @@ def pairs(
     Example: synlm evaluate pairs agreement.tsv --model model_cards/rnng-tiny --group-column construction --items-out
     items.tsv
     """
-    from hf_synlm.evaluation.blimp import evaluate_pairs, first_pairs, read_pairs
+    from hf_synlm.evaluation.suites.blimp import evaluate_pairs, first_pairs, read_pairs
 
     data = {"files": describe_files([pairs])}
     read = read_pairs(pairs, good_column=good_column, bad_column=bad_column, group_column=group_column)

@@ -22,10 +22,10 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
-from hf_synlm.evaluation.text_items import rows_text
+from hf_synlm.evaluation.text.text_items import rows_text
 
 if TYPE_CHECKING:
-    from hf_synlm.evaluation.scoring import TextScorer
+    from hf_synlm.evaluation.text.scoring import TextScorer
 
 # Headings of the help, by option.
 _PANELS = {
@@ -153,7 +153,7 @@ class Loading:
         Returns:
             The model with its tokenizer.
         """
-        from hf_synlm.evaluation.scoring import TextScorer
+        from hf_synlm.evaluation.text.scoring import TextScorer
 
         hide_bars_of_weights()
         given = dataclasses.asdict(self)

@@ -41,7 +41,7 @@ def _add(name: str, module: str, text: str) -> None:
     def run(context: typer.Context) -> None:
         sys.argv = [f"synlm train {name}", *context.args]
         importlib.import_module("hf_synlm.hub.architectures")  # registers them
-        importlib.import_module(f"hf_synlm.training.{module}").main()
+        importlib.import_module(f"hf_synlm.training.programs.{module}").main()
 
 
 for _name, (_module, _text) in PROGRAMS.items():

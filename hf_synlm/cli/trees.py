@@ -24,13 +24,13 @@ from hf_synlm.data.treebank import (
     to_ptb_concat,
 )
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
-from hf_synlm.evaluation.text_items import TextItem, read_items, table_text
+from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
 from hf_synlm.viz import SentenceView, sentences_to_page
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.generation import GeneratedText
-    from hf_synlm.evaluation.scoring import TextScorer
-    from hf_synlm.evaluation.surprisal import WordScores
+    from hf_synlm.evaluation.text.scoring import TextScorer
+    from hf_synlm.evaluation.text.surprisal import WordScores
 
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
 FormatOption = Annotated[Format, typer.Option("--format")]
@@ -78,8 +78,8 @@ def parse(
     if not any(sentences):
         raise ValueError(f"{texts} holds no sentence: give one per line")
     _check_drawings(sentences, style, out, overwrite)
-    from hf_synlm.evaluation.treebank_parsing import parse_sentences
-    from hf_synlm.evaluation.words import encode_sentences, split_as_treebank
+    from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank
+    from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
     chosen = parsing.chosen(num_return_sequences=None if num_trees == 1 else num_trees)
     scorer = parsing.scorer(model)
@@ -151,7 +151,7 @@ def treebank(
 
     Example: synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
     """
-    from hf_synlm.evaluation.parsing import check_tags, keep_words
+    from hf_synlm.data.punctuation import check_tags, keep_words
 
     left_out, lines, num_words = Counter[str](), list[str](), 0
     inputs = describe_files(trees)
@@ -222,7 +222,7 @@ def silver(
     from tqdm import tqdm
 
     from hf_synlm.data.silver import load_parser, silver_trees
-    from hf_synlm.evaluation.cache import ResultCache
+    from hf_synlm.evaluation.text.cache import ResultCache
 
     parser = load_parser(language, package, models, split_words=words == "split", device=device)
     used = {name: [model.package for model in found] for name, found in parser.load_list}
@@ -511,7 +511,7 @@ def surprisal(
     if not lmzoo:
         _say_repeated_items(items)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
-    from hf_synlm.evaluation import surprisal as words
+    from hf_synlm.evaluation.text import surprisal as words
 
     if word_correction and not words.can_correct_words(scorer):
         word_correction = False

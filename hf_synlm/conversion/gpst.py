@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_synlm.configuration_gpst import GPSTConfig
 from hf_synlm.conversion.rename import clean_state_dict, fill_model, rename_state_dict, require
-from hf_synlm.modeling_gpst import GPSTForCausalLM
+from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
+from hf_synlm.models.gpst.modeling_gpst import GPSTForCausalLM
 
 _PAIR_ENCODERS = {"inside_enc": "composition", "outside_enc": "decomposition"}
 

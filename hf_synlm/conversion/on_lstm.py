@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_synlm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.conversion.rename import (
     AWD_EXTRACTION,
     AWD_OPTIONS,
@@ -19,7 +18,8 @@ from hf_synlm.conversion.rename import (
     rename_state_dict,
     require,
 )
-from hf_synlm.modeling_on_lstm import ONLSTMForCausalLM
+from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
+from hf_synlm.models.on_lstm.modeling_on_lstm import ONLSTMForCausalLM
 
 # original name (regular expression) -> name here
 RULES: dict[str, str] = {

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_synlm.configuration_palm import PaLMConfig
 from hf_synlm.conversion.rename import (
     AWD_EXTRACTION,
     AWD_OPTIONS,
@@ -18,7 +17,8 @@ from hf_synlm.conversion.rename import (
     flat_options,
     rename_state_dict,
 )
-from hf_synlm.modeling_palm import PaLMForCausalLM
+from hf_synlm.models.palm.configuration_palm import PaLMConfig
+from hf_synlm.models.palm.modeling_palm import PaLMForCausalLM
 
 _ATTENTION = "model.span_context.attention"
 # original name (regular expression) -> name here; those of the rational RNN are put together below

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_synlm.configuration_prpn import PRPNConfig
 from hf_synlm.conversion.rename import (
     boundary_ids,
     check_sizes,
@@ -17,7 +16,8 @@ from hf_synlm.conversion.rename import (
     rename_state_dict,
     require,
 )
-from hf_synlm.modeling_prpn import PRPNForCausalLM
+from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
+from hf_synlm.models.prpn.modeling_prpn import PRPNForCausalLM
 
 _BATCH_NORM = r"\.(weight|bias|running_mean|running_var|num_batches_tracked)"
 # original name (regular expression) -> name here

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_synlm.configuration_pushdown import PushdownConfig
 from hf_synlm.conversion.rename import check_sizes, clean_state_dict, count_parts, fill_model, flat_options, require
-from hf_synlm.modeling_pushdown import PushdownForCausalLM
+from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
+from hf_synlm.models.pushdown.modeling_pushdown import PushdownForCausalLM
 
 # Of the authors' program -> ours. Replaced in this order.
 NAMES = (

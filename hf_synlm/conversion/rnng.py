@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.conversion.rename import (
     check_sizes,
     clean_state_dict,
@@ -28,7 +27,8 @@ from hf_synlm.data.vocabulary import (
     UnknownRule,
     tokenizer_of_words,
 )
-from hf_synlm.modeling_rnng import RNNGForCausalLM
+from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
+from hf_synlm.models.rnng.modeling_rnng import RNNGForCausalLM
 
 # original name (regular expression) -> name here
 RULES: dict[str, str] = {

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from hf_synlm.trees import Span, in_post_order, spans_to_brackets
+from hf_synlm.trees.spans import Span, in_post_order, spans_to_brackets
 
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 
@@ -15,7 +15,7 @@ _BRACKET_OR_WORD = re.compile(r"[()]|[^\s()]+")
 
 
 def unescape_word(word: str) -> str:
-    """Turn -LRB- and -RRB- back into parentheses; inverse of `hf_synlm.trees.escape_word`.
+    """Turn -LRB- and -RRB- back into parentheses; inverse of `hf_synlm.trees.spans.escape_word`.
 
     Args:
         word: as it stands in a file of trees.
@@ -36,7 +36,7 @@ def read_brackets(
 ) -> Iterator[tuple[str, tuple[int, int], bool]]:
     """Split bracketed trees into brackets and words, and check that the brackets match.
 
-    All readers of trees use this: `brackets_to_tree`, `hf_synlm.data.treebank`, `hf_synlm.evaluation.evalb_input`.
+    All readers of trees use this: `brackets_to_tree`, `hf_synlm.data.treebank`, and `evalb_input` of the evaluation.
 
     Args:
         lines: lines of text.

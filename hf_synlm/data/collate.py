@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.rnng_actions import PAD
-from hf_synlm.trees import check_words
+from hf_synlm.models.rnng.actions import PAD
+from hf_synlm.trees.spans import check_words
 
 LABEL_PADDING = -100
 

@@ -5,15 +5,15 @@ from typing import TypedDict
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.binary_trees import binarize_spans
 from hf_synlm.data.collate import word_ends_from_offsets
 from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence
-from hf_synlm.pushdown_tape import tree_attachments
-from hf_synlm.rnng_actions import TransitionSystem
-from hf_synlm.syntactic_distance import spans_to_distances
-from hf_synlm.tree_lm_linearization import ADDED_NODE, CHAIN
-from hf_synlm.trees import Span, check_words, in_post_order
+from hf_synlm.models.pushdown.tape import tree_attachments
+from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.models.tree_lm.linearization import ADDED_NODE, CHAIN
+from hf_synlm.recurrent.distances import spans_to_distances
+from hf_synlm.trees.binary import binarize_spans
+from hf_synlm.trees.spans import Span, check_words, in_post_order
 
 
 class EncodedTree(TypedDict):

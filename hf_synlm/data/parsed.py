@@ -20,7 +20,7 @@ from hf_synlm.data.treebank import (
     brackets_to_labeled_spans,
     parse_treebank,
 )
-from hf_synlm.trees import (
+from hf_synlm.trees.spans import (
     Span,
     fold_tokens,
     labeled_spans_to_brackets,

@@ -205,7 +205,8 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
     if changed:
         raise ValueError(
             f"{folder} is made from something else: {'; '.join(changed)}. Repeat the old values (as options of "
-            f"python -m hf_synlm.data.prepare --output_dir {folder.parent}), choose another folder, or delete this one."
+            f"python -m hf_synlm.training.programs.prepare_text --output_dir {folder.parent}), choose another folder, "
+            "or delete this one."
         )
 
 
@@ -243,7 +244,10 @@ class PreparedCorpus:
         self.folder = Path(folder)
         if not (self.folder / INDEX_FILE).is_file():
             state = "is not finished" if (self.folder / MADE_FROM_FILE).is_file() else "is not a prepared corpus"
-            raise ValueError(f"{self.folder} {state}. Run python -m hf_synlm.data.prepare with its options (again).")
+            raise ValueError(
+                f"{self.folder} {state}. Run python -m hf_synlm.training.programs.prepare_text with its options "
+                "(again)."
+            )
         index = read_record(self.folder / INDEX_FILE)
         self.made_from: dict[str, Any] = index["made_from"]
         if self.made_from["format"] != FORMAT:

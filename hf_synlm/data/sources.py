@@ -19,9 +19,9 @@ import pyarrow
 import pyarrow.parquet
 
 from hf_synlm.data.files import file_sha256
+from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.shards import HINT
 from hf_synlm.data.treebank import count_tags, read_treebank
-from hf_synlm.evaluation.parsing import check_tags, keep_words
 
 LINE_LIMIT = 1 << 20  # bytes of a line; longer ones are cut
 HASHED_BYTES = 1 << 26  # files up to this size are identified by their content, larger ones by size and time

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_synlm.data.collate import LABEL_PADDING
-from hf_synlm.trees import Span
+from hf_synlm.trees.spans import Span
 
 
 @dataclasses.dataclass

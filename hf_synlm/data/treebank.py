@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, compress
 from typing import Any, Literal
 
-from hf_synlm.binary_trees import binarize_spans
 from hf_synlm.data.brackets import read_brackets, unescape_word
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.trees import Span, labeled_spans_to_brackets
+from hf_synlm.trees.binary import binarize_spans
+from hf_synlm.trees.spans import Span, labeled_spans_to_brackets
 
 # The 36 part-of-speech tags of the Penn Treebank that words have: everything but punctuation, $, # and empty elements.
 WORD_TAGS = frozenset(
@@ -294,8 +294,8 @@ def _flatten(
 def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], list[str]]:
     """Read labeled brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
 
-    Inverse of `hf_synlm.trees.labeled_spans_to_brackets`. For trees with tags use `parse_treebank`; here a tag would be
-    a constituent over one word.
+    Inverse of `hf_synlm.trees.spans.labeled_spans_to_brackets`. For trees with tags use `parse_treebank`; here a tag
+    would be a constituent over one word.
 
     Args:
         text: one tree; white space between words and brackets is free.

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
-from hf_synlm.module_tools import evaluation_mode
 
 
 @dataclass(frozen=True)

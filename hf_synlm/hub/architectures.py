@@ -9,43 +9,65 @@ from typing import Any
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hf_synlm.configuration_gpst import GPSTConfig
-from hf_synlm.configuration_lstm import LSTMConfig
-from hf_synlm.configuration_on_lstm import ONLSTMConfig
-from hf_synlm.configuration_ordered_memory import OrderedMemoryConfig
-from hf_synlm.configuration_palm import PaLMConfig
-from hf_synlm.configuration_prpn import PRPNConfig
-from hf_synlm.configuration_pushdown import PushdownConfig
-from hf_synlm.configuration_rnng import RNNGConfig
-from hf_synlm.configuration_tree_lm import TreeLMConfig
-from hf_synlm.configuration_urnng import URNNGConfig
-from hf_synlm.modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
-from hf_synlm.modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
-from hf_synlm.modeling_on_lstm import (
+from hf_synlm.core.configuration_base import SyntacticConfig
+from hf_synlm.core.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
+from hf_synlm.hub.flatten import write_code
+from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
+from hf_synlm.models.gpst.modeling_gpst import (
+    GPSTForCausalLM,
+    GPSTForSequenceClassification,
+    GPSTModel,
+    GPSTPreTrainedModel,
+)
+from hf_synlm.models.lstm.configuration_lstm import LSTMConfig
+from hf_synlm.models.lstm.modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
+from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
+from hf_synlm.models.on_lstm.modeling_on_lstm import (
     ONLSTMForCausalLM,
     ONLSTMForSequenceClassification,
     ONLSTMModel,
     ONLSTMPreTrainedModel,
 )
-from hf_synlm.modeling_ordered_memory import (
+from hf_synlm.models.ordered_memory.configuration_ordered_memory import OrderedMemoryConfig
+from hf_synlm.models.ordered_memory.modeling_ordered_memory import (
     OrderedMemoryForCausalLM,
     OrderedMemoryForSequenceClassification,
     OrderedMemoryModel,
     OrderedMemoryPreTrainedModel,
 )
-from hf_synlm.modeling_palm import PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, PaLMPreTrainedModel
-from hf_synlm.modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNModel, PRPNPreTrainedModel
-from hf_synlm.modeling_pushdown import PushdownForCausalLM, PushdownModel, PushdownPreTrainedModel
-from hf_synlm.modeling_rnng import RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel, RNNGPreTrainedModel
-from hf_synlm.modeling_tree_lm import (
+from hf_synlm.models.palm.configuration_palm import PaLMConfig
+from hf_synlm.models.palm.modeling_palm import (
+    PaLMForCausalLM,
+    PaLMForSequenceClassification,
+    PaLMModel,
+    PaLMPreTrainedModel,
+)
+from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
+from hf_synlm.models.prpn.modeling_prpn import (
+    PRPNForCausalLM,
+    PRPNForSequenceClassification,
+    PRPNModel,
+    PRPNPreTrainedModel,
+)
+from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
+from hf_synlm.models.pushdown.modeling_pushdown import PushdownForCausalLM, PushdownModel, PushdownPreTrainedModel
+from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
+from hf_synlm.models.rnng.modeling_rnng import (
+    RNNGForCausalLM,
+    RNNGForSequenceClassification,
+    RNNGModel,
+    RNNGPreTrainedModel,
+)
+from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
+from hf_synlm.models.tree_lm.modeling_tree_lm import (
     TreeLMForCausalLM,
     TreeLMForSequenceClassification,
     TreeLMModel,
     TreeLMPreTrainedModel,
 )
-from hf_synlm.modeling_urnng import URNNGForCausalLM, URNNGModel, URNNGPreTrainedModel
-from hf_synlm.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
-from hf_synlm.search_outputs import SyntacticModelOutput
+from hf_synlm.models.urnng.configuration_urnng import URNNGConfig
+from hf_synlm.models.urnng.modeling_urnng import URNNGForCausalLM, URNNGModel, URNNGPreTrainedModel
+from hf_synlm.search.outputs import SyntacticModelOutput
 
 __all__ = [
     "GPSTConfig",
@@ -107,12 +129,12 @@ AUTO_CLASSES: dict[str, Any] = {
     "ForSequenceClassification": AutoModelForSequenceClassification,
 }
 
+SyntacticConfig.write_code = write_code
+
 for _config_class in [globals()[_name] for _name in __all__ if _name.endswith("Config")]:
     AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
-    _config_class.register_for_auto_class()
     for _kind in _config_class.model_classes:
         _model_class = globals()[_config_class.__name__.removesuffix("Config") + _kind]
         AUTO_CLASSES[_kind].register(_config_class, _model_class, exist_ok=True)
-        _model_class.register_for_auto_class(AUTO_CLASSES[_kind].__name__)
     # Trainer shifts labels only for the classes in this table when it smooths them (label_smoothing_factor).
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config_class.model_type] = f"{_config_class.__name__[:-6]}ForCausalLM"

@@ -15,15 +15,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.dynamic_module_utils import get_relative_imports
+from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-import hf_synlm
-from hf_synlm.configuration_base import OLDEST_TRANSFORMERS
+from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
 from hf_synlm.hub.checkpoint import PICKLES, load_tokenizer, stored_tensors, weight_checksums
 
-PACKAGE = Path(hf_synlm.__file__).parent
 # "file.Class" in an auto_map; what lies in another repository or folder is written otherwise.
 _REFERENCE = re.compile(r"\w+\.\w+")
 # Refusals of the Hub, and what its client's HTTP library raises where nobody answers.
@@ -183,8 +181,7 @@ def files_to_push(folder: str | os.PathLike) -> dict[str, int]:
     root = Path(folder)
     sizes = {str(path.relative_to(root)): path.stat().st_size for path in sorted(root.rglob("*")) if path.is_file()}
     names = list(filter_repo_objects(sizes, ignore_patterns=_LEFT_OUT))
-    # Links to code are those of folders that share it with the package.
-    outside = [n for n in names if not (root / n).resolve().is_relative_to(root.resolve()) and not n.endswith(".py")]
+    outside = [name for name in names if not (root / name).resolve().is_relative_to(root.resolve())]
     if outside:
         raise ValueError(f"{os.fspath(folder)!r} links to files outside of it, {outside}. Remove or copy them.")
     pickled = [name for name in names if any(Path(name).match(pattern) for pattern in PICKLES)]
@@ -261,9 +258,15 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
                 f"{auto_class} of {str(folder)!r} is {reference!r}. Code must lie in the folder itself, as "
                 "'file.Class'. Load the model and export it again."
             )
-        missing = sorted(file.name for file in code_files(folder, reference) if not file.is_file())
+        files = code_files(folder, reference)
+        missing = sorted(file.name for file in files if not file.is_file())
         if missing:
             raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
+        if any("hf_synlm" in get_imports(file) for file in files):
+            raise ValueError(
+                f"The code in {str(folder)!r} only imports hf_synlm, so the folder does not load without it. Write a "
+                f"folder that does: synlm export {folder} --out FOLDER."
+            )
     return dict(auto_map)
 
 
@@ -313,10 +316,10 @@ def check_target(
 
 
 def _check_code(model: Any) -> None:
-    if getattr(type(model), "_auto_class", None) is None:
+    if not getattr(getattr(model, "config", None), "auto_map", None):
         raise ValueError(
-            f"{type(model).__name__} is registered with no Auto class, so its code would not be saved. "
-            "Pass a model of hf_synlm, unwrapped (accelerator.unwrap_model), or call register_for_auto_class first."
+            f"The configuration of {type(model).__name__} has no auto_map, so the code would not be saved. "
+            "Pass a model of hf_synlm, unwrapped (accelerator.unwrap_model)."
         )
 
 

@@ -12,9 +12,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hf_synlm.data.files import read_json
 from hf_synlm.hub.checkpoint import CONFIG_FILE, check_model_source, one_line_errors, pickled_files, stored_tensors
-from hf_synlm.hub.export import PACKAGE, SPECIAL_IDS, check_code, code_files
+from hf_synlm.hub.export import SPECIAL_IDS, check_code
+from hf_synlm.hub.flatten import flat_files
+from hf_synlm.models import ARCHITECTURES
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
 _SIZES = ("vocab_size", "max_position_embeddings", "scoring_num_beams", "action_beam_size", "num_labels")
 _CARD_FIELDS = ("license", "language", "pipeline_tag", "datasets", "tags")
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -146,7 +147,7 @@ def shipped_files(architecture: str) -> dict[str, int]:
     """Files of code that ship with every model of an architecture.
 
     Args:
-        architecture: the end of the name of its modeling file, such as "gpst".
+        architecture: its folder in `hf_synlm/models`, such as "gpst".
 
     Returns:
         Number of lines by file name, sorted by name.
@@ -156,8 +157,7 @@ def shipped_files(architecture: str) -> dict[str, int]:
     """
     if architecture not in ARCHITECTURES:
         raise ValueError(f"unknown architecture {architecture!r}: choose one of {', '.join(ARCHITECTURES)}")
-    files = code_files(PACKAGE, f"modeling_{architecture}")
-    return {file.name: len(file.read_text(encoding="utf-8").splitlines()) for file in sorted(files)}
+    return {name: len(text.splitlines()) for name, text in flat_files(architecture).items()}
 
 
 def files_table(files: Mapping[str, int]) -> str:

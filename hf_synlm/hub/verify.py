@@ -16,8 +16,10 @@ from transformers import AutoConfig, AutoTokenizer
 
 import hf_synlm
 from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
-from hf_synlm.hub.export import PACKAGE, check_complete
+from hf_synlm.hub.export import check_complete
+from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.probe import probe_folder, run_without_package
+from hf_synlm.models import ARCHITECTURES
 
 DEFAULT_TEXTS = ("fruit flies like a banana", "the keys to the cabinet are on the table")
 # Lengths of the rows of the default input: unequal, so that padding is part of the comparison.
@@ -164,11 +166,10 @@ def _check_files(folder: Path) -> Check:
     """Weights are safetensors only; code is compared with the installed package's."""
     pickled = pickled_files(folder)
     code = sorted(folder.glob("*.py"))
-    changed = [
-        file.name
-        for file in code
-        if not (PACKAGE / file.name).is_file() or file.read_bytes() != (PACKAGE / file.name).read_bytes()
-    ]
+    own: dict[str, str] = {}
+    for name in ARCHITECTURES:
+        own |= flat_files(name) if (folder / f"modeling_{name}.py").is_file() else {}
+    changed = [file.name for file in code if own.get(file.name) != file.read_text(encoding="utf-8")]
     detail = f"{len(code)} files of code, "
     detail += f"not those of hf_synlm {hf_synlm.__version__}: {changed}" if changed else "equal to the package's"
     detail += f"; pickled weights: {pickled}" if pickled else "; weights in safetensors only"

@@ -6,7 +6,7 @@ In the preamble: \usepackage{forest}. Words in scripts beyond Latin need LuaLaTe
 import re
 from collections.abc import Sequence
 
-from hf_synlm.trees import Span
+from hf_synlm.trees.spans import Span
 from hf_synlm.viz.layout import Node, build_nodes, clean_text
 
 _ESCAPES = {

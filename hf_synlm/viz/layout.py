@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from hf_synlm.trees import Span, validate_spans
+from hf_synlm.trees.spans import Span, validate_spans
 
 
 @dataclasses.dataclass

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from hf_synlm.data.files import write_bytes
 from hf_synlm.data.text import PathLike
-from hf_synlm.trees import Span
+from hf_synlm.trees.spans import Span
 from hf_synlm.viz.svg import FONT_SIZE, SMALL, escape_xml, svg_element, text_element, text_width
 
 # Colors that stay apart for color-blind readers (Okabe and Ito 2008).

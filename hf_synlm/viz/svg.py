@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape as _escape_xml
 
-from hf_synlm.trees import Span
+from hf_synlm.trees.spans import Span
 from hf_synlm.viz.layout import Node, build_nodes, clean_text, display_width, place_nodes
 
 FONT = "'DejaVu Sans', 'Noto Sans', 'Helvetica Neue', Arial, sans-serif"

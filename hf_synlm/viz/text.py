@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from hf_synlm.trees import Span
+from hf_synlm.trees.spans import Span
 from hf_synlm.viz.layout import Node, build_nodes, clean_text, display_width, is_right_to_left, place_nodes
 
 TextStyle: TypeAlias = Literal["sideways", "upright"]

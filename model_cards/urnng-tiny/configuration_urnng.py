@@ -1,1 +1,5 @@
-../../hf_synlm/configuration_urnng.py
+"""The code is that of the installed package; `synlm export` writes a folder that loads without it."""
+
+from hf_synlm.models.urnng.configuration_urnng import URNNGConfig
+
+__all__ = ["URNNGConfig"]

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from hf_synlm.trees import Span
+from hf_synlm.trees.spans import Span
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
-from hf_synlm.evaluation.scoring import TextScorer
-from hf_synlm.evaluation.treebank_parsing import parse_sentences
-from hf_synlm.evaluation.words import encode_sentences
+from hf_synlm.evaluation.text.scoring import TextScorer
+from hf_synlm.evaluation.text.words import encode_sentences
+from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.checkpoint import load_pretrained
 
 NUM_SENTENCES = 128

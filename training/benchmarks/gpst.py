@@ -7,7 +7,7 @@ from benchmarks.sides import Sides, check_gradients, place, training_step, witho
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
-from hf_synlm.outputs import ParseOutput
+from hf_synlm.core.outputs import ParseOutput
 
 SENTENCE_LENGTHS = (8, 45)  # tokens per sentence of the training contexts, half-open
 BEAM, PARSE_TOKENS = 20, 30

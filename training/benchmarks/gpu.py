@@ -59,7 +59,7 @@ class Results:
 # ---------------------------------------------------------------------------------------------------------- parts
 def tests(results: Results) -> None:
     """The tests marked `gpu`: losses, gradients, trees and text of all models equal those of the CPU, and more."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/test_gpu.py"]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/models/test_gpu.py"]
     # The pretend GPU knows no cases of real size, and a rehearsal need not run every model.
     command += ["--pretend-gpu", "-k", "palm and not train"] if results.rehearsal else ["-m", "gpu"]
     for line in lines_of(command):
@@ -180,7 +180,7 @@ def accelerate(results: Results) -> None:
                 command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
                 command += ["--num_machines", "1", "--dynamo_backend", "no", "--mixed_precision", precision]
                 command += ["--cpu"] if results.rehearsal else []
-                command += [f"training/{program}.py", "--config", f"training/configs/{config}.yaml"]
+                command += [f"training/{program}.py", "--config", config]
                 command += ["--output_dir", str(output), "--max_train_steps", steps, "--evaluation_steps", "0"]
                 command += ["--final_report", "False"] if program == "pretrain_gpst" else []
                 tail = list(lines_of(command))[-5:]

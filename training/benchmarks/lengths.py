@@ -28,8 +28,8 @@ from hf_synlm import (
     URNNGForCausalLM,
 )
 from hf_synlm.data.files import folder_writer, write_json, write_text
-from hf_synlm.training.inference_network import InferenceNetwork
-from hf_synlm.training.variational import attach_network, variational_loss
+from hf_synlm.training.tasks.inference_network import InferenceNetwork
+from hf_synlm.training.tasks.variational import attach_network, variational_loss
 from hf_synlm.viz import plot_lines
 
 LENGTHS, TOKENS, PARAMETERS = (128, 256, 512, 1024), 1024, 8_000_000

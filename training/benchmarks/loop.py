@@ -21,11 +21,11 @@ from benchmarks.sides import Sides
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.collate import collate_contexts
-from hf_synlm.training.arguments import TrainingArguments
-from hf_synlm.training.output_folder import RESULTS_FILE
-from hf_synlm.training.run import Run, TrainingState, make_accelerator, make_optimizer
-from hf_synlm.training.samplers import StepSampler, make_loader
-from hf_synlm.training.steps import StopSignals, model_loss, optimizer_steps
+from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.engine.output_folder import RESULTS_FILE
+from hf_synlm.training.engine.run import Run, TrainingState, make_accelerator, make_optimizer
+from hf_synlm.training.engine.samplers import StepSampler, make_loader
+from hf_synlm.training.engine.steps import StopSignals, model_loss, optimizer_steps
 
 SAMPLES = 64
 MEMORY_SIZES = ((1, 256), (2, 256), (4, 256), (1, 512), (2, 512), (1, 1024))

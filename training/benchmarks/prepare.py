@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from benchmarks.sides import Sides
 
-from hf_synlm.data.prepare import CorpusArguments, prepare
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.text import split_sentences
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer
+from hf_synlm.training.programs.prepare_text import CorpusArguments, prepare
 
 COPIES = 8
 SENTENCES_PER_CALL = 1000

@@ -12,13 +12,13 @@ from benchmarks.sides import Sides, check_gradients, place, seconds, training_st
 from torch import Tensor, nn
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
+from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
-from hf_synlm.outputs import ParseOutput
-from hf_synlm.rnng_actions import TransitionSystem
+from hf_synlm.models.rnng.actions import TransitionSystem
 
 SIZES = {"vocab_size": 5400, "embedding_size": 256, "hidden_size": 256, "num_layers": 2, "dropout": 0.0}
 TRAIN_LENGTHS = range(16, 23)  # words per sentence

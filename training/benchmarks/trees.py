@@ -15,10 +15,10 @@ from transformers import GPT2LMHeadModel
 from hf_synlm import PushdownConfig, PushdownForCausalLM, TreeLMConfig, TreeLMForCausalLM
 from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.vocabulary import word_tokenizer
-from hf_synlm.rnng_actions import TransitionSystem
-from hf_synlm.training.train_pushdown import AttachmentCollator
-from hf_synlm.training.treereg import TreeRegArguments, TreeRegCollator, encode_sentence, tree_regularization_loss
-from hf_synlm.tree_lm_linearization import linearize
+from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.models.tree_lm.linearization import linearize
+from hf_synlm.training.programs.train_pushdown import AttachmentCollator
+from hf_synlm.training.tasks.treereg import TreeRegArguments, TreeRegCollator, encode_sentence, tree_regularization_loss
 
 NUM_SENTENCES, VOCAB_SIZE, WIDTH, LAYERS, HEADS = 32, 5400, 256, 4, 4
 SIZES = {

@@ -33,7 +33,7 @@ from hf_synlm.data.treebank import TreebankSentence, read_treebank, sentence_to_
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.hub.checkpoint import stored_tensors
-from hf_synlm.training.output_folder import RESULTS_FILE
+from hf_synlm.training.engine.output_folder import RESULTS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, PAGE = Path("docs/leaderboard/rows.yaml"), Path("docs/leaderboard.md")

@@ -40,14 +40,15 @@ from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_te
 from hf_synlm.evaluation.results import card_rows, describe_hardware, library_versions, load_result
 from hf_synlm.hub.card import facts_text, fill_card
 from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
-from hf_synlm.hub.info import shipped_files
-from hf_synlm.training.output_folder import RESULTS_FILE
+from hf_synlm.training.engine.arguments import find_config
+from hf_synlm.training.engine.output_folder import RESULTS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, CARDS, ARCHIVES = Path("runs/checkpoints"), Path("model_cards"), Path("dist/checkpoints")
 SPECIFICATIONS = CARDS / "checkpoints.yaml"
 MAX_BYTES = 2_000_000  # of the weights: small enough for the repository
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+STUB = "The code is that of the installed package; `synlm export` writes a folder that loads without it."
 STAGES = ("train", "evaluate", "card")
 # accelerate asks no questions and ignores the user's own `accelerate config`.
 LAUNCH = (
@@ -74,10 +75,7 @@ def read_specifications() -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------- commands
 def training_command(name: str, checkpoint: dict[str, Any]) -> str:
     """The command that trains a checkpoint."""
-    return (
-        f"{LAUNCH} training/{checkpoint['script']} --config training/configs/{checkpoint['config']}.yaml "
-        f"--output_dir {RUNS / name}"
-    )
+    return f"{LAUNCH} training/{checkpoint['script']} --config {checkpoint['config']} --output_dir {RUNS / name}"
 
 
 def evaluation_commands(name: str, checkpoint: dict[str, Any]) -> dict[str, str]:
@@ -141,11 +139,10 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
     best = found.get("best_step", found["step"])
     score = _LOSSES[checkpoint["script"]]
     before, after = (item["losses"][score] for item in found["evaluations"] if item["step"] in (0, best))
-    config = f"training/configs/{checkpoint['config']}.yaml"
-    settings = yaml.safe_load((ROOT / config).read_text(encoding="utf-8"))
+    settings = yaml.safe_load(Path(find_config(checkpoint["config"])).read_text(encoding="utf-8"))
     training = {
         "command": command,
-        "config": config,
+        "config": checkpoint["config"],
         "settings": settings,
         "steps": found["step"],
         "best_step": best,
@@ -174,18 +171,18 @@ def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
             write_json(results / f"{result}.json", {**found, "command": command})
 
 
-def link_code(name: str) -> None:
-    """Make the code of a checkpoint links to the package, so that its folder loads without `import hf_synlm`.
-
-    Args:
-        name: of the checkpoint.
-    """
+def write_stubs(name: str) -> None:
+    """Write the two files by which a checkpoint of this repository loads the code of the installed package."""
     folder = ROOT / CARDS / name
-    for old in folder.glob("*.py"):
-        old.unlink()
-    model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-    for file in shipped_files(model_type):
-        (folder / file).symlink_to(f"../../hf_synlm/{file}")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    classes: dict[str, list[str]] = {}
+    for reference in sorted(config["auto_map"].values()):
+        file, _, class_name = reference.partition(".")
+        classes.setdefault(file, []).append(class_name)
+    for file, names in classes.items():
+        source = f"hf_synlm.models.{config['model_type']}.{file}"
+        text = f'"""{STUB}"""\n\nfrom {source} import {", ".join(names)}\n\n__all__ = {json.dumps(names)}\n'
+        write_text(folder / f"{file}.py", text)
 
 
 def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -215,8 +212,8 @@ def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
         "language": common["language"],
         "example": common["example"],
         "availability": f"It is the release asset `{name}.tar.gz` of hf_synlm: unpack it where your code runs. The "
-        f"repository of hf_synlm holds the same model in `model_cards/{name}`, with links to its code; after `import "
-        "hf_synlm`, `trust_remote_code` is not needed.",
+        f"repository of hf_synlm holds the same model in `model_cards/{name}`, which loads the code of the installed "
+        "package.",
         "intended_use": common["intended_use"],
         "training_data": checkpoint["training_data"],
         "training_procedure": _training_paragraph(name, checkpoint),
@@ -244,8 +241,8 @@ def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
 
 
 def write_card(name: str, checkpoint: dict[str, Any]) -> None:
-    """Write `card.yaml`, `README.md` and the links to the code of a checkpoint."""
-    link_code(name)
+    """Write `card.yaml`, `README.md` and the stubs of a checkpoint."""
+    write_stubs(name)
     folder, facts = ROOT / CARDS / name, card_facts(name, checkpoint)
     write_text(folder / "card.yaml", facts_text(facts))
     write_text(folder / "README.md", fill_card(AutoConfig.from_pretrained(folder), facts))

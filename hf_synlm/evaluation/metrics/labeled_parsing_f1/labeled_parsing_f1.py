@@ -9,8 +9,8 @@ from typing import Any
 
 import evaluate
 
-from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters, EvalbTree, labeled_f1
 from hf_synlm.evaluation.metrics import ListInputs
+from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbTree, labeled_f1
 
 _CITATION = """
 @misc{sekine-collins-1997-evalb,
@@ -22,7 +22,7 @@ _CITATION = """
 
 
 class LabeledParsingF1(ListInputs, evaluate.Metric):
-    """Labeled parsing F1; see `hf_synlm.evaluation.evalb`."""
+    """Labeled parsing F1; see `hf_synlm.evaluation.trees.evalb`."""
 
     def _info(self) -> evaluate.MetricInfo:
         return self._text_info(

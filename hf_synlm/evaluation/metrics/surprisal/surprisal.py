@@ -11,10 +11,10 @@ from typing import Any
 import evaluate
 
 from hf_synlm.evaluation.metrics import ListInputs
-from hf_synlm.evaluation.perplexity import perplexities
-from hf_synlm.evaluation.scoring import TextScorer
-from hf_synlm.evaluation.surprisal import NATS, Context, Unit, can_correct_words, score_words
-from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.evaluation.text.perplexity import perplexities
+from hf_synlm.evaluation.text.scoring import TextScorer
+from hf_synlm.evaluation.text.surprisal import NATS, Context, Unit, can_correct_words, score_words
+from hf_synlm.evaluation.text.text_items import TextItem
 
 _CITATION = """
 @inproceedings{hale-2001-probabilistic,
@@ -27,7 +27,7 @@ _CITATION = """
 
 
 class Surprisal(ListInputs, evaluate.Metric):
-    """Surprisal of words; see `hf_synlm.evaluation.surprisal`."""
+    """Surprisal of words; see `hf_synlm.evaluation.text.surprisal`."""
 
     def _info(self) -> evaluate.MetricInfo:
         return self._text_info(__doc__, _CITATION, "predictions")
@@ -51,7 +51,7 @@ class Surprisal(ListInputs, evaluate.Metric):
             word_correction: count the space after a word, which marks its end, for the word and not for the next
                 one; default: False. In the returned options it is False where tokens do not mark the beginning of
                 words, so that it changes nothing.
-            **options: of `hf_synlm.evaluation.scoring.TextScorer.from_pretrained`, such as estimator="stepwise",
+            **options: of `hf_synlm.evaluation.text.scoring.TextScorer.from_pretrained`, such as estimator="stepwise",
                 num_beams=100, batch_size=16, device="cuda", trust_remote_code=True.
 
         Returns:

@@ -9,8 +9,8 @@ from typing import Any
 import evaluate
 
 from hf_synlm.evaluation.metrics import ListInputs
-from hf_synlm.evaluation.scoring import TextScorer
-from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym
+from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym
+from hf_synlm.evaluation.text.scoring import TextScorer
 
 _CITATION = """
 @inproceedings{hu-etal-2020-systematic,
@@ -23,7 +23,7 @@ _CITATION = """
 
 
 class SyntaxGym(ListInputs, evaluate.Metric):
-    """Accuracy on suites; see `hf_synlm.evaluation.syntaxgym`."""
+    """Accuracy on suites; see `hf_synlm.evaluation.suites.syntaxgym`."""
 
     def _info(self) -> evaluate.MetricInfo:
         return self._text_info(__doc__, _CITATION, "suites", reference_urls=["https://syntaxgym.org"])
@@ -34,7 +34,7 @@ class SyntaxGym(ListInputs, evaluate.Metric):
         Args:
             suites: paths of suites in the JSON format of SyntaxGym, such as those in cpllab/syntactic-generalization.
             model_id: folder of a model, or its name on the Hub.
-            **options: of `hf_synlm.evaluation.scoring.TextScorer.from_pretrained`, such as estimator="stepwise",
+            **options: of `hf_synlm.evaluation.text.scoring.TextScorer.from_pretrained`, such as estimator="stepwise",
                 num_beams=300, batch_size=16, device="cuda", trust_remote_code=True.
 
         Returns:

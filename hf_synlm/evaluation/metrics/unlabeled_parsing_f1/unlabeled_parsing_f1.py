@@ -11,11 +11,11 @@ from typing import Any
 import evaluate
 
 from hf_synlm.data.parsed import TreeStyle, read_parse
+from hf_synlm.data.punctuation import Punctuation
 from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank
 from hf_synlm.evaluation.metrics import ListInputs
-from hf_synlm.evaluation.parsing import Punctuation
-from hf_synlm.evaluation.treebank_parsing import best_trees, make_treebank, match_treebank, score_trees
+from hf_synlm.evaluation.trees.treebank_parsing import best_trees, make_treebank, match_treebank, score_trees
 
 _CITATION = """
 @inproceedings{kim-etal-2019-compound,
@@ -28,7 +28,7 @@ _CITATION = """
 
 
 class UnlabeledParsingF1(ListInputs, evaluate.Metric):
-    """Unlabeled parsing F1; see `hf_synlm.evaluation.parsing`."""
+    """Unlabeled parsing F1; see `hf_synlm.evaluation.trees.parsing`."""
 
     def _info(self) -> evaluate.MetricInfo:
         return self._text_info(__doc__, _CITATION, "predictions", "references")

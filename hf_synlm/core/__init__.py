@@ -1,0 +1,1 @@
+"""What all models share: base of the configurations, outputs, losses, batches of tokens, tools for modules."""

@@ -1,0 +1,148 @@
+"""Base of all configurations: presets, names of the model classes, and checks of fields."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import transformers
+
+OLDEST_TRANSFORMERS = "5.20"
+# Before anything that older versions do not have is used: users of the Hub see this line and not what fails later.
+if [int(number) for number in transformers.__version__.split(".")[:2]] < [5, 20]:
+    raise ImportError(
+        f"This model needs transformers {OLDEST_TRANSFORMERS} or later, and {transformers.__version__} is installed: "
+        f'pip install -U "transformers>={OLDEST_TRANSFORMERS}"'
+    )
+# A file with larger values is damaged, or is an attack on the memory of the machine that reads it.
+LARGEST_INTEGER = 2**31 - 1
+MOST_LAYERS = 1000
+
+
+class SyntacticConfig(transformers.PreTrainedConfig):
+    """Base of the configurations.
+
+    A configuration `XConfig` lies in a file `configuration_x.py`, its models in `modeling_x.py`. It lists
+    the `presets` by which `from_preset` makes it and checks its fields in `validate_architecture`.
+    """
+
+    # Published models: name -> the fields that differ from the defaults.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    # X + each of these is a class.
+    model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
+    # Trainer leaves these fields of an output out of its predictions.
+    keys_to_ignore_at_inference = (
+        "past_key_values losses joint_log_prob spans chart action_logits distances syd_distances span_scores"
+    ).split()
+
+    # Writes the models' code into a folder (`hf_synlm/hub/flatten.py`); None in code that was loaded from the Hub.
+    write_code: ClassVar[Callable[["SyntacticConfig", str | os.PathLike], None] | None] = None
+
+    auto_map: dict | None = None
+
+    @property
+    def gives_trees(self) -> bool:
+        """Whether the language model has trees, which its `parse` returns."""
+        return True
+
+    def __post_init__(self, **kwargs: Any):
+        if self.auto_map is None:
+            self.auto_map = self._own_classes()
+        self._check_magnitudes()
+        # The decorator would raise its own error type; users catch a plain ValueError.
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    def _own_classes(self) -> dict[str, str]:
+        """`auto_map`: names the classes in a repository of the Hub, for users without the library."""
+        # A user's subclass loads as the configuration class of this library.
+        owner = next(cls for cls in type(self).__mro__ if "model_type" in vars(cls))
+        module = owner.__module__.rpartition(".")[2]
+        modeling = f"{module.replace('configuration', 'modeling')}.{owner.__name__.removesuffix('Config')}"
+        return {
+            "AutoConfig": f"{module}.{owner.__name__}",
+            **{f"Auto{kind}": f"{modeling}{kind}" for kind in self.model_classes if kind == "Model"},
+            **{f"AutoModel{kind}": f"{modeling}{kind}" for kind in self.model_classes if kind != "Model"},
+        }
+
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Save the configuration, and the code that loads it and its models without hf_synlm."""
+        if self.write_code is None:
+            super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+            return
+        super().save_pretrained(save_directory)
+        # After transformers: where a stub named the class, it copied the class's file as it is.
+        self.write_code(save_directory)
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> Self:
+        """Configuration of a published model.
+
+        Args:
+            name: a key of `presets`.
+            **overrides: fields that replace the preset's values.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: for unknown presets.
+        """
+        if name not in cls.presets:
+            kind = cls.__name__.removesuffix("Config")
+            raise ValueError(f"Unknown {kind} preset {name!r}. Choose one of {sorted(cls.presets)}.")
+        return cls(**{**cls.presets[name], **overrides})
+
+    # ---------------------------------------------------------------------------------------------- checks
+    def _check_magnitudes(self) -> None:
+        """Raise ValueError for absurd numbers, before a model is built from them."""
+        for name, value in vars(self).items():
+            if not isinstance(value, int):
+                continue
+            if abs(value) > LARGEST_INTEGER:
+                raise ValueError(f"{name} is {value}, more than {LARGEST_INTEGER}. Is the configuration damaged?")
+            if name.startswith("num_") and name.endswith("layers") and value > MOST_LAYERS:
+                raise ValueError(f"{name} is {value}, more than {MOST_LAYERS}. Is the configuration damaged?")
+
+    def check_least(self, least: int, *names: str) -> None:
+        """Raise ValueError unless fields are at least `least`."""
+        bound = "must not be negative" if least == 0 else f"must be at least {least}"
+        for name in names:
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} {bound} and is {getattr(self, name)}.")
+
+    def check_finite(self, *names: str, positive: bool = False) -> None:
+        """Raise ValueError unless fields are finite and not negative, or positive."""
+        for name in names:
+            value = getattr(self, name)
+            if not 0 <= value < math.inf or (positive and value == 0):
+                kind = "a finite positive number" if positive else "a finite number, not negative,"
+                raise ValueError(f"{name} must be {kind} and is {value}.")
+
+    def check_dropout(self, *names: str) -> None:
+        """Raise ValueError unless fields are probabilities of dropping, in [0, 1)."""
+        for name in names:
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be in [0, 1) and is {getattr(self, name)}.")
+
+    def check_choices(self, **choices: Sequence[str]) -> None:
+        """Raise ValueError unless fields have one of the values given for them."""
+        for name, values in choices.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown. Choose one of {list(values)}.")
+
+    def check_token_ids(self, *names: str) -> None:
+        """Raise ValueError unless fields are ids of the vocabulary, or None."""
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, int) and not 0 <= value < self.vocab_size:
+                raise ValueError(
+                    f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
+                    f"Set {name} to an id below vocab_size."
+                )
+
+
+__all__ = ["SyntacticConfig"]

@@ -1,0 +1,85 @@
+"""Which words of a treebank are punctuation: by their tags, or by their form."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, WORD_TAGS
+
+logger = logging.getLogger(__name__)
+
+# Without the single ', which in treebanks is a possessive as often as a quotation mark.
+PUNCTUATION_WORDS = frozenset(
+    ". , : ; ? ! - -- --- ... .. ` `` '' \" “ ” ‘ – — … ( ) [ ] { } -LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split()
+)
+Punctuation = Literal["tag", "form"]
+
+
+def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuation) -> list[bool]:
+    """Mark the tokens that are not punctuation.
+
+    Args:
+        words: the tokens.
+        tags: one part-of-speech tag per token.
+        punctuation: how to recognize it: by "tag", all words whose tag is not in `WORD_TAGS`, so also $ and #; or by
+            "form", the words in `PUNCTUATION_WORDS`, for text without tags.
+
+    Returns:
+        One bool per token, True = keep.
+
+    Raises:
+        ValueError: another value of `punctuation`.
+    """
+    if punctuation not in get_args(Punctuation):
+        raise ValueError(f"unknown punctuation_by={punctuation!r}: choose one of {', '.join(get_args(Punctuation))}")
+    if punctuation == "tag":
+        return [tag in WORD_TAGS for tag in tags]
+    return [word not in PUNCTUATION_WORDS for word in words]
+
+
+def has_penn_tags(tags: Mapping[str, int]) -> bool:
+    """Whether at most one in twenty words of a treebank has a tag that the Penn Treebank does not have.
+
+    Args:
+        tags: how often each tag occurs.
+
+    Returns:
+        True also for no words.
+    """
+    return 20 * _unknown_tags(tags).total() <= sum(tags.values())
+
+
+def _unknown_tags(tags: Mapping[str, int]) -> Counter[str]:
+    known = WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS
+    return Counter({tag: count for tag, count in tags.items() if tag not in known})
+
+
+def check_tags(
+    tags: Mapping[str, int], remedy: str = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
+) -> int:
+    """Check that tags identify punctuation (`has_penn_tags`), and warn of unknown tags.
+
+    Args:
+        tags: how often each tag occurs in a treebank.
+        remedy: what to do otherwise, for the message.
+
+    Returns:
+        How many words have other tags, so that `keep_words` takes them for punctuation too.
+
+    Raises:
+        ValueError: more than one in twenty, as in the Brown corpus and in treebanks of other languages.
+    """
+    unknown, total = _unknown_tags(tags), sum(tags.values())
+    shown = ", ".join(tag for tag, _ in unknown.most_common(5))
+    if not has_penn_tags(tags):
+        raise ValueError(
+            f"{unknown.total()} of {total} words have tags that are not the Penn Treebank's, such as {shown}, so tags "
+            f"do not tell punctuation here: {remedy}"
+        )
+    if unknown:
+        logger.warning(
+            f"{unknown.total()} of {total} words count as punctuation, because their tags are not among those of words "
+            f"in the Penn Treebank: {shown}"
+        )
+    return unknown.total()

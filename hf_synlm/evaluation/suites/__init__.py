@@ -1,0 +1,1 @@
+"""Benchmarks: SyntaxGym, BLiMP, GLUE, ROUGE, the lm-eval model."""

@@ -1,0 +1,311 @@
+"""Minimal pairs: BLiMP, and any pairs of sentences of which a model should prefer the first.
+
+A pair counts if the good sentence has the higher log-probability as a whole (Warstadt et al. 2020: "full-sentence
+method"); equal ones do not count. Sentences that occur in several pairs are scored once.
+
+Source: Alex Warstadt, Alicia Parrish, Haokun Liu, Anhad Mohananey, Wei Peng, Sheng-Fu Wang, Samuel R. Bowman: BLiMP,
+TACL 2020 (data: CC BY 4.0, not part of this package); Rebecca Marvin, Tal Linzen: Targeted Syntactic Evaluation of
+Language Models, EMNLP 2018.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_synlm.data.text import PathLike
+from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
+from hf_synlm.evaluation.text.proposals import Proposals
+from hf_synlm.evaluation.text.scoring import TextScorer
+from hf_synlm.evaluation.text.surprisal import NATS
+from hf_synlm.evaluation.text.text_items import file_format, find_files, need_columns, read_table
+from hf_synlm.evaluation.text.words import encode_sentences
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """Two sentences, the first of which is better.
+
+    Attributes:
+        good: the better sentence.
+        bad: the other one.
+        group: what the pair tests (BLiMP: the paradigm).
+        phenomenon: group of groups.
+        number: of its row in the file.
+        columns: the other columns of its table.
+    """
+
+    good: str
+    bad: str
+    group: str = "all"
+    phenomenon: str | None = None
+    number: int | None = field(default=None, compare=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+def read_pairs(
+    path: PathLike,
+    *,
+    kind: str | None = None,
+    good_column: str = "sentence_good",
+    bad_column: str = "sentence_bad",
+    group_column: str | None = None,
+    phenomenon_column: str | None = None,
+) -> list[MinimalPair]:
+    """Read minimal pairs from TSV, CSV or JSON lines.
+
+    Args:
+        path: the file.
+        kind: "tsv", "csv" or "jsonl"; None = by the file's ending.
+        good_column: column of the better sentences.
+        bad_column: column of the others.
+        group_column: column of what the pairs test; None = one group.
+        phenomenon_column: column of groups of groups; None = there are none.
+
+    Returns:
+        The pairs in the order of the file.
+
+    Raises:
+        ValueError: a missing column or value, an empty sentence, plain text.
+    """
+    kind = file_format(path, kind)
+    if kind == "txt":
+        raise ValueError(f"{path}: pairs are read from .tsv, .csv or .jsonl files: save them as one of these")
+    rows = read_table(path, kind)
+    groups = [name for name in (group_column, phenomenon_column) if name]
+    for row in rows:  # numbers may name groups
+        row |= {name: str(row[name]) for name in groups if isinstance(row.get(name), int)}
+    need_columns(path, rows, [good_column, bad_column, *groups])
+    pairs = []
+    for number, row in enumerate(rows, 1):
+        good, bad = row[good_column], row[bad_column]
+        if not good.strip() or not bad.strip():
+            raise ValueError(f"{path}: row {number} has an empty sentence")
+        group = row[group_column] if group_column else "all"
+        used = (good_column, bad_column, *groups)
+        more = {name: value for name, value in row.items() if name not in used}
+        phenomenon = row[phenomenon_column] if phenomenon_column else None
+        pairs.append(MinimalPair(good, bad, group, phenomenon, number, more))
+    return pairs
+
+
+def first_pairs(pairs: Sequence[MinimalPair], limit: int | None) -> list[MinimalPair]:
+    """The first pairs of each group.
+
+    Args:
+        pairs: the pairs.
+        limit: number of pairs taken from each group; None = all.
+
+    Returns:
+        The pairs that are left, in order.
+    """
+    seen: Counter[tuple[str | None, str]] = Counter()
+    taken = []
+    for pair in pairs:
+        group = pair.phenomenon, pair.group
+        seen[group] += 1
+        if limit is None or seen[group] <= limit:
+            taken.append(pair)
+    return taken
+
+
+def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
+    """Files of BLiMP's paradigms.
+
+    Args:
+        place: the folder of .jsonl files, or one file.
+        paradigms: file names without .jsonl; empty = all.
+
+    Returns:
+        The files in alphabetical order.
+
+    Raises:
+        ValueError: the place or a paradigm does not exist, or the folder has no paradigms.
+    """
+    return find_files(place, ".jsonl", paradigms, "paradigm", "alexwarstadt/blimp, folder data")
+
+
+def read_blimp(path: PathLike) -> list[MinimalPair]:
+    """Pairs of one file of BLiMP, grouped by `UID` and `linguistics_term`.
+
+    As in the paper, s-selection counts as argument structure.
+
+    Args:
+        path: the .jsonl file.
+
+    Returns:
+        The pairs.
+
+    Raises:
+        ValueError: see `read_pairs`.
+    """
+    pairs = read_pairs(path, group_column="UID", phenomenon_column="linguistics_term")
+    merged = {"s-selection": "argument_structure"}
+    return [replace(pair, phenomenon=merged.get(pair.phenomenon or "", pair.phenomenon)) for pair in pairs]
+
+
+@torch.no_grad()
+def sentence_log_probs(
+    scorer: TextScorer, sentences: Sequence[str], *, end: bool = False, progress: str | None = None
+) -> list[float]:
+    """Log-probability of each sentence in nats.
+
+    Args:
+        scorer: the model.
+        sentences: texts; white space is read as single spaces.
+        end: count the end of the sentence.
+        progress: name of a progress bar; None = no bar.
+
+    Returns:
+        One number per sentence; tokens that nothing predicts are left out.
+
+    Raises:
+        ValueError: a sentence without tokens, an end that the model does not predict.
+    """
+    return [log_prob for log_prob, _ in _score_sentences(scorer, sentences, end, progress)]
+
+
+def _score_sentences(
+    scorer: TextScorer, sentences: Sequence[str], end: bool, progress: str | None, split: bool = False
+) -> list[tuple[float, bool]]:
+    """Log-probability of each sentence in nats, and whether it has a word outside the vocabulary."""
+    texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in sentences], split=split)
+    for sentence, text in zip(sentences, texts, strict=True):
+        if not text.ids:
+            raise ValueError(f"the sentence {sentence!r} has no tokens: leave it out")
+    scores = scorer.score(texts, end=end, progress=progress)
+    return [
+        (float(found.log_probs.nansum()) + ((found.end or 0.0) if end else 0.0), bool(text.unknown))
+        for found, text in zip(scores, texts, strict=True)
+    ]
+
+
+def evaluate_pairs(
+    scorer: TextScorer,
+    pairs: Sequence[MinimalPair],
+    *,
+    task: str = "pairs",
+    end: bool = False,
+    data: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    proposals: Proposals | None = None,
+    split: bool = False,
+) -> EvaluationResult:
+    """Share of the pairs whose good sentence is more probable.
+
+    Args:
+        scorer: the model.
+        pairs: the pairs.
+        task: name of the result.
+        end: count the end of the sentences.
+        data: what results say about the data.
+        options: further options for the result, such as the seed.
+        proposals: trees of all sentences; their probability is then the sum over these, ends included.
+        split: the model reads unknown words as the Penn Treebank splits them, see `split_as_treebank`.
+
+    Returns:
+        The result. Scores: "accuracy" (over all pairs), "mean_over_groups"; where pairs have phenomena,
+        "mean_over_phenomena" (mean over phenomena of the mean over their groups) and the accuracy of each. Tables: one
+        row per group with its accuracy, the mean difference of the log-probabilities in bits, and how many pairs have
+        a word outside the vocabulary. Items: one row per pair with both log-probabilities.
+
+    Raises:
+        ValueError: there are no pairs, a sentence has no tokens, or (with proposals) no tree; `split` with proposals.
+
+    Cost: one pass over every different sentence.
+    """
+    if not pairs:
+        raise ValueError("there are no pairs to score")
+    start = time.perf_counter()
+    both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+    settings = {"end_of_text": scorer.end_of_text if end else "not counted", **({"tokenize": "ptb"} if split else {})}
+    if proposals is None:
+        scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}", split)
+    else:
+        settings = proposals.settings(scorer, split)
+        data = {**(data or {}), "proposals": proposals.files}
+        sums = proposals.score(scorer, both, f"{task}: {scorer.name}")
+        scored = [(score.log_prob, score.has_unknown_words) for score in sums]
+    seconds = time.perf_counter() - start
+    of_pairs = list(zip(pairs, scored[::2], scored[1::2], strict=True))
+    groups: dict[tuple[str | None, str], list[tuple[float, bool]]] = {}
+    for pair, (good, unknown_good), (bad, unknown_bad) in of_pairs:
+        groups.setdefault((pair.phenomenon, pair.group), []).append((good - bad, unknown_good or unknown_bad))
+    rows: list[Row] = [
+        {
+            "phenomenon": phenomenon,
+            "group": group,
+            "pairs": len(values),
+            "accuracy": statistics.fmean(value > 0 for value, _ in values),
+            "mean_difference_bits": statistics.fmean(value for value, _ in values) / NATS["bits"],
+            "pairs_with_unknown_words": sum(is_unknown for _, is_unknown in values),
+        }
+        for (phenomenon, group), values in groups.items()
+    ]
+    items: list[Row] = [
+        {
+            "pair": pair.number, "group": pair.group, "phenomenon": pair.phenomenon, "sentence_good": pair.good,
+            "sentence_bad": pair.bad, "logprob_good_nats": good, "logprob_bad_nats": bad, "correct": good > bad,
+            "oov": unknown_good or unknown_bad, **pair.columns,
+        }
+        for pair, (good, unknown_good), (bad, unknown_bad) in of_pairs
+    ]  # fmt: skip
+    scores = {
+        "accuracy": statistics.fmean(value > 0 for values in groups.values() for value, _ in values),
+        "mean_over_groups": statistics.fmean(row["accuracy"] for row in rows),
+    }
+    names = dict.fromkeys(row["phenomenon"] for row in rows if row["phenomenon"] is not None)
+    by_phenomenon = {
+        f"phenomenon {name}": statistics.fmean(row["accuracy"] for row in rows if row["phenomenon"] == name)
+        for name in names
+    }
+    if by_phenomenon:
+        scores["mean_over_phenomena"] = statistics.fmean(by_phenomenon.values())
+    return EvaluationResult.of(
+        scorer,
+        task,
+        scores | by_phenomenon,
+        {**settings, **(options or {})},
+        data={"pairs": len(pairs), **(data or {})},
+        tables={"Groups": rows},
+        items=items,
+        seconds=seconds,
+    )
+
+
+def evaluate_blimp(
+    scorer: TextScorer,
+    paths: Sequence[PathLike],
+    *,
+    limit: int | None = None,
+    end: bool = False,
+    options: Mapping[str, Any] | None = None,
+    proposals: Proposals | None = None,
+    split: bool = False,
+) -> EvaluationResult:
+    """Accuracy on BLiMP: per paradigm ("group"), per phenomenon, and the mean over the paradigms.
+
+    Args:
+        scorer: the model.
+        paths: files of paradigms.
+        limit: number of pairs taken from each paradigm; None = all.
+        end: count the end of the sentences.
+        options: further options for the result, such as the seed.
+        proposals: see `evaluate_pairs`.
+        split: see `evaluate_pairs`.
+
+    Returns:
+        The result of `evaluate_pairs`; the published mean is "mean_over_groups", and only if all 67 paradigms with all
+        their pairs were taken: "paradigms" in the options says how many.
+    """
+    data = {"files": describe_files(paths)}
+    pairs = [pair for path in paths for pair in read_blimp(path)[:limit]]
+    settings = {"paradigms": len(paths), "pairs_per_paradigm": limit or "all", **(options or {})}
+    return evaluate_pairs(
+        scorer, pairs, task="blimp", end=end, data=data, options=settings, proposals=proposals, split=split
+    )

@@ -1,0 +1,1 @@
+"""Scores of text: surprisal, perplexity, sums over given trees."""

@@ -1,0 +1,230 @@
+"""Batches of texts on many cores or many devices, and in memory that is too small for them.
+
+By default the calling process computes. `num_processes` starts workers on the cores of this machine, with one thread
+each; they map the weights from one file, so that these are in memory once. Under `accelerate launch`, every process has
+its own device and computes its share of the batches (`num_processes=None`); all of them get all results. The batches
+are the same in every case, and so are their order, the numbers and the errors.
+"""
+
+import atexit
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_synlm.evaluation.text.cache import Result, ResultCache
+
+logger = logging.getLogger(__name__)
+
+# A worker takes eight seconds of CPU to start, in which a search of a small model extends about so many derivations.
+_DERIVATIONS_PER_WORKER = 2000
+# Servers of forks import the packages once for all workers; where there are none, every worker does.
+_START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+class Text(Protocol):
+    """What is computed together or apart: a tuple that can be hashed and written as JSON."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Its tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are read for it."""
+
+
+Compute: TypeAlias = Callable[[list[Any]], list[Result]]
+Results: TypeAlias = Generator[list[Result], None, None]
+
+
+def is_launched() -> bool:
+    """Whether `accelerate launch` or torchrun started several processes, of which this is one."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def device_of_process(name: str | None) -> torch.device:
+    """The device of this process under `accelerate launch`; the processes meet.
+
+    Args:
+        name: of a device; None = the one that accelerate chooses.
+
+    Returns:
+        The device.
+    """
+    state = PartialState(cpu=name == "cpu" or not torch.cuda.is_available())
+    atexit.register(state.destroy_process_group)
+    return torch.device(name or state.device)
+
+
+def map_batches(
+    compute: Compute,
+    batches: Sequence[Sequence[Any]],
+    model: PreTrainedModel,
+    *,
+    num_processes: int | None = 1,
+    num_beams: int = 1,
+    cache: ResultCache | None = None,
+    progress: str | None = None,
+) -> dict[Any, Result]:
+    """Compute the results of texts, batch by batch. Where memory is out, a batch is halved.
+
+    Args:
+        compute: gives the results of the texts of one batch, in order. With workers, it must be picklable.
+        batches: the texts; see `Text`.
+        model: what computes.
+        num_processes: see `num_workers`; None also shares the batches with the processes of `accelerate launch`.
+        num_beams: derivations of a text.
+        cache: results of earlier runs, to which the new ones are added. A batch of which one is missing is computed as
+            a whole, so that a run that continues another gives the same numbers to the last bit.
+        progress: name of a progress bar; None = no bar.
+
+    Returns:
+        Text -> result.
+
+    Raises:
+        ValueError: see `num_workers` and `ResultCache.read`; and what `compute` raises.
+        ChildProcessError: a worker died.
+    """
+    keys = {text: json.dumps(text) for batch in batches for text in batch}
+    workers = num_workers(num_processes, model, len(keys) * num_beams)
+    together = num_processes is None and is_launched()
+    state = PartialState(cpu=model.device.type == "cpu") if together else None
+    known = [cache.read() if cache is not None and (state is None or state.is_main_process) else {}]
+    (found,) = known if state is None else broadcast_object_list(known)
+    left = [list(batch) for batch in batches if any(keys[text] not in found for text in batch)]
+    if state is not None:
+        left = left[state.process_index :: state.num_processes]
+    hidden = progress is None or (state is not None and not state.is_main_process)
+    total = sum(text.num_tokens for batch in left for text in batch)
+    done = _on_workers if min(workers, len(left)) > 1 else _here
+    with (
+        tqdm(total=total, desc=progress, unit="token", disable=hidden or None) as bar,
+        closing(done(partial(_in_memory, compute), left, min(workers, len(left)))) as results,
+    ):
+        for batch, values in zip(left, results, strict=True):
+            new = {keys[text]: value for text, value in zip(batch, values, strict=True)}
+            found |= new
+            if cache is not None:
+                cache.add(new)
+            bar.update(sum(text.num_tokens for text in batch))
+    if state is not None:
+        found = {key: value for part in gather_object([found]) for key, value in part.items()}
+    return {text: found[key] for text, key in keys.items()}
+
+
+def num_workers(num_processes: int | None, model: PreTrainedModel, num_derivations: int) -> int:
+    """How many processes of this machine compute; 1 = the one that asks.
+
+    Args:
+        num_processes: what the user wants; None = on a CPU one for every 2,000 derivations, at most as many as torch
+            would use threads; under `accelerate launch` and on a GPU one.
+        model: what computes.
+        num_derivations: texts times beam.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: fewer than one, or several on a GPU.
+    """
+    on_cpu = model.device.type == "cpu"
+    if num_processes is None:
+        worth = num_derivations // _DERIVATIONS_PER_WORKER if on_cpu and not is_launched() else 1
+        return max(1, min(worth, torch.get_num_threads()))
+    if num_processes < 1:
+        raise ValueError(f"num_processes is {num_processes}: it must be at least 1")
+    if num_processes > 1 and not on_cpu:
+        raise ValueError(
+            f"num_processes is {num_processes}, but the model is on {model.device}: leave it out. Several GPUs share "
+            "the work under accelerate launch -m hf_synlm.cli"
+        )
+    return num_processes
+
+
+def _in_memory(compute: Compute, batch: list[Any]) -> list[Result]:
+    """Results of a batch, in halves where memory is out."""
+    half = len(batch) // 2
+    try:
+        return compute(batch)
+    except torch.OutOfMemoryError:
+        if not half:
+            raise
+    logger.warning(f"Out of memory with {len(batch)} texts at once: going on with {half}. Lower the batch size.")
+    return _in_memory(compute, batch[:half]) + _in_memory(compute, batch[half:])
+
+
+def _here(compute: Compute, batches: list[list[Any]], _: int) -> Results:
+    yield from map(compute, batches)
+
+
+# ------------------------------------------------------------------------------------------------------- workers
+def _on_workers(compute: Compute, batches: list[list[Any]], number: int) -> Results:
+    """Results in the order of the batches."""
+    context = multiprocessing.get_context(_START)
+    # By `synlm`, which is imported first, libraries are quiet.
+    context.set_forkserver_preload(["synlm", "hf_synlm.evaluation.text.processes"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "compute.pt"
+        torch.save(compute, path)
+        pool = ProcessPoolExecutor(number, context, _start_worker, (path,))
+        try:
+            for future in _submit(pool, batches):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                f"one of {number} worker processes died, perhaps because memory was out: take fewer processes or a "
+                "smaller batch size. A script that starts processes needs if __name__ == '__main__'."
+            ) from error
+        finally:
+            for worker in list(pool._processes.values()):  # an error or Ctrl-C shall not wait for their batches
+                worker.terminate()
+            pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, batches: list[list[Any]]) -> list[Future[list[Result]]]:
+    # A worker inherits the mask from the start, unless it comes from a server of forks that was there before.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return [pool.submit(_work, batch) for batch in batches]
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def _start_worker(path: Path) -> None:
+    """Load what computes; end when the process that reads the results ends."""
+    global _compute
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C ends the process that asks, with one message
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _compute = torch.load(path, mmap=True, weights_only=False)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+_compute: Compute
+
+
+def _work(batch: list[Any]) -> list[Result]:
+    return _compute(batch)

@@ -1,0 +1,329 @@
+"""Probabilities of sentences as sums over given trees, as papers on supervised syntactic language models report them.
+
+    log p(x) >= log sum_k p(x, y_k)    over the distinct trees y_1..y_K of x in a file (n-best lists of any parser)
+
+The sum is not divided by K, and how probable the parser found a tree does not count: a lower bound that grows with K.
+It misses what the model gives to other trees, so it favors models that agree with the parser. It must not be compared
+with sums over a beam, which are searched for in the model's own trees, nor with exact probabilities.
+
+Source: perplexities of Transformer Grammars (Sartran et al. 2022) and of later work; not the importance sampling of
+Dyer et al. (2016), which divides by the probabilities of a proposal distribution.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from hf_synlm.data.collate import collate_trees, encode_words
+from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
+from hf_synlm.data.parsed import read_parses
+from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.evaluation.text.perplexity import averages
+from hf_synlm.evaluation.text.scoring import TextScorer
+from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.evaluation.text.words import encode_sentences
+from hf_synlm.models.pushdown.tape import tree_attachments
+from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.trees.actions import spans_to_actions
+from hf_synlm.trees.spans import Span
+
+# Most tokens of a call of the model.
+_MAX_TOKENS = 4096
+NO_LABEL = "X"
+"""Label of the constituents of unlabeled trees, and tag of words without one."""
+
+
+class ProposalScore(NamedTuple):
+    """What the trees of a sentence give.
+
+    Fields:
+        log_prob: log of the sum over the trees, in nats; the end of the sentence is part of it.
+        num_tokens: tokens of the sentence.
+        num_words: words of the sentence, as its trees split them.
+        num_trees: distinct trees.
+        best_share: share of the best tree in the sum.
+        has_unknown_words: whether a word is outside the vocabulary.
+    """
+
+    log_prob: float
+    num_tokens: int
+    num_words: int
+    num_trees: int
+    best_share: float
+    has_unknown_words: bool
+
+
+def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[TreebankSentence]]:
+    """Read trees and group them by their words, in whatever order they stand.
+
+    Args:
+        paths: files of bracketed trees, or of the JSON lines of `synlm parse --format json`.
+
+    Returns:
+        By the words of a sentence its trees.
+
+    Raises:
+        ValueError: a file cannot be read as trees, or has none.
+    """
+    found: dict[tuple[str, ...], list[TreebankSentence]] = {}
+    for path in paths:
+        for sentence in _read_trees(Path(path)):
+            found.setdefault(sentence.words, []).append(sentence)
+    if not found:
+        raise ValueError(f"{', '.join(map(str, paths))}: no tree to sum over")
+    return found
+
+
+def _read_trees(path: Path) -> Iterator[TreebankSentence]:
+    if not next((line for line in read_lines(path) if line.strip()), "").startswith('{"'):
+        yield from read_treebank(path)
+        return
+    for number, sentence in enumerate(read_parses(path), start=1):
+        words = sentence.words
+        for tree in sentence.hypotheses:
+            labels = tree.labels or [NO_LABEL] * len(tree.spans)
+            spans = tuple((label, *span) for label, span in zip(labels, tree.spans, strict=True))
+            yield TreebankSentence(words, (NO_LABEL,) * len(words), spans, f"{path}:{number}")
+
+
+def _binary(scorer: TextScorer, tree: TreebankSentence) -> tuple[list[int], list[Span]]:
+    """Token ids of a sentence, and the spans of its tree over tokens, binarized to the right."""
+    ids, is_end = encode_words(scorer.tokenizer, tree.words)
+    return ids, binary_token_spans(tree.spans, is_end)
+
+
+def _labeled(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
+    config = scorer.model.config
+    system = TransitionSystem(config.transition_system, len(config.nonterminals))
+    # The model gives trees with other labels the probability 0.
+    labels_of = [{label for label, _, _ in system_constituents(tree, system.name)} for tree in trees]
+    known = [tree for tree, labels in zip(trees, labels_of, strict=True) if labels <= set(config.nonterminals)]
+    if not known:
+        labels = set().union(*labels_of) - set(config.nonterminals)
+        raise ValueError(
+            f"every tree of {' '.join(trees[0].words)!r} has a label that the model does not know "
+            f"({', '.join(sorted(labels))}; it knows {', '.join(config.nonterminals)}): rename or remove these labels"
+        )
+    rows = encode_trees(known, scorer.tokenizer, system, config.nonterminals)
+    return [{**row, "key": tuple(row["actions"])} for row in rows]
+
+
+def _gpst(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
+    pairs = [_binary(scorer, tree) for tree in trees]
+    return [{"input_ids": ids, "spans": spans, "key": tuple(spans)} for ids, spans in pairs]
+
+
+def _urnng(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
+    rows = []
+    for ids, spans in (_binary(scorer, tree) for tree in trees):
+        ended = [*ids, *scorer.closing_ids]
+        whole = [(0, len(ended))] if len(ended) > len(ids) else []  # the end token stands beside the tree of the words
+        actions = spans_to_actions([*spans, *whole], len(ended))
+        rows.append({"input_ids": ended, "actions": actions, "key": tuple(spans)})
+    return rows
+
+
+def _pushdown(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
+    closing, rows = scorer.model.config.closing, []
+    for ids, spans in (_binary(scorer, tree) for tree in trees):
+        attachments = [*tree_attachments(spans, len(ids)), *closing.values()]
+        rows.append({"input_ids": [*ids, *closing], "attachments": attachments, "key": tuple(spans)})
+    return rows
+
+
+_ENCODERS: dict[str, Callable[[TextScorer, list[TreebankSentence]], list[dict[str, Any]]]] = {
+    "gpst": _gpst,
+    "rnng": _labeled,
+    "tree_lm": _labeled,
+    "urnng": _urnng,
+    "pushdown": _pushdown,
+}
+
+
+def _batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Arguments of `forward` for trees of one sentence, which have equally many tokens."""
+    if "word_ends" in rows[0]:
+        return collate_trees(rows, 0)
+    batch: dict[str, Any] = {"input_ids": torch.tensor([row["input_ids"] for row in rows])}
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    kind = next(name for name in ("spans", "attachments", "actions") if name in rows[0])
+    structures = [row[kind] for row in rows]
+    # Binary trees of equally many tokens have equally many actions.
+    return {**batch, kind: structures if kind == "spans" else torch.tensor(structures)}
+
+
+@torch.no_grad()
+def score_proposals(
+    scorer: TextScorer, words: Sequence[str], trees: Sequence[TreebankSentence], max_trees: int | None = None
+) -> ProposalScore:
+    """Sum the probabilities of a sentence with given trees.
+
+    Args:
+        scorer: the model.
+        words: the sentence.
+        trees: trees of these words; what the model cannot tell apart counts once.
+        max_trees: take the first distinct trees only, at most this many.
+
+    Returns:
+        The sum and its parts.
+
+    Raises:
+        ValueError: the model does not read given trees, or every tree has a label that it does not know (some of them
+            count as impossible).
+
+    Cost: one forward pass over every distinct tree.
+    """
+    encode = _ENCODERS.get(scorer.model.config.model_type)
+    if encode is None:
+        raise ValueError(
+            f"{type(scorer.model).__name__} gives no probability to given trees: sums over proposals are for "
+            f"{', '.join(_ENCODERS)}. Leave the proposals out."
+        )
+    rows = list({row["key"]: row for row in encode(scorer, list(trees))}.values())[:max_trees]
+    length, num_closing = len(rows[0]["input_ids"]), len(scorer.closing_ids)
+    size, joint = max(1, _MAX_TOKENS // length), list[Tensor]()
+    for start in range(0, len(rows), size):
+        batch = {
+            name: value.to(scorer.model.device) if isinstance(value, Tensor) else value
+            for name, value in _batch(rows[start : start + size]).items()
+        }
+        joint.append(scorer.model(**batch).joint_log_prob.double().cpu())
+    log_probs = torch.cat(joint)
+    total = log_probs.logsumexp(0)
+    share = (log_probs.max() - total).exp()
+    unknown = bool(encode_sentences(scorer.tokenizer, [words])[0].unknown)
+    return ProposalScore(float(total), length - num_closing, len(words), len(rows), float(share), unknown)
+
+
+class Proposals:
+    """Trees from files, for sentences whose words may be split otherwise: only the characters have to be the same.
+
+    Args:
+        paths: files of bracketed trees.
+        max_trees: see `score_proposals`.
+
+    Raises:
+        ValueError: see `read_proposals`.
+    """
+
+    def __init__(self, paths: Sequence[PathLike], max_trees: int | None = None) -> None:
+        self.files, self.max_trees = describe_files(paths), max_trees
+        self._trees: dict[str, list[TreebankSentence]] = {}
+        for words, trees in read_proposals(paths).items():
+            self._trees.setdefault("".join(words), []).extend(trees)
+
+    def settings(self, scorer: TextScorer, split: bool = False) -> dict[str, Any]:
+        """What results say of the estimator; options of the search do not apply.
+
+        Args:
+            scorer: the model.
+            split: refused.
+
+        Returns:
+            Options by name.
+
+        Raises:
+            ValueError: the scorer has options of a search, or words shall be split.
+        """
+        if split:
+            raise ValueError("with proposals words are those of the trees: leave --tokenize (split) out")
+        if scorer.num_beams is not None or scorer.search_options:
+            raise ValueError(
+                "with proposals nothing is searched: leave num_beams and the other options of the search out"
+            )
+        searching = ("num_beams", "action_beam_size", "fast_track_size", "normalization")
+        return {
+            **dict.fromkeys((name for name in searching if name in scorer.options()), None),
+            "estimator": "proposals",
+            "max_trees": self.max_trees,
+            "end_of_text": scorer.end_of_text,
+        }
+
+    def score(self, scorer: TextScorer, sentences: Sequence[str], progress: str | None = None) -> list[ProposalScore]:
+        """Sum the probabilities of sentences over their trees; equal sentences are scored once.
+
+        Args:
+            scorer: the model.
+            sentences: texts.
+            progress: name of a progress bar; None = no bar.
+
+        Returns:
+            The sums, in the order of the sentences.
+
+        Raises:
+            ValueError: a sentence has no tree; trees of a sentence split its words in two ways; see also
+                `score_proposals`.
+        """
+        given = {sentence: self._trees.get("".join(sentence.split()), []) for sentence in sentences}
+        for number, sentence in enumerate(given, 1):
+            if not given[sentence]:
+                paths = ", ".join(file["path"] for file in self.files)
+                raise ValueError(
+                    f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or "
+                    "write it as they do (--format treebank reads a treebank)."
+                )
+            words = {tree.words for tree in given[sentence]}
+            if len(words) > 1:
+                raise ValueError(
+                    f"trees of {sentence!r} split its words in {len(words)} ways, of which two are "
+                    f"{' | '.join(map(' '.join, sorted(words)[:2]))}: take one"
+                )
+        found = {}
+        for sentence in tqdm(given, desc=progress, unit="sentence", disable=progress is None):
+            trees = given[sentence]
+            found[sentence] = score_proposals(scorer, trees[0].words, trees, self.max_trees)
+        return [found[sentence] for sentence in sentences]
+
+
+def evaluate_proposals(
+    scorer: TextScorer,
+    items: Sequence[TextItem],
+    proposals: Proposals,
+    *,
+    split: bool = False,
+    data: dict | None = None,
+    options: dict | None = None,
+) -> EvaluationResult:
+    """Perplexity of sentences, each summed over the trees that files give for it.
+
+    Args:
+        scorer: the model.
+        items: the sentences; words count as the trees split them.
+        proposals: their trees.
+        split: refused.
+        data: what results say about the data.
+        options: further options for the result, such as the seed.
+
+    Returns:
+        The result: perplexities `_with_end` (see `evaluation.perplexity`), counts, `mean_trees`, and
+        `mean_best_share`, how much of the sum the best tree of a sentence has.
+
+    Raises:
+        ValueError: the scorer has options of a search; see also `Proposals`.
+    """
+    start, settings = time.perf_counter(), proposals.settings(scorer, split)
+    texts = [item.text for item in items if item.text.strip()]
+    scores = proposals.score(scorer, texts, f"perplexity: {scorer.name}")
+    nats = -math.fsum(score.log_prob for score in scores)
+    tokens, words_in_all = (sum(getattr(score, f"num_{unit}") for score in scores) for unit in ("tokens", "words"))
+    results = {
+        **averages(nats, tokens + len(texts), words_in_all + len(texts), "_with_end"),
+        "sentences": len(texts),
+        "words": words_in_all,
+        "tokens": tokens,
+        "mean_trees": mean(score.num_trees for score in scores),
+        "mean_best_share": mean(score.best_share for score in scores),
+    }
+    settings |= {"unit": "nats inside, bits where the name says so", **(options or {})}
+    described = {**(data or {"texts": len(texts)}), "proposals": proposals.files}
+    seconds = time.perf_counter() - start
+    return EvaluationResult.of(scorer, "perplexity", results, settings, data=described, seconds=seconds)

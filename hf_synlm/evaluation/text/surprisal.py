@@ -1,0 +1,364 @@
+"""Surprisal and other measures for each of the user's words.
+
+The surprisal of a word is the sum over its tokens, -log p(tokens of the word | everything before it). With an estimator
+by beam it has two parts (Roark et al. 2009): with B the derivations in the beam after the word,
+
+    surprisal  = log p(before) - log sum_{y in B} p(before, y up to and with the word)
+    structural = log p(before) - log sum_{y in B} p(before, y up to but without the word)
+    lexical    = surprisal - structural
+
+*Word correction.* Where tokens mark the beginning of words (" the"), the tokens of a word do not mark the end of word:
+" the" also begins " theory". The probability of a word is then (Pimentel and Meister 2024; Oh and Schuler 2024)
+
+    p(word | before) = p(tokens | before) p(a word begins or the text ends | before, word) / p(a word begins | before)
+
+The last factor is 1 for the first word of a text. Off by default, as most published numbers are without it.
+
+*Trees.* ON-LSTM, PRPN and PaLM give every sentence one tree, which is a function of all its words. From it each word
+has its depth (constituents around it), how many constituents begin with it and end with it, and the distance to the
+word before: the height, less one, of the smallest constituent over both, in the tree binarized to the right (Shen et
+al. 2018).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hf_synlm.evaluation.text.scoring import PER_TOKEN, TextScorer, TokenScores
+from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.evaluation.text.words import EncodedText, Word, encode_sentences, split_words, word_starts
+from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
+from hf_synlm.recurrent.distances import spans_to_distances
+from hf_synlm.trees.spans import Span
+
+Unit = Literal["bits", "nats"]
+Context = Literal["sentence", "document"]
+_Encode = Callable[[Sequence[Sequence[str]]], list[EncodedText]]
+NATS = {"bits": math.log(2), "nats": 1.0}
+"""Nats in one unit."""
+
+
+@dataclass
+class WordScores:
+    """Measures of the n words of one text; log-probabilities in nats, NaN where there is none.
+
+    Attributes:
+        words: the user's words with their places in the text.
+        num_tokens: [n] tokens of each word.
+        unknown: [n] words outside the vocabulary.
+        log_probs: [n] log p(word | before).
+        lexical: [n] lexical part of `log_probs`.
+        beam_entropy: [n] entropy of the derivations in the beam after the word.
+        num_actions: [n] expected structural actions before and inside the word.
+        stack_depth: [n] expected number of trees on the stack after the word.
+        tokens: per token its text and its log-probability.
+        end: log p(the text ends), or None.
+        tree: [n, 4] distance, depth, constituents opened and closed (models of one tree), or None.
+    """
+
+    words: list[Word]
+    num_tokens: Tensor
+    unknown: list[bool]
+    log_probs: Tensor
+    lexical: Tensor
+    beam_entropy: Tensor
+    num_actions: Tensor
+    stack_depth: Tensor
+    tokens: list[tuple[str, float]]
+    end: float | None = None
+    tree: Tensor | None = None
+
+
+def score_words(
+    scorer: TextScorer,
+    items: Sequence[TextItem],
+    *,
+    context: Context = "sentence",
+    word_correction: bool = False,
+    split: bool = False,
+    end: bool = False,
+    progress: str | None = None,
+) -> list[WordScores]:
+    """Score every word of texts.
+
+    Args:
+        scorer: the model.
+        items: the texts; they may be empty.
+        context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
+            GPST with their trees, a recurrent model with an end token between texts, other models as running text,
+            joined by spaces, in windows where it is long.
+        word_correction: give the probability of words instead of that of their tokens, see the top of this file.
+            No effect where `can_correct_words` is false.
+        split: the model reads unknown words as the Penn Treebank splits them, see `split_as_treebank`.
+        end: also score the end of every text ("sentence" only).
+        progress: name of a progress bar; None = no bar.
+
+    Returns:
+        One element per text, with one value per word of `text.split()`.
+
+    Raises:
+        ValueError: options that the model does not have, see `TextScorer.score`; a document context for a model that
+            reads single sentences.
+    """
+    if context not in ("sentence", "document"):
+        raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
+    if word_correction and scorer.estimator == "beam_marginal":
+        raise ValueError(
+            "word correction needs the distribution over all next tokens: choose the estimator 'stepwise', or leave it "
+            "out"
+        )
+    words = [split_words(item.text) for item in items]
+    encode = partial(encode_sentences, scorer.tokenizer, split=split)
+    reads_documents = context == "document" and not scorer.reads_context
+    groups = _documents(items) if reads_documents else [[k] for k in range(len(items))]
+    encoded = _encode(scorer, encode, words, items, groups, context)
+    starts = word_correction and can_correct_words(scorer)
+    scores = scorer.score(encoded, end=end, starts=starts, progress=progress)
+    results: dict[int, WordScores] = {}
+    for group, text, found in zip(groups, encoded, scores, strict=True):
+        whole = _by_words(scorer, [word for k in group for word in words[k]], text, found)
+        first = 0
+        for k in group:
+            results[k] = _slice(whole, text, first, first + len(words[k])) if len(group) > 1 else whole
+            first += len(words[k])
+    if scorer.details and hasattr(scorer.model, "parse") and not scorer.searches:
+        for k, measures in enumerate(_tree_measures(scorer, encode, words)):
+            results[k].tree = measures
+    return [results[k] for k in range(len(items))]
+
+
+def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence[Word]]) -> list[Tensor]:
+    """`WordScores.tree` of sentences; a word without tokens has no place in the tree, and NaN.
+
+    Cost: one more pass over the texts.
+    """
+    texts = encode([[word.text for word in sentence] for sentence in words])
+    found = [torch.full((text.num_words, 4), math.nan, dtype=torch.float64) for text in texts]
+    places = [list(dict.fromkeys(text.word_of_token)) for text in texts]
+    full = [k for k, text in enumerate(texts) if text.ids]
+    sentences = []
+    for k in full:
+        owner = texts[k].word_of_token
+        ends = tuple(a != b for a, b in zip(owner, [*owner[1:], -1], strict=True))
+        sentences.append(EncodedSentence(tuple(texts[k].ids), ends, tuple(words[k][place].text for place in places[k])))
+    parsed = parse_encoded(scorer.model, sentences, batch_size=scorer.batch_size, num_processes=scorer.num_processes)
+    for k, sentence in zip(full, parsed, strict=True):
+        measures = _measures_of_tree(sentence.tree().spans, len(sentence.words))
+        found[k][places[k]] = torch.tensor(measures, dtype=torch.float64)
+    return found
+
+
+def _measures_of_tree(spans: Sequence[Span], num_words: int) -> list[list[float]]:
+    """Distance, depth, constituents opened and closed of every word; the first word has no distance."""
+    distances = [math.nan, *spans_to_distances(spans, num_words)[1:]]
+    opened, closed = Counter(i for i, _ in spans), Counter(j - 1 for _, j in spans)
+    depths = accumulate(opened[k] - closed[k - 1] for k in range(num_words))
+    return [[distances[k], depth, opened[k], closed[k]] for k, depth in enumerate(depths)]
+
+
+def can_correct_words(scorer: TextScorer) -> bool:
+    """Whether tokens mark the beginning of words, so that word correction has something to correct.
+
+    Args:
+        scorer: the model.
+
+    Returns:
+        False where tokens are words or mark the end of words: there a word's tokens say that it is over.
+    """
+    return word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
+
+
+def _documents(items: Sequence[TextItem]) -> list[list[int]]:
+    groups: dict[int, list[int]] = {}
+    for number, item in enumerate(items):
+        groups.setdefault(item.document, []).append(number)
+    return list(groups.values())
+
+
+def _encode(
+    scorer: TextScorer,
+    encode: _Encode,
+    words: list[list[Word]],
+    items: Sequence[TextItem],
+    groups: list[list[int]],
+    context: Context,
+) -> list[EncodedText]:
+    """One text per group of items."""
+    sentences = [[word.text for word in sentence] for sentence in words]
+    if context == "sentence":
+        return encode(sentences)
+    if scorer.searches and not scorer.reads_context:
+        raise ValueError(f"{type(scorer.model).__name__} reads one sentence: choose the context 'sentence'")
+    if scorer.end_of_text == "not modeled":
+        raise ValueError(f"{type(scorer.model).__name__} is trained on single sentences: choose the context 'sentence'")
+    if not scorer.reads_context and not hasattr(scorer.model, "parse"):
+        return encode([[word for k in group for word in sentences[k]] for group in groups])
+    texts = encode(sentences)
+    if scorer.reads_context:
+        for group in _documents(items):
+            for place, k in enumerate(group):
+                texts[k].context = [texts[j].ids for j in group[:place] if texts[j].ids]
+        return texts
+    return [_with_ends([texts[k] for k in group], scorer.end_ids[0]) for group in groups]
+
+
+def _with_ends(texts: list[EncodedText], end_id: int) -> EncodedText:
+    """Texts one after the other with an end token after each."""
+    joined = EncodedText([], [], 0)
+    unknown: set[int] = set()
+    for text in texts:
+        joined.ids += [*text.ids, end_id] if text.ids else []
+        joined.word_of_token += [*(joined.num_words + w for w in text.word_of_token), -1] if text.ids else []
+        unknown |= {joined.num_words + w for w in text.unknown}
+        joined.num_words += text.num_words
+    joined.unknown = frozenset(unknown)
+    return joined
+
+
+def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: TokenScores) -> WordScores:
+    """Sum tokens to words."""
+    owner = torch.tensor(text.word_of_token, dtype=torch.long)
+    inside = owner >= 0
+    count = torch.bincount(owner[inside], minlength=len(words))
+    log_probs = scores.log_probs
+    if scores.word_start is not None:
+        log_probs = log_probs + _correction(scores.word_start, owner)
+    last = torch.zeros(len(words), dtype=torch.long).scatter_reduce(
+        0, owner[inside], torch.arange(len(owner))[inside], "amax", include_self=False
+    )
+
+    def sums(values: Tensor | None) -> Tensor:
+        total = torch.zeros(len(words), dtype=torch.float64)
+        if values is None or not len(values):
+            return total.fill_(math.nan)
+        return total.index_add(0, owner[inside], values[inside]).masked_fill(count == 0, math.nan)
+
+    def at_ends(values: Tensor | None) -> Tensor:
+        if values is None or not len(values):
+            return torch.full((len(words),), math.nan, dtype=torch.float64)
+        return values[last].masked_fill(count == 0, math.nan)
+
+    pieces = zip(scorer.tokenizer.convert_ids_to_tokens(text.ids), log_probs.tolist(), strict=True)
+    return WordScores(
+        words=words,
+        num_tokens=count,
+        unknown=[number in text.unknown for number in range(len(words))],
+        log_probs=sums(log_probs),
+        lexical=sums(scores.lexical),
+        beam_entropy=at_ends(scores.beam_entropy),
+        num_actions=sums(scores.num_actions),
+        stack_depth=at_ends(scores.stack_depth),
+        tokens=[piece for piece, w in zip(pieces, text.word_of_token, strict=True) if w >= 0],
+        end=scores.end,
+    )
+
+
+def _correction(word_start: Tensor, owner: Tensor) -> Tensor:
+    """[n] word correction of every token, given the word that owns it.
+
+    The last token of a word gets log p(a word begins or the text ends) after it. The first token of the next word pays
+    it back.
+    """
+    if not len(owner):
+        return word_start[:-1]
+    before = owner.roll(1)
+    starts = owner != before
+    starts[0] = True
+    paid = word_start[:-1].masked_fill(~starts | (before < 0), 0.0)
+    paid[0] = 0.0
+    return word_start[1:].masked_fill(~starts.roll(-1), 0.0) - paid
+
+
+def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordScores:
+    """The words from `first` to `last` of a document."""
+    names = ("words", "num_tokens", "unknown", *PER_TOKEN)
+    owners = [w for w in text.word_of_token if w >= 0]
+    tokens = [piece for piece, w in zip(whole.tokens, owners, strict=True) if first <= w < last]
+    return WordScores(tokens=tokens, **{name: getattr(whole, name)[first:last] for name in names})
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+def columns(unit: Unit, items: Sequence[TextItem] = ()) -> list[str]:
+    """Names of the columns of a table of words.
+
+    Args:
+        unit: of surprisals and entropies; it is part of their names.
+        items: the texts, whose further columns follow.
+
+    Returns:
+        The names; a further column of a name that is taken already ends in "_input".
+    """
+    own = [
+        "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
+        f"structural_{unit}", "cum_logprob_nats", f"beam_entropy_{unit}", "n_actions", "stack_depth", "char_start",
+        "char_end", "tree_distance", "tree_depth", "n_opened", "n_closed",
+    ]  # fmt: skip
+    return own + [f"{name}_input" if name in own else name for name in _more_columns(items)]
+
+
+def _more_columns(items: Sequence[TextItem]) -> list[str]:
+    return list(dict.fromkeys(name for item in items for name in item.columns))
+
+
+def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Unit = "bits") -> list[list[Any]]:
+    """One row per word.
+
+    `sentence_id` counts the texts of the input from 1 (in plain text: the lines, empty ones too), `word_id` the words
+    of a text from 1; `char_start` and `char_end` are half-open in the text as it was given.
+
+    Args:
+        items: the texts.
+        scores: their words.
+        unit: of surprisals and entropies.
+
+    Returns:
+        Rows with the columns of `columns(unit, items)`; NaN where a measure does not exist.
+    """
+    rows: list[list[Any]] = []
+    more = _more_columns(items)
+    for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
+        total = found.log_probs.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).cumsum(0).tolist()
+        measures = torch.stack([
+            -found.log_probs / NATS[unit],
+            -found.lexical / NATS[unit],
+            (found.lexical - found.log_probs) / NATS[unit],
+            found.beam_entropy / NATS[unit],
+            found.num_actions,
+            found.stack_depth,
+        ], 1).tolist()  # fmt: skip
+        counts = found.num_tokens.tolist()
+        trees = [[math.nan] * 4] * len(counts) if found.tree is None else found.tree.tolist()
+        for place, word in enumerate(found.words):
+            surprisal, lexical, structural, entropy, actions, depth = measures[place]
+            rows.append([
+                item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
+                structural, total[place], entropy, actions, depth, word.start, word.end,
+                *trees[place], *(item.columns.get(name) for name in more),
+            ])  # fmt: skip
+    return rows
+
+
+def token_table(scores: Sequence[WordScores]) -> list[list[Any]]:
+    """One row per token with the columns of lm-zoo: sentence_id, token_id, token, surprisal in bits.
+
+    Args:
+        scores: words of the texts.
+
+    Returns:
+        The rows; both ids count from 1.
+    """
+    return [
+        [number, place, token, -log_prob / NATS["bits"]]
+        for number, found in enumerate(scores, 1)
+        for place, (token, log_prob) in enumerate(found.tokens, 1)
+    ]
+
+
+LMZOO_COLUMNS = ["sentence_id", "token_id", "token", "surprisal"]

@@ -1,0 +1,295 @@
+"""Texts with item ids, read from plain text, TSV, CSV or JSON lines, or from the words of a treebank."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_synlm.data.text import PathLike, read_lines
+
+FORMATS = ("txt", "tsv", "csv", "jsonl")
+# Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
+_REMEDIES = {
+    **dict.fromkeys(("gz", "bz2", "xz", "zst", "zip", "7z", "rar", "tar", "tgz"), "unpack it first"),
+    **dict.fromkeys(("xls", "xlsx", "ods", "parquet", "feather", "arrow", "pkl"), "save it as .csv or .tsv"),
+    **dict.fromkeys(("rds", "rda", "sav", "dta"), "save it as .csv or .tsv"),
+    **dict.fromkeys(("pdf", "doc", "docx", "odt", "rtf"), "save its text as .txt"),
+    "json": "write one object per line, and name the file .jsonl, or its format jsonl",
+}
+
+
+@dataclass(frozen=True)
+class TextItem:
+    """One text, usually a sentence.
+
+    Attributes:
+        item: the user's id; the number of the line in plain text.
+        text: as it stands in the file.
+        document: texts with the same number belong together, in this order.
+        columns: the other columns of its table.
+    """
+
+    item: str
+    text: str
+    document: int = 0
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+def file_format(path: PathLike, given: str | None = None) -> str:
+    """Format of a file, by its ending unless given; files with other endings are plain text.
+
+    Args:
+        path: the file.
+        given: one of `FORMATS`, or None.
+
+    Returns:
+        One of `FORMATS`.
+
+    Raises:
+        ValueError: `given` is none of them, or the file is of a format that cannot be read.
+    """
+    if given is not None and given not in FORMATS:
+        raise ValueError(f"format {given!r} is unknown: choose one of {', '.join(FORMATS)}")
+    if given is not None:
+        return given
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix in _REMEDIES:
+        raise ValueError(f"{path} is not a text file or table that can be read: {_REMEDIES[suffix]}")
+    return suffix if suffix in FORMATS else "txt"
+
+
+def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
+    """Rows of a TSV, CSV or JSON lines file by column name; tables have a header and quotes as in CSV.
+
+    Semicolons separate a CSV file whose header has some and no comma, as Excel writes it in many countries.
+
+    Args:
+        path: the file.
+        kind: "tsv", "csv" or "jsonl".
+
+    Returns:
+        One mapping per row; blank lines are left out.
+
+    Raises:
+        ValueError: a row that cannot be read, with its line number, or no rows at all.
+    """
+    rows: list[dict[str, Any]] = []
+    if kind == "jsonl":
+        for number, line in enumerate(read_lines(path), 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(json.loads(line))
+                # A lone surrogate such as \\ud800 is half of a character. No tokenizer can read it.
+                json.dumps(rows[-1], ensure_ascii=False).encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{path}:{number}: half of a character ({error}). Correct the text.") from error
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}:{number}: not JSON ({error})") from error
+            if not isinstance(rows[-1], dict):
+                raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")
+    else:
+        rows = list(_separated(path, kind))
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    return rows
+
+
+def _separated(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
+    # Line ends stay, so that a quoted field may hold some.
+    lines = [line + "\n" for line in read_lines(path)]
+    # Where commas are decimal points, Excel writes .csv with semicolons.
+    semicolons = lines and ";" in lines[0] and "," not in lines[0]
+    reader = csv.reader(lines, delimiter="\t" if kind == "tsv" else ";" if semicolons else ",", strict=True)
+    try:
+        header = next(reader, None)
+        if header is None:
+            raise ValueError(f"{path} is empty: the first line must name the columns")
+        if len(set(header)) < len(header):
+            raise ValueError(f"{path}: the header {header} names a column twice")
+        for fields in reader:
+            if not fields:
+                continue
+            if len(fields) != len(header):
+                raise ValueError(
+                    f"{path}:{reader.line_num}: {len(fields)} fields, but the header names {len(header)}: {header}"
+                )
+            yield dict(zip(header, fields, strict=True))
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}:{reader.line_num}: {error}. A field that begins with a quotation mark must be quoted as a whole, "
+            'with its own quotation marks doubled: "She said ""no"" ."'
+        ) from error
+
+
+def table_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A tab-separated table with a header.
+
+    Fields with quotation marks are quoted as in CSV, which pandas and R's `read.delim` undo.
+
+    Args:
+        names: header.
+        rows: fields; None and NaN are empty ones.
+
+    Returns:
+        Its lines.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_field(value) for value in row] for row in rows)
+    return buffer.getvalue()
+
+
+def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a tab-separated table.
+
+    Args:
+        rows: at least one; their keys, in order of appearance, are the columns.
+
+    Returns:
+        The lines of the table.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return table_text(names, ([row.get(name) for name in names] for row in rows))
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value + 0.0:.8g}"  # no -0
+    if isinstance(value, (dict, list)):  # of a table in JSON
+        return json.dumps(value, ensure_ascii=False)
+    return int(value) if isinstance(value, bool) else value
+
+
+def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, source: str) -> list[Path]:
+    """Find the files of a benchmark.
+
+    Args:
+        place: a folder, or one file.
+        ending: of the files in the folder, such as ".json".
+        names: files to take, without the ending; empty = all.
+        what: what one file is, for messages.
+        source: where the files come from, for messages.
+
+    Returns:
+        The files in alphabetical order.
+
+    Raises:
+        ValueError: the place does not exist, or a file is missing, or there are none.
+    """
+    place = Path(place)
+    if not place.exists():
+        raise ValueError(f"{place} does not exist: name the folder of the {ending} files, or one of them")
+    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob(f"*{ending}")))}
+    if not found:
+        raise ValueError(f"{place} holds no {what}s ({ending} files): get them from {source}")
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise ValueError(f"no {what} {', '.join(unknown)} in {place}: there are {', '.join(found)}")
+    return [found[name] for name in sorted(names or found)]
+
+
+def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """Check that every row has text in the columns `names`.
+
+    Args:
+        path: the file, for the message.
+        rows: its rows.
+        names: the columns.
+
+    Raises:
+        ValueError: a column is missing, or a value is not text.
+    """
+    for number, row in enumerate(rows, 1):
+        for name in names:
+            if not isinstance(row.get(name), str):
+                problem = "no column" if name not in row else f"{row[name]!r} in the column"
+                raise ValueError(
+                    f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): every row needs "
+                    "text there. Name the column that has it (--text-column, --good-column ...), or give it this name"
+                )
+
+
+def read_items(
+    path: PathLike, *, kind: str | None = None, text_column: str | None = None, item_column: str | None = None
+) -> list[TextItem]:
+    """Read texts.
+
+    In plain text every line is one text (an empty one too, which has no words) and its number the item; documents end
+    at blank lines. In tables the column "document", if there is one, says which rows belong together.
+
+    Args:
+        path: the file.
+        kind: one of `FORMATS`; None = by the file's ending.
+        text_column: column of the texts; None = "sentence".
+        item_column: column of the ids, numbers or text; None = "item" if there is one, and for rows without an id the
+            number of the row.
+
+    Returns:
+        The texts in the order of the file.
+
+    Raises:
+        ValueError: the file is not UTF-8, a named column or the column of the texts is missing or has other values, or
+            the file has no text.
+    """
+    kind = file_format(path, kind)
+    items = []
+    if kind == "txt":
+        named = text_column if item_column is None else item_column
+        if named is not None:
+            raise ValueError(f"{path} is read as plain text, which has no column {named!r}: give the format of a table")
+        document = 0
+        for number, line in enumerate(read_lines(path), 1):
+            items.append(TextItem(str(number), line, document))
+            document += not line.strip()
+    else:
+        rows = read_table(path, kind)
+        need_columns(path, rows, [text_column or "sentence"])
+        documents: dict[Any, int] = {}
+        for number, row in enumerate(rows, 1):
+            where = f"{path}: row {number}"
+            document = documents.setdefault(_label(row, "document", where), len(documents))
+            item = _label(row, item_column or "item", where, needed=item_column is not None)
+            text = row[text_column or "sentence"]
+            used = (text_column or "sentence", item_column or "item")
+            more = {name: value for name, value in row.items() if name not in used}
+            items.append(TextItem(str(number if item is None else item), text, document, more))
+    if not any(item.text.strip() for item in items):
+        raise ValueError(f"{path} holds no text")
+    return items
+
+
+def _label(row: dict[str, Any], column: str, where: str, needed: bool = False) -> str | float | None:
+    """Text or number that identifies a row; None if the column is not `needed` and has no value."""
+    value = row.get(column)
+    if needed and value is None:
+        raise ValueError(f"{where} has no {column!r} (it has {', '.join(map(str, row))}): name the column of the ids")
+    if isinstance(value, (dict, list)):
+        raise ValueError(f"{where} has {value!r} in the column {column!r}: write a number or text")
+    return value
+
+
+def read_treebank_items(path: PathLike, punctuation: str = "keep") -> tuple[list[TextItem], str]:
+    """Read the words of a treebank's sentences, joined by single spaces.
+
+    Args:
+        path: file of bracketed trees with tags.
+        punctuation: "keep", or "remove" it by its tags, for models trained without punctuation.
+
+    Returns:
+        The sentences in the order of the file, all of one document, without those that have no words left; and how
+        punctuation was treated.
+
+    Raises:
+        ValueError: the file cannot be read as a treebank, or has no sentences.
+    """
+    from hf_synlm.evaluation.trees.treebank_parsing import load_treebank  # imports torch
+
+    treebank = load_treebank(Path(path), punctuation)
+    items = [TextItem(str(number), " ".join(words)) for number, words in enumerate(treebank.words, 1)]
+    return items, treebank.convention

@@ -1,0 +1,1 @@
+"""Parsing F1 by convention, EVALB, tables of errors, baseline trees."""

@@ -1,0 +1,392 @@
+"""Labeled bracketing scores as the program EVALB (Sekine and Collins) computes and prints them.
+
+With m matched, g gold and t test brackets summed over the valid sentences: recall = m / g, precision = m / t,
+F1 = 2 m / (g + t). Brackets match that have the same words under them and labels that count as equal. What is left out
+(the root, traces, punctuation) and which labels are equal is in `EvalbParameters`; the defaults are COLLINS.prm, by
+which F1 on the Penn Treebank is reported.
+
+Three habits of EVALB: a sentence without a prediction is left out, not counted as wrong. A sentence whose words differ
+from the gold words is left out, too. Words are deleted by their tag, each side by its own tags, so predictions should
+carry the gold tags (here they do unless others are given).
+
+Source: evalb.c of EVALB 20080701 (public domain).
+"""
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, compress
+from typing import Literal
+
+from hf_synlm.data.text import PathLike, errors_at, read_lines
+from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.trees.evalb_input import COLLINS, Bracket, EvalbParameters, EvalbTree
+from hf_synlm.trees.spans import Span
+
+Status = Literal["valid", "error", "skipped"]
+
+_STATUS_CODE: dict[Status, int] = {"valid": 0, "error": 1, "skipped": 2}
+_QUOTES = frozenset(("'", '"', "/"))
+_LABEL_END = re.compile("[-=]")
+_RULE = "=" * 76
+_HEAD = (
+    "  Sent.                        Matched  Bracket   Cross        Correct Tag\n"
+    " ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy\n"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalbSentence:
+    """Counts of one sentence.
+
+    Attributes:
+        status: "valid"; "error" if the words differ; "skipped" if there is no prediction. Only valid ones count.
+        length: number of gold words.
+        matched: number of brackets in both trees.
+        gold: number of brackets of the gold tree.
+        test: number of brackets of the predicted tree.
+        crossing: number of predicted brackets that cross a gold one.
+        words: number of words left after deletion.
+        correct_tags: number of these whose predicted tag is right.
+        reason: why the sentence is an "error".
+    """
+
+    status: Status
+    length: int
+    matched: int = 0
+    gold: int = 0
+    test: int = 0
+    crossing: int = 0
+    words: int = 0
+    correct_tags: int = 0
+    reason: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if both trees have the same brackets."""
+        return self.status == "valid" and self.matched == self.gold == self.test
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalbSummary:
+    """Scores over a set of sentences, as fractions in 0..1; 0 where nothing is counted.
+
+    Attributes:
+        name: which sentences.
+        num_sentences: all of them.
+        num_errors: sentences left out because their words differ.
+        num_skipped: sentences left out because they have no prediction.
+        num_valid: sentences scored.
+        recall: matched / gold brackets.
+        precision: matched / predicted brackets.
+        f1: harmonic mean of the two.
+        complete_match: share of the valid sentences with the gold brackets exactly.
+        average_crossing: crossing brackets per valid sentence (not a share).
+        no_crossing: share of the valid sentences without crossing brackets.
+        two_or_less_crossing: share of those with at most two.
+        tagging_accuracy: share of the words with the gold tag; 1 where predictions carry the gold tags.
+    """
+
+    name: str
+    num_sentences: int
+    num_errors: int
+    num_skipped: int
+    num_valid: int
+    recall: float
+    precision: float
+    f1: float
+    complete_match: float
+    average_crossing: float
+    no_crossing: float
+    two_or_less_crossing: float
+    tagging_accuracy: float
+
+    @classmethod
+    def of(cls, name: str, sentences: Iterable[EvalbSentence]) -> "EvalbSummary":
+        """Pool the counts of sentences.
+
+        Args:
+            name: which sentences these are.
+            sentences: their counts.
+
+        Returns:
+            The scores.
+        """
+        sentences = list(sentences)
+        valid = [sentence for sentence in sentences if sentence.status == "valid"]
+        matched, gold, test, crossing, words, tags = _totals(sentences)
+        return cls(
+            name=name,
+            num_sentences=len(sentences),
+            num_errors=sum(s.status == "error" for s in sentences),
+            num_skipped=sum(s.status == "skipped" for s in sentences),
+            num_valid=len(valid),
+            recall=_ratio(matched, gold),
+            precision=_ratio(matched, test),
+            f1=_ratio(2 * matched, gold + test),
+            complete_match=_ratio(sum(s.is_complete for s in valid), len(valid)),
+            average_crossing=_ratio(crossing, len(valid)),
+            no_crossing=_ratio(sum(s.crossing == 0 for s in valid), len(valid)),
+            two_or_less_crossing=_ratio(sum(s.crossing <= 2 for s in valid), len(valid)),
+            tagging_accuracy=_ratio(tags, words),
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"-- {self.name} --",
+                f"Number of sentence        = {self.num_sentences:6d}",
+                f"Number of Error sentence  = {self.num_errors:6d}",
+                f"Number of Skip  sentence  = {self.num_skipped:6d}",
+                f"Number of Valid sentence  = {self.num_valid:6d}",
+                f"Bracketing Recall         = {100 * self.recall:6.2f}",
+                f"Bracketing Precision      = {100 * self.precision:6.2f}",
+                f"Bracketing FMeasure       = {100 * self.f1:6.2f}",
+                f"Complete match            = {100 * self.complete_match:6.2f}",
+                f"Average crossing          = {self.average_crossing:6.2f}",
+                f"No crossing               = {100 * self.no_crossing:6.2f}",
+                f"2 or less crossing        = {100 * self.two_or_less_crossing:6.2f}",
+                f"Tagging accuracy          = {100 * self.tagging_accuracy:6.2f}",
+            )
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalbScores:
+    """Result of an evaluation; `str()` prints EVALB's summary.
+
+    Attributes:
+        overall: scores over all sentences.
+        short: scores over the sentences of at most `cutoff_length` words.
+        sentences: counts of each sentence, in order.
+    """
+
+    overall: EvalbSummary
+    short: EvalbSummary
+    sentences: tuple[EvalbSentence, ...] = dataclasses.field(repr=False)
+
+    @property
+    def precision(self) -> float:
+        """Labeled precision over all sentences, 0..1."""
+        return self.overall.precision
+
+    @property
+    def recall(self) -> float:
+        """Labeled recall over all sentences, 0..1."""
+        return self.overall.recall
+
+    @property
+    def f1(self) -> float:
+        """Labeled F1 over all sentences, 0..1: the number that papers report (in percent)."""
+        return self.overall.f1
+
+    def __str__(self) -> str:
+        return f"=== Summary ===\n\n{self.overall}\n\n{self.short}"
+
+    def report(self) -> str:
+        """EVALB's whole output: a line per sentence, the totals, the summary."""
+        lines = [_row(number, sentence) for number, sentence in enumerate(self.sentences, start=1)]
+        matched, gold, test, crossing, words, tags = _totals(self.sentences)
+        total = (
+            f"                {100 * self.recall:6.2f} {100 * self.precision:6.2f} {matched:6d} {gold:5d} {test:5d}  "
+            f"{crossing:5d}  {words:5d} {tags:5d}   {100 * self.overall.tagging_accuracy:6.2f}"
+        )
+        return _HEAD + "\n".join((_RULE, *lines, _RULE, total, str(self)))
+
+
+def _row(number: int, sentence: EvalbSentence) -> str:
+    """The line of one sentence in EVALB's output."""
+    return (
+        f"{number:4d}  {sentence.length:3d}    {_STATUS_CODE[sentence.status]}  "
+        f"{100 * _ratio(sentence.matched, sentence.gold):6.2f} {100 * _ratio(sentence.matched, sentence.test):6.2f}   "
+        f"{sentence.matched:3d}    {sentence.gold:3d}  {sentence.test:3d}    {sentence.crossing:3d}   "
+        f"{sentence.words:4d}  {sentence.correct_tags:4d}   {100 * _ratio(sentence.correct_tags, sentence.words):6.2f}"
+    )
+
+
+def _totals(sentences: Iterable[EvalbSentence]) -> tuple[int, ...]:
+    """Matched, gold, test and crossing brackets, words and correct tags of the valid sentences."""
+    valid = [sentence for sentence in sentences if sentence.status == "valid"]
+    names = ("matched", "gold", "test", "crossing", "words", "correct_tags")
+    return tuple(sum(getattr(sentence, name) for sentence in valid) for name in names)
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+# --------------------------------------------------------------------------------------------------- evaluation
+def labeled_f1(
+    predicted: Sequence[tuple[Sequence[str], Sequence[Span]] | TreebankSentence | EvalbTree | None],
+    gold: Sequence[TreebankSentence | EvalbTree],
+    parameters: EvalbParameters = COLLINS,
+) -> EvalbScores:
+    """Score predicted labeled trees against gold trees.
+
+    Args:
+        predicted: per sentence (labels, spans): one label per half-open span over the gold words, in post-order, unary
+            chains as repeated spans (see `word_brackets` for trees over word pieces). Or a tree with words and tags of
+            its own. None = the sentence has no parse: like in EVALB, it is left out of all scores and counted
+            in `num_skipped`; give ([], []) to have its gold brackets counted as missed.
+        gold: the gold trees.
+        parameters: what to count; the default is COLLINS.prm.
+
+    Returns:
+        The scores.
+
+    Raises:
+        ValueError: different numbers of sentences, spans outside of their sentence (the message names the sentence),
+            more than `max_errors` sentences whose words differ.
+
+    Cost: per sentence O(gold brackets x predicted brackets).
+    """
+    if len(predicted) != len(gold):
+        raise ValueError(f"there are {len(predicted)} predicted and {len(gold)} gold trees: give one per sentence")
+    sentences: list[EvalbSentence] = []
+    num_errors = 0
+    for number, (prediction, truth) in enumerate(zip(predicted, gold, strict=True)):
+        gold_tree = EvalbTree.from_sentence(truth) if isinstance(truth, TreebankSentence) else truth
+        if prediction is None:
+            test_tree = EvalbTree((), (), ())
+        elif isinstance(prediction, TreebankSentence):
+            test_tree = EvalbTree.from_sentence(prediction)
+        elif isinstance(prediction, EvalbTree):
+            test_tree = prediction
+        else:
+            labels, spans = prediction
+            with errors_at(f"prediction for sentence {number}"):
+                test_tree = EvalbTree.from_spans(gold_tree.words, gold_tree.tags, labels, spans)
+        sentences.append(score_sentence(test_tree, gold_tree, parameters))
+        num_errors += sentences[-1].status == "error"
+        if num_errors > parameters.max_errors + 1:  # EVALB looks at its counter before it counts
+            raise ValueError(
+                f"the words of more than {parameters.max_errors + 1} sentences differ from the gold words, the last is "
+                f"sentence {number} ({sentences[-1].reason}): score trees over the same words, or raise max_errors"
+            )
+    cutoff = parameters.cutoff_length
+    return EvalbScores(
+        overall=EvalbSummary.of("All", sentences),
+        short=EvalbSummary.of(f"len<={cutoff}", [s for s in sentences if s.length <= cutoff]),
+        sentences=tuple(sentences),
+    )
+
+
+def evaluate_files(gold: PathLike, test: PathLike, parameters: EvalbParameters = COLLINS) -> EvalbScores:
+    """Do what `evalb -p PARAMETERS GOLD TEST` does.
+
+    Args:
+        gold: file with one gold tree per line.
+        test: file with one predicted tree per line; a blank line is a sentence without a parse.
+        parameters: what to count.
+
+    Returns:
+        The scores; `report()` gives EVALB's output.
+
+    Raises:
+        ValueError: different numbers of lines, malformed brackets, or see `labeled_f1`.
+    """
+    gold_trees, test_trees = (
+        [EvalbTree.from_line(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), start=1)]
+        for path in (gold, test)
+    )
+    if len(gold_trees) != len(test_trees):
+        raise ValueError(f"{gold} has {len(gold_trees)} lines and {test} {len(test_trees)}: give one tree per line")
+    return labeled_f1(test_trees, gold_trees, parameters)
+
+
+def score_sentence(test: EvalbTree, gold: EvalbTree, parameters: EvalbParameters = COLLINS) -> EvalbSentence:
+    """Compare the predicted tree of one sentence with the gold tree.
+
+    Args:
+        test: the predicted tree.
+        gold: the gold tree.
+        parameters: what to count.
+
+    Returns:
+        The counts.
+    """
+    length = sum(tag not in parameters.delete_labels_for_length for tag in gold.tags)
+    gold_kept, test_kept = ([tag not in parameters.delete_labels for tag in tree.tags] for tree in (gold, test))
+    if not any(test_kept):
+        return EvalbSentence("skipped", length)
+    if sum(gold_kept) != sum(test_kept):
+        _keep_confused_quotes(gold, gold_kept, test, test_kept, parameters)
+    words = list(compress(gold.words, gold_kept))
+    reason = _difference(words, list(compress(test.words, test_kept)), parameters)
+    if reason:
+        return EvalbSentence("error", length, reason=reason)
+    gold_brackets = _counted_brackets(gold, gold_kept, parameters)
+    test_brackets = _counted_brackets(test, test_kept, parameters)
+    return EvalbSentence(
+        "valid",
+        length,
+        matched=_count_matches(gold_brackets, test_brackets, parameters),
+        gold=len(gold_brackets),
+        test=len(test_brackets),
+        crossing=sum(any(_cross(mine, other) for other in gold_brackets) for mine in test_brackets),
+        words=len(words),
+        correct_tags=sum(map(parameters.same_label, compress(gold.tags, gold_kept), compress(test.tags, test_kept))),
+    )
+
+
+def _difference(gold: Sequence[str], test: Sequence[str], parameters: EvalbParameters) -> str:
+    """Say where the words of two trees differ; empty if they agree."""
+    if len(gold) != len(test):
+        return f"{len(gold)} gold words, {len(test)} predicted"
+    for mine, other in zip(gold, test, strict=True):
+        if not parameters.same_word(mine, other):
+            return f"gold word {mine!r}, predicted {other!r}"
+    return ""
+
+
+def _keep_confused_quotes(
+    gold: EvalbTree, gold_kept: list[bool], test: EvalbTree, test_kept: list[bool], parameters: EvalbParameters
+) -> None:
+    """Keep a quotation mark whose tags differ between the sides, if only one side would delete it."""
+
+    def quotes(tree: EvalbTree) -> list[int]:
+        pairs = enumerate(zip(tree.words, tree.tags, strict=True))
+        return [place for place, (word, tag) in pairs if word in _QUOTES and tag in parameters.quote_labels]
+
+    for mine in quotes(test):
+        # Two marks are the same one if the same number of words before them is kept.
+        num_before = sum(test_kept[:mine])
+        for other in quotes(gold):
+            is_same = sum(gold_kept[:other]) == num_before and test.tags[mine] != gold.tags[other]
+            if is_same and test_kept[mine] != gold_kept[other]:
+                test_kept[mine] = gold_kept[other] = True
+                break
+
+
+def _counted_brackets(tree: EvalbTree, kept: Sequence[bool], parameters: EvalbParameters) -> list[Bracket]:
+    """Brackets over the words kept, labels cut; without deleted labels and empty brackets."""
+    before = list(accumulate(kept, initial=0))
+    counted = []
+    for label, i, j in tree.brackets:
+        bare = _LABEL_END.split(label, maxsplit=1)[0]
+        is_deleted = any(parameters.same_label(bare, deleted) for deleted in parameters.delete_labels)
+        if before[i] < before[j] and not is_deleted:
+            counted.append((bare, before[i], before[j]))
+    return counted
+
+
+def _count_matches(gold: Sequence[Bracket], test: Sequence[Bracket], parameters: EvalbParameters) -> int:
+    """Number of pairs, each gold bracket with the first predicted one that is left and fits."""
+    left: defaultdict[Span, list[str]] = defaultdict(list)
+    for label, i, j in test:
+        left[i, j].append(label)
+    matched = 0
+    for label, i, j in gold:
+        candidates = left[i, j]
+        for index, candidate in enumerate(candidates):
+            if not parameters.labeled or parameters.same_label(label, candidate):
+                del candidates[index]
+                matched += 1
+                break
+    return matched
+
+
+def _cross(left: Bracket, right: Bracket) -> bool:
+    (_, i, j), (_, k, m) = left, right
+    return i < k < j < m or k < i < m < j

@@ -1,0 +1,205 @@
+"""What the program EVALB reads: its parameter files (.prm), and trees as it reads them.
+
+The scores are in `evaluation/trees/evalb.py`. Source: evalb.c of EVALB 20080701 (Sekine and Collins; public domain).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from hf_synlm.data.brackets import read_brackets
+from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.trees.spans import Span
+
+Bracket = tuple[str, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalbParameters:
+    """What EVALB reads from a parameter file; the defaults are COLLINS.prm.
+
+    Attributes:
+        delete_labels: brackets with these labels are not counted, and words with these tags are removed.
+        delete_labels_for_length: words with these tags do not count for the length of a sentence.
+        equal_labels: pairs of labels that match each other.
+        equal_words: pairs of words that match each other.
+        quote_labels: tags among which a quotation mark may be confused: where gold and test disagree on one and only
+            one side would delete it, it stays.
+        labeled: False compares brackets without their labels.
+        cutoff_length: the second summary is over the sentences of at most this length.
+        max_errors: more sentences than this and one whose words differ stop the evaluation, as in EVALB.
+    """
+
+    delete_labels: tuple[str, ...] = ("TOP", "-NONE-", ",", ":", "``", "''", ".")
+    delete_labels_for_length: tuple[str, ...] = ("-NONE-",)
+    equal_labels: tuple[tuple[str, str], ...] = (("ADVP", "PRT"),)
+    equal_words: tuple[tuple[str, str], ...] = ()
+    quote_labels: tuple[str, ...] = ()
+    labeled: bool = True
+    cutoff_length: int = 40
+    max_errors: int = 10
+
+    @classmethod
+    def read(cls, path: PathLike) -> "EvalbParameters":
+        """Read a parameter file (.prm) of EVALB.
+
+        Args:
+            path: the file. What it does not set is empty, as in EVALB, not as in COLLINS.prm.
+
+        Returns:
+            The parameters.
+
+        Raises:
+            ValueError: an unknown keyword or a value that does not fit; the message names file and line.
+        """
+        lists: dict[str, list] = {name: [] for name in _LIST_KEYWORDS.values()}
+        numbers = {"labeled": 1, "cutoff_length": 40, "max_errors": 10, "debug": 0}
+        for number, line in enumerate(read_lines(path), start=1):
+            if line.startswith("#") or not line.strip():
+                continue
+            keyword, *values = line.split()
+            if keyword in _LIST_KEYWORDS:
+                name = _LIST_KEYWORDS[keyword]
+                count = 2 if name.startswith("equal") else 1
+                lists[name].append(tuple(values) if count == 2 else values[0] if values else None)
+                is_right = len(values) == count
+            elif keyword in _NUMBER_KEYWORDS:
+                is_right = len(values) == 1 and values[0].isdecimal()
+                numbers[_NUMBER_KEYWORDS[keyword]] = int(values[0]) if is_right else 0
+            else:
+                known = ", ".join((*_LIST_KEYWORDS, *_NUMBER_KEYWORDS))
+                raise ValueError(f"{path}:{number}: {keyword!r} is no parameter of EVALB: use one of {known}")
+            if not is_right:
+                raise ValueError(f"{path}:{number}: {line.strip()!r}: the value of {keyword} does not fit")
+        return cls(
+            **{name: tuple(values) for name, values in lists.items()},
+            labeled=bool(numbers["labeled"]),
+            cutoff_length=numbers["cutoff_length"],
+            max_errors=numbers["max_errors"],
+        )
+
+    def same_label(self, left: str, right: str) -> bool:
+        """Tell whether two labels count as equal."""
+        return left == right or (left, right) in self.equal_labels or (right, left) in self.equal_labels
+
+    def same_word(self, left: str, right: str) -> bool:
+        """Tell whether two words count as equal."""
+        return left == right or (left, right) in self.equal_words or (right, left) in self.equal_words
+
+
+_LIST_KEYWORDS = {
+    "DELETE_LABEL": "delete_labels",
+    "DELETE_LABEL_FOR_LENGTH": "delete_labels_for_length",
+    "EQ_LABEL": "equal_labels",
+    "EQ_WORD": "equal_words",
+    "QUOTE_LABEL": "quote_labels",
+}
+_NUMBER_KEYWORDS = {
+    "LABELED": "labeled",
+    "CUTOFF_LEN": "cutoff_length",
+    "MAX_ERROR": "max_errors",
+    "DEBUG": "debug",
+}
+COLLINS = EvalbParameters()
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalbTree:
+    """One side of a comparison: nothing is deleted from it yet.
+
+    Attributes:
+        words: the words, traces included.
+        tags: the tag of each word.
+        brackets: (label, i, j) of every constituent, half-open, in the order in which they open.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    brackets: tuple[Bracket, ...]
+
+    @classmethod
+    def from_line(cls, line: str, where: str = "<text>") -> "EvalbTree":
+        """Read a line of a file as EVALB does: one sentence, of one tree, several, or none.
+
+        Args:
+            line: bracketed trees, e.g. "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))".
+            where: name for error messages.
+
+        Returns:
+            The tree; it has no words if the line is blank.
+
+        Raises:
+            ValueError: the brackets are malformed.
+        """
+        words: list[str] = []
+        tags: list[str] = []
+        brackets: list[Bracket] = []
+        open_brackets: list[tuple[int, int]] = []  # its number in `brackets`, its character in the line
+        word = None  # in the innermost bracket
+        for symbol, (_, character), is_first in read_brackets([line], lambda symbol, _: f"{where}: {symbol!r}"):
+            index, opened_at = open_brackets[-1] if open_brackets else (-1, -1)
+            if symbol == ")":
+                open_brackets.pop()
+                label, start, _ = brackets[index]
+                if word is None:
+                    brackets[index] = (label, start, len(words))
+                else:  # not a constituent, but a word with its tag
+                    brackets.pop()
+                    words.append(word)
+                    tags.append(label)
+                    word = None
+            elif word is None and symbol == "(":
+                open_brackets.append((len(brackets), character))
+                brackets.append(("", len(words), len(words)))
+            elif is_first and character == opened_at + 1:  # EVALB reads no label after a space
+                brackets[index] = (symbol, len(words), len(words))
+            elif word is None and open_brackets and index == len(brackets) - 1 and brackets[index][1] == len(words):
+                word = symbol
+            else:
+                lost = word or symbol
+                raise ValueError(f"{where}: {lost!r} has no bracket of its own: write it as (TAG {lost})")
+        return cls(tuple(words), tuple(tags), tuple(brackets))
+
+    @classmethod
+    def from_spans(
+        cls, words: Sequence[str], tags: Sequence[str], labels: Sequence[str], spans: Sequence[Span]
+    ) -> "EvalbTree":
+        """Put a tree together from what a parser gives.
+
+        Args:
+            words: the n words.
+            tags: one tag per word.
+            labels: one label per span.
+            spans: half-open word spans in post-order (unary chains from the bottom to the top).
+
+        Returns:
+            The tree.
+
+        Raises:
+            ValueError: lengths that do not fit, or a span outside the sentence.
+        """
+        if len(tags) != len(words) or len(labels) != len(spans):
+            raise ValueError(
+                f"{len(words)} words have {len(tags)} tags, and {len(spans)} spans have {len(labels)} labels: "
+                "give one tag per word and one label per span"
+            )
+        for i, j in spans:
+            if not 0 <= i < j <= len(words):
+                raise ValueError(f"span ({i}, {j}) does not fit into {len(words)} words: spans are half-open, in words")
+        brackets = [(label, i, j) for label, (i, j) in zip(labels, spans, strict=True)]
+        opening = sorted(reversed(brackets), key=lambda bracket: (bracket[1], -bracket[2]))
+        return cls(tuple(words), tuple(tags), tuple(opening))
+
+    @classmethod
+    def from_sentence(cls, sentence: TreebankSentence) -> "EvalbTree":
+        """Convert a sentence of a treebank.
+
+        Args:
+            sentence: as `read_treebank` gives it. Its cleaning agrees with EVALB's, except that it also cuts labels
+                at "|" (ADVP|PRT becomes ADVP); read with `keep_functions=True` to leave all cutting to EVALB.
+
+        Returns:
+            The tree.
+        """
+        spans = [(i, j) for _, i, j in sentence.labeled_spans]
+        return cls.from_spans(sentence.words, sentence.tags, [label for label, _, _ in sentence.labeled_spans], spans)

@@ -1,0 +1,426 @@
+"""What parsers find and what their trees look like: recall by class, tests of differences, branching, agreement.
+
+Recall of a class (label, width or height) = gold constituents of that class whose span the predicted tree has / gold
+constituents of that class. A `ParsingConvention` says which constituents count (the whole sentence, narrow spans,
+copies), as for F1. Precision by width or height of the predicted constituents (Du et al. 2020, figure 4) is the same
+with the two sides exchanged: `recall_by_height(gold, predicted, lengths)`.
+
+Trees are lists of half-open spans. The statistics of their shape ignore spans of one word and copies (unary chains) and
+count the whole sentence as a constituent, listed or not.
+"""
+
+import dataclasses
+import statistics
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+
+from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.trees.parsing import (
+    ParsingConvention,
+    check_spans,
+    counted_spans,
+    resolve_convention,
+    unlabeled_f1,
+)
+from hf_synlm.trees.spans import Span
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall:
+    """How many constituents of a class were found.
+
+    Attributes:
+        found: number found.
+        total: number there is.
+    """
+
+    found: int
+    total: int
+
+    @property
+    def value(self) -> float:
+        """Recall in 0..1; 0 where there is nothing to find."""
+        return self.found / self.total if self.total else 0.0
+
+
+def recall_by_label(
+    predicted: Sequence[Sequence[Span]],
+    gold: Sequence[TreebankSentence],
+    convention: str | ParsingConvention = "gpst",
+    **changes: Any,
+) -> dict[str, Recall]:
+    """Recall of gold constituents by their label; labels of the prediction play no part.
+
+    A constituent counts once per label and span: a unary chain VP over VP once, S over VP as both. Table 3 of Du et al.
+    (2020), by the scorer of yikangshen/Ordered-Neurons, counts the whole sentence (`sentence_span="count"`); Kim et al.
+    (2019) do not.
+
+    Args:
+        predicted: per sentence the half-open word spans of the predicted tree.
+        gold: the gold sentences; leave out punctuation before (`TreebankSentence.select_words`).
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        Recall by label, the most frequent label first.
+
+    Raises:
+        ValueError: different numbers of sentences, spans outside their sentence, an unknown convention.
+
+    Cost: O(number of spans).
+    """
+    found, total = Counter[str](), Counter[str]()
+    for of_sentence, truth in _labels_found(predicted, gold, resolve_convention(convention, **changes)):
+        found.update(of_sentence)
+        total.update(truth)
+    return {label: Recall(found[label], count) for label, count in total.most_common()}
+
+
+def _labels_found(
+    predicted: Sequence[Sequence[Span]], gold: Sequence[TreebankSentence], convention: ParsingConvention
+) -> Iterator[tuple[Counter[str], Counter[str]]]:
+    """Per sentence that is scored: constituents found, and all gold ones, by label."""
+    lengths = [len(sentence.words) for sentence in gold]
+    spans = [[(i, j) for _, i, j in sentence.labeled_spans] for sentence in gold]
+    for number, prediction, truth in _scored(predicted, spans, lengths, convention):
+        found, total = Counter[str](), Counter[str]()
+        by_span: defaultdict[Span, list[str]] = defaultdict(list)
+        for label, i, j in gold[number].labeled_spans:
+            by_span[i, j].append(label)
+        for span in truth:
+            names = by_span[span] if convention.duplicates == "multiset" else list(dict.fromkeys(by_span[span]))
+            total.update(names)
+            if span in prediction:
+                found.update(names)
+        yield found, total
+
+
+def permutation_test(
+    first: Sequence[float], second: Sequence[float], num_samples: int = 10_000, seed: int = 0
+) -> float:
+    """Paired permutation test: how often chance alone makes two systems differ as much in their mean.
+
+    Under the null hypothesis the two systems are interchangeable, so every sentence's two values may be exchanged. The
+    test draws exchanges at random (Noreen 1989; Yeh 2000).
+
+    Args:
+        first: one value per sentence of one system.
+        second: of the other system, in the same order.
+        num_samples: number of random exchanges.
+        seed: of the exchanges.
+
+    Returns:
+        Two-sided p, at least 1 / (num_samples + 1).
+
+    Raises:
+        ValueError: different numbers of values, or none.
+
+    Cost: O(num_samples x sentences).
+    """
+    differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
+    if not differences.size:
+        raise ValueError("there are no sentences to compare")
+    generator = np.random.default_rng(seed)
+    observed, extreme = abs(differences.sum()) - 1e-9, 0
+    for _ in range(num_samples):
+        extreme += abs(differences @ generator.choice((-1.0, 1.0), differences.size)) >= observed
+    return (extreme + 1) / (num_samples + 1)
+
+
+def compare_parses(
+    first: Sequence[Sequence[Span]],
+    second: Sequence[Sequence[Span]],
+    gold: Sequence[TreebankSentence],
+    convention: str | ParsingConvention = "gpst",
+    **changes: Any,
+) -> list[dict[str, Any]]:
+    """Compare the trees of two systems: sentence F1, and recall by label, with paired permutation tests.
+
+    Args:
+        first: per sentence the half-open word spans of one system's tree.
+        second: of the other system.
+        gold: the gold sentences; leave out punctuation before (`TreebankSentence.select_words`).
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        Rows `measure`, `first`, `second`, `difference` (second - first; percent), `p`, `gold` (sentences or
+        constituents), not corrected for the number of tests.
+
+    Raises:
+        ValueError: as `unlabeled_f1`.
+    """
+    convention = resolve_convention(convention, **changes)
+    lengths = [len(sentence.words) for sentence in gold]
+    spans = [sentence.spans for sentence in gold]
+    scores = [unlabeled_f1(trees, spans, lengths, convention) for trees in (first, second)]
+    by_sentence = [[value for value in score.f1_per_sentence if value is not None] for score in scores]
+    rows = [_compared("sentence F1", by_sentence[0], by_sentence[1], scores[0].num_sentences)]
+    found = [list(_labels_found(trees, gold, convention)) for trees in (first, second)]
+    total = sum((truth for _, truth in found[0]), Counter[str]())
+    for label, count in total.most_common():
+        ours, theirs = ([part[label] for part, _ in each] for each in found)
+        rows.append(_compared(f"recall {label}", ours, theirs, count))
+    return rows
+
+
+def _compared(measure: str, first: Sequence[float], second: Sequence[float], count: int) -> dict[str, Any]:
+    """A row: sums over `count` things, in percent, and whether their difference may be chance."""
+    ours, theirs = (100 * sum(values) / count for values in (first, second))
+    return {
+        "measure": measure,
+        "first": round(ours, 2),
+        "second": round(theirs, 2),
+        "difference": round(theirs - ours, 2),
+        "p": round(permutation_test(first, second), 4),
+        "gold": count,
+    }
+
+
+def recall_by_size(
+    predicted: Sequence[Sequence[Span]],
+    gold: Sequence[Sequence[Span]],
+    lengths: Sequence[int],
+    size: Literal["width", "height"],
+    convention: str | ParsingConvention = "gpst",
+    **changes: Any,
+) -> dict[int, Recall]:
+    """Recall of gold constituents by their size.
+
+    Args:
+        predicted: per sentence the half-open spans of the predicted tree.
+        gold: per sentence the half-open spans of the gold tree; for heights they must nest.
+        lengths: number of words of each sentence.
+        size: "width", the number of words; or "height" as `span_heights` defines it.
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        Recall by width or height, small ones first.
+
+    Raises:
+        ValueError: as `recall_by_label`.
+    """
+    found, total = Counter[int](), Counter[int]()
+    for number, prediction, truth in _scored(predicted, gold, lengths, resolve_convention(convention, **changes)):
+        # The whole sentence may count without being listed.
+        heights = span_heights([*gold[number], *truth]) if size == "height" else {}
+        for span, count in truth.items():
+            key = span[1] - span[0] if size == "width" else heights.get(span, 0)
+            total[key] += count
+            found[key] += min(count, prediction[span])
+    return {key: Recall(found[key], total[key]) for key in sorted(total)}
+
+
+def span_heights(spans: Sequence[Span]) -> dict[Span, int]:
+    """Height of each constituent of a tree: 1 over words alone, else one more than the highest child.
+
+    Args:
+        spans: half-open spans that nest; spans of one word and copies count for nothing.
+
+    Returns:
+        Height by span.
+
+    Cost: O(s log s) for s spans.
+    """
+    heights: dict[Span, int] = {}
+    # In post-order the finished constituents form a stack, and a parent takes the top ones that it covers.
+    done: list[Span] = []
+    for i, j in sorted({span for span in spans if span[1] - span[0] > 1}, key=lambda span: (span[1], -span[0])):
+        height = 0
+        while done and done[-1][0] >= i:
+            height = max(height, heights[done.pop()])
+        heights[i, j] = height + 1
+        done.append((i, j))
+    return heights
+
+
+def _scored(
+    predicted: Sequence[Sequence[Span]],
+    gold: Sequence[Sequence[Span]],
+    lengths: Sequence[int],
+    convention: ParsingConvention,
+) -> list[tuple[int, Counter[Span], Counter[Span]]]:
+    """Number, counted predicted spans and counted gold spans of each sentence that the convention does not skip."""
+    if not len(predicted) == len(gold) == len(lengths):
+        raise ValueError(
+            f"{len(predicted)} predicted and {len(gold)} gold trees of {len(lengths)} sentences: give one each"
+        )
+    scored = []
+    for number, length in enumerate(lengths):
+        check_spans(predicted[number], length, f"prediction for sentence {number}")
+        check_spans(gold[number], length, f"gold tree of sentence {number}")
+        if convention.scores_length(length):
+            found, wanted = (counted_spans(side[number], length, convention) for side in (predicted, gold))
+            scored.append((number, found, wanted))
+    return scored
+
+
+# ----------------------------------------------------------------------------------------------- shape of trees
+@dataclasses.dataclass(frozen=True)
+class TreeStatistics:
+    """Shape of a set of trees.
+
+    Attributes:
+        depth: mean over the sentences of the mean depth of their words, the number of constituents around a word
+            ("Depth" in table 3 of Du et al. 2020).
+        num_left_words: words that are the first child of their parent.
+        num_right_words: words that are the last child of their parent.
+        num_left_splits: splits of [i, j) into [i, j - 1) and a word.
+        num_right_splits: splits of [i, j) into a word and [i + 1, j).
+        num_splits: all splits of constituents of more than two words.
+    """
+
+    depth: float
+    num_left_words: int
+    num_right_words: int
+    num_left_splits: int
+    num_right_splits: int
+    num_splits: int
+
+    @property
+    def right_left_ratio(self) -> float:
+        """First-child words / last-child words: above 1 in right-branching trees (the R/L ratio of Du et al. 2020)."""
+        return self.num_left_words / self.num_right_words if self.num_right_words else 0.0
+
+    @property
+    def left_splits(self) -> float:
+        """Share of left splits, 0..1 (table 4 of Peng et al. 2019)."""
+        return self.num_left_splits / self.num_splits if self.num_splits else 0.0
+
+    @property
+    def right_splits(self) -> float:
+        """Share of right splits, 0..1 (table 4 of Peng et al. 2019)."""
+        return self.num_right_splits / self.num_splits if self.num_splits else 0.0
+
+    def numbers(self) -> dict[str, float]:
+        """The four published numbers, for JSON; splits in percent."""
+        return {
+            "depth": round(self.depth, 2),
+            "right_left_ratio": round(self.right_left_ratio, 2),
+            "left_splits": round(100 * self.left_splits, 2),
+            "right_splits": round(100 * self.right_splits, 2),
+        }
+
+
+def tree_statistics(trees: Sequence[Sequence[Span]], lengths: Sequence[int]) -> TreeStatistics:
+    """Depth and branching direction of trees.
+
+    Words: in a tree, the word at i is the first child of its parent if and only if a constituent begins at i, because
+    the narrowest constituent around it is then the narrowest of these; and the last child if one ends at i + 1.
+
+    Splits: a binary constituent has one. A wider one is split from the top, as by the authors of PaLM: off comes the
+    widest constituent at its end, else the widest at its beginning; a rest without either is not split further. The
+    rest of the words is treated likewise, whether it is a constituent or not.
+
+    Args:
+        trees: per sentence its half-open spans, which nest.
+        lengths: number of words of each sentence.
+
+    Returns:
+        The statistics; leave punctuation out before to get the published numbers.
+
+    Raises:
+        ValueError: no sentences, different numbers of them, or a span outside its sentence.
+
+    Cost: O(s log s) for s spans.
+    """
+    if not lengths or len(trees) != len(lengths):
+        raise ValueError(f"{len(trees)} trees of {len(lengths)} sentences: give one each, at least one")
+    depths, left_words, right_words, left, right, num_splits = [], 0, 0, 0, 0, 0
+    for number, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
+        check_spans(tree, length, f"tree of sentence {number}")
+        spans = {span for span in tree if span[1] - span[0] > 1} | ({(0, length)} if length > 1 else set())
+        depths.append(sum(j - i for i, j in spans) / length)
+        left_words += len({i for i, _ in spans})
+        right_words += len({j for _, j in spans})
+        for i, k, j in _splits(spans, length):
+            left += k == j - 1
+            right += k == i + 1
+            num_splits += 1
+    return TreeStatistics(statistics.fmean(depths), left_words, right_words, left, right, num_splits)
+
+
+def _splits(spans: set[Span], length: int) -> list[tuple[int, int, int]]:
+    """Splits (i, k, j) of constituents and rests of more than two words."""
+    starts_of, ends_of = defaultdict(list), defaultdict(list)
+    for i, j in sorted(spans):
+        starts_of[j].append(i)
+        ends_of[i].append(j)
+    splits = []
+    agenda = [(0, length)]
+    while agenda:
+        i, j = agenda.pop()
+        if j - i <= 2:
+            continue
+        place = bisect_right(starts_of[j], i)
+        if place < len(starts_of[j]):
+            k = starts_of[j][place]
+        else:
+            place = bisect_left(ends_of[i], j)
+            if not place:
+                continue
+            k = ends_of[i][place - 1]
+        splits.append((i, k, j))
+        agenda += [(i, k), (k, j)]
+    return splits
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How much several runs agree in their trees.
+
+    Attributes:
+        mean: mean F1 over all pairs of runs, 0..1 ("self F1" in Williams et al. 2018).
+        minimum: of the pair that agrees least.
+        maximum: of the pair that agrees most.
+        pairs: F1 by pair (first run, second run), numbered from 0.
+        convention: one line that says what is counted.
+    """
+
+    mean: float
+    minimum: float
+    maximum: float
+    pairs: dict[tuple[int, int], float]
+    convention: str
+
+
+def agreement(
+    runs: Sequence[Sequence[Sequence[Span]]],
+    lengths: Sequence[int],
+    convention: str | ParsingConvention = "gpst",
+    *,
+    keep: Sequence[Sequence[bool]] | None = None,
+    **changes: Any,
+) -> Agreement:
+    """Mean F1 between the trees of every two runs, such as several seeds.
+
+    Args:
+        runs: per run, per sentence its half-open spans.
+        lengths: number of words of each sentence.
+        convention: as in `unlabeled_f1`; its published level, sentence or corpus F1, is the one taken.
+        keep: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        The agreement.
+
+    Raises:
+        ValueError: fewer than two runs, or as `unlabeled_f1`.
+
+    Cost: O(runs^2 x spans).
+    """
+    if len(runs) < 2:
+        raise ValueError(f"{len(runs)} run(s) given: agreement needs at least two")
+    convention = resolve_convention(convention, **changes)
+    pairs = {
+        (a, b): unlabeled_f1(runs[a], runs[b], lengths, convention, keep=keep).f1
+        for a, b in combinations(range(len(runs)), 2)
+    }
+    values = list(pairs.values())
+    return Agreement(statistics.fmean(values), min(values), max(values), pairs, convention.describe())

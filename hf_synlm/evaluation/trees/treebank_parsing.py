@@ -1,0 +1,655 @@
+"""Parse a treebank with a model, score its trees beside baselines that need no model, and report numbers and tables.
+
+Words are encoded with their word boundaries, so that word pieces stay together. Trees over tokens are mapped back to
+words before they are scored.
+"""
+
+import dataclasses
+import inspect
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.collate import collate_contexts, encode_words
+from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.punctuation import Punctuation, check_tags, keep_words
+from hf_synlm.data.text import PathLike, errors_at
+from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.evaluation.results import F1_TITLES, Row
+from hf_synlm.evaluation.text.cache import Result, ResultCache
+from hf_synlm.evaluation.text.processes import map_batches
+from hf_synlm.evaluation.text.scoring import batches_by_cost, beam_width, token_budget
+from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbTree, labeled_f1
+from hf_synlm.evaluation.trees.parsing import (
+    ParsingConvention,
+    ParsingScores,
+    apply_keep,
+    binarized_gold,
+    branching_baselines,
+    resolve_convention,
+    unlabeled_f1,
+)
+from hf_synlm.evaluation.trees.parsing_analysis import (
+    Recall,
+    agreement,
+    compare_parses,
+    recall_by_label,
+    recall_by_size,
+    tree_statistics,
+)
+from hf_synlm.trees.spans import Span, escape_word
+
+PUNCTUATION = {
+    "remove": "punctuation removed before parsing",
+    "ignore": "parsed with punctuation, scored without",
+    "keep": "punctuation kept and scored",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Treebank:
+    """Sentences with gold trees, ready to be parsed and scored.
+
+    Attributes:
+        sentences: the words that are parsed, with their gold trees.
+        keep: per sentence and word, whether it counts in the score; `None`: all do.
+        convention: how punctuation is treated, in one line.
+    """
+
+    sentences: list[TreebankSentence]
+    keep: list[list[bool]] | None
+    convention: str
+
+    @cached_property
+    def words(self) -> list[list[str]]:
+        """Per sentence its words."""
+        return [list(sentence.words) for sentence in self.sentences]
+
+    @cached_property
+    def spans(self) -> list[list[Span]]:
+        """Per sentence the gold spans of two or more words."""
+        return [sentence.spans for sentence in self.sentences]
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Number of words of each sentence."""
+        return [len(sentence.words) for sentence in self.sentences]
+
+    def select(self, chosen: Iterable[int]) -> "Treebank":
+        """A part of the treebank.
+
+        Args:
+            chosen: numbers of sentences.
+
+        Returns:
+            A treebank of these, in this order.
+        """
+        chosen = list(chosen)
+        keep = None if self.keep is None else [self.keep[k] for k in chosen]
+        return Treebank([self.sentences[k] for k in chosen], keep, self.convention)
+
+    def scored(self) -> list[TreebankSentence]:
+        """The gold sentences as they are scored: without the words that do not count."""
+        if self.keep is None:
+            return self.sentences
+        return [sentence.select_words(keep) for sentence, keep in zip(self.sentences, self.keep, strict=True)]
+
+    def over_kept_words(self, trees: Sequence[Sequence[Span]]) -> list[Sequence[Span]]:
+        """Trees over the words of the treebank as trees over the words that are scored."""
+        return apply_keep(trees, self.lengths, self.keep)
+
+    def numbers_scored(self, convention: ParsingConvention) -> list[int]:
+        """Numbers of the sentences that have a length which the convention scores.
+
+        Args:
+            convention: what counts.
+
+        Returns:
+            The numbers, at least one.
+
+        Raises:
+            ValueError: there is none.
+        """
+        scored = enumerate(self.scored())
+        found = [number for number, sentence in scored if convention.scores_length(len(sentence.words))]
+        if not found:
+            raise ValueError(f"none of the {len(self.sentences)} sentences is scored under {convention.describe()}")
+        return found
+
+
+def load_treebank(
+    path: str | Path,
+    punctuation: str = "remove",
+    max_sentences: int | None = None,
+    split_leaves: bool = False,
+    punctuation_by: Punctuation = "tag",
+) -> Treebank:
+    """Read a treebank file for evaluation.
+
+    Args:
+        path: file of bracketed trees with tags.
+        punctuation: as in `make_treebank`.
+        max_sentences: as in `make_treebank`.
+        split_leaves: as in `read_treebank`.
+        punctuation_by: as in `make_treebank`.
+
+    Returns:
+        The treebank.
+
+    Raises:
+        ValueError: as `read_treebank` and `make_treebank`.
+    """
+    trees = read_treebank(path, split_leaves=split_leaves)
+    try:
+        return make_treebank(trees, punctuation, max_sentences, punctuation_by)
+    except ValueError as error:
+        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+
+
+def make_treebank(
+    trees: Iterable[TreebankSentence],
+    punctuation: str = "remove",
+    max_sentences: int | None = None,
+    punctuation_by: Punctuation = "tag",
+) -> Treebank:
+    """Prepare gold trees for evaluation.
+
+    Args:
+        trees: the sentences.
+        punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019), "ignore" parses it but deletes it
+            from both trees before scoring; both leave out sentences without other words. "keep" counts it as words.
+        max_sentences: read only this number of sentences, from the beginning.
+        punctuation_by: how to recognize punctuation, by "tag" or "form"; see `keep_words`. By tag, all words count as
+            punctuation whose tag is not among the 36 of the Penn Treebank for words (`check_tags`).
+
+    Returns:
+        The treebank.
+
+    Raises:
+        ValueError: for another value of `punctuation` or `punctuation_by`, for trees with other tags than the Penn
+            Treebank's if punctuation is recognized by tag (in the sentences that are read), or without any sentence.
+    """
+    if punctuation not in PUNCTUATION:
+        raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
+    sentences: list[TreebankSentence] = []
+    keep: list[list[bool]] = []
+    tags: Counter[str] = Counter()
+    for sentence in trees:
+        kept = keep_words(sentence.words, sentence.tags, punctuation_by)
+        tags.update(sentence.tags)
+        if punctuation == "keep" or any(kept):
+            sentences.append(sentence if punctuation != "remove" else sentence.select_words(kept))
+            keep.append(kept)
+        if max_sentences is not None and len(sentences) == max_sentences:
+            break
+    unknown = check_tags(tags) if punctuation != "keep" and punctuation_by == "tag" else 0
+    if not sentences:
+        raise ValueError("no sentence has words that are not punctuation: check the treebank and how it is filtered")
+    told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
+    if unknown:
+        told += f", with {unknown} words of unknown tags"
+    return Treebank(sentences, keep if punctuation == "ignore" else None, PUNCTUATION[punctuation] + told)
+
+
+@torch.no_grad()
+def parse_sentences(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str | Sequence[str]],
+    *,
+    batch_size: int = 32,
+    progress: str | None = None,
+    num_processes: int | None = 1,
+    cache: PathLike | None = None,
+    **options: Any,
+) -> list[ParsedSentence]:
+    """Parse sentences; equal ones are parsed once.
+
+        (parsed,) = hf_synlm.parse_sentences(model, tokenizer, ["the people agree"])
+        print(parsed.brackets())
+
+    Args:
+        model: a model with `parse`.
+        tokenizer: its tokenizer.
+        sentences: each as text, whose words are separated by white space, or as a sequence of words; at least one word.
+        batch_size: sentences per call, at most: those of one call are about equally long.
+        progress: name of a progress bar; None = no bar.
+        num_processes: how many processes parse on a CPU; None = as many as are worth it, see `TextScorer`.
+        cache: file of the trees by sentence, written as they come; a run that was stopped continues from it.
+        **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
+
+    Returns:
+        The sentences with their trees and the log-probabilities of their words.
+
+    Raises:
+        ValueError: the model cannot parse, `batch_size` is not positive, a word is empty, has white space, no token,
+            or shares one, or a sentence is longer than the model's positions. Nothing is parsed then.
+    """
+    name = type(model).__name__
+    if not hasattr(model, "parse"):
+        raise ValueError(f"{name} has no parse(): use a syntactic language model of hf_synlm")
+    if not getattr(model.config, "gives_trees", True):
+        raise ValueError(
+            "linearization='no_opening': labels do not say where constituents begin, so there are no trees. Train a "
+            "Tree LM with another linearization."
+        )
+    own = {"input_ids", "attention_mask", "word_ends"}
+    unknown = sorted(set(options) - (set(inspect.signature(model.parse).parameters) - own))
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+    split = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
+    encoded = [_encode(tokenizer, words, number) for number, words in enumerate(split, 1)]
+    _check_lengths(model, split, encoded)
+    return parse_encoded(
+        model,
+        [EncodedSentence(tuple(e[0]), tuple(e[1]), tuple(words)) for words, e in zip(split, encoded, strict=True)],
+        batch_size=batch_size,
+        progress=progress,
+        num_processes=num_processes,
+        cache=cache,
+        **options,
+    )
+
+
+class EncodedSentence(NamedTuple):
+    """A sentence to parse: its tokens, which of them end a word, and its words."""
+
+    ids: tuple[int, ...]
+    word_ends: tuple[bool, ...]
+    words: tuple[str, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.ids)
+
+
+def parse_encoded(
+    model: PreTrainedModel,
+    sentences: Sequence[EncodedSentence],
+    *,
+    batch_size: int = 32,
+    progress: str | None = None,
+    num_processes: int | None = 1,
+    cache: PathLike | None = None,
+    **options: Any,
+) -> list[ParsedSentence]:
+    """`parse_sentences` of sentences whose tokens are known; equal ones are parsed once.
+
+    Args:
+        model: as in `parse_sentences`.
+        sentences: at least one token each.
+        batch_size: as in `parse_sentences`.
+        progress: as in `parse_sentences`.
+        num_processes: as in `parse_sentences`.
+        cache: as in `parse_sentences`.
+        **options: as in `parse_sentences`.
+
+    Returns:
+        The sentences with their trees.
+    """
+    unique = list(dict.fromkeys(sentences))
+    searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
+    num_beams = options.get("num_beams") if searches else 1
+    found = map_batches(
+        partial(_parse_batch, model, options),
+        batches_by_cost(unique, batch_size, token_budget(model, num_beams)),
+        model,
+        num_processes=num_processes,
+        num_beams=beam_width(model, num_beams) if searches else 1,
+        cache=None if cache is None else ResultCache(cache, model, {"parse": options}),
+        progress=progress,
+    )
+    return [ParsedSentence.from_dict(found[sentence]) for sentence in sentences]
+
+
+def _parse_batch(model: PreTrainedModel, options: dict[str, Any], sentences: list[EncodedSentence]) -> list[Result]:
+    batch = collate_contexts(
+        [{"input_ids": sentence.ids, "word_ends": sentence.word_ends} for sentence in sentences],
+        model.config.pad_token_id,
+    )
+    inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "word_ends")}
+    with evaluation_mode(model):
+        output = model.parse(**inputs, **options)
+    return [ParsedSentence.from_output(output, sentence.words, row).to_dict() for row, sentence in enumerate(sentences)]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, words: Sequence[str], number: int) -> tuple[list[int], list[bool]]:
+    shown = " ".join(words[:8]) + (" ..." if len(words) > 8 else "")
+    with errors_at(f"sentence {number} ({shown!r})"):
+        return encode_words(tokenizer, words)
+
+
+def _check_lengths(
+    model: PreTrainedModel, sentences: Sequence[Sequence[str]], encoded: Sequence[tuple[list[int], list[bool]]]
+) -> None:
+    if not hasattr(model, "word_search"):
+        return  # recurrent models read any length
+    limit = model.word_search(1).machine.max_tokens
+    long = [number for number, (ids, _) in enumerate(encoded) if len(ids) > limit]
+    if long:
+        words = sentences[long[0]]
+        raise ValueError(
+            f"sentence {long[0] + 1} of {len(words)} words ({' '.join(words[:5])} ...) has {len(encoded[long[0]][0])} "
+            f"tokens, but the model has positions for {int(limit)} ({len(long)} of {len(encoded)} sentences are too "
+            "long): cut them or leave them out, of a treebank by a largest number of words"
+        )
+
+
+def parse_words(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[Sequence[str]],
+    **options: Any,
+) -> list[list[Span]]:
+    """The best trees of sentences given as words, without labels.
+
+    Args:
+        model: as in `parse_sentences`.
+        tokenizer: as in `parse_sentences`.
+        sentences: as in `parse_sentences`.
+        **options: as in `parse_sentences`.
+
+    Returns:
+        Per sentence the spans of its best tree over words, in post-order; none if no tree was found.
+    """
+    return best_trees(parse_sentences(model, tokenizer, sentences, **options))
+
+
+def best_trees(parsed: Sequence[ParsedSentence]) -> list[list[Span]]:
+    """The best trees, without labels.
+
+    Args:
+        parsed: the sentences.
+
+    Returns:
+        Per sentence the spans of two or more words of its best tree; empty if it has no tree.
+    """
+    return [sentence.hypotheses[0].unlabeled_spans if sentence.hypotheses else [] for sentence in parsed]
+
+
+def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: str = "the trees") -> None:
+    """Check that trees are over the words of a treebank, sentence by sentence.
+
+    Args:
+        parsed: the trees; an entry without words is a sentence without a tree.
+        treebank: the gold trees.
+        where: the file of the trees, for messages.
+
+    Raises:
+        ValueError: another number of sentences, or other words; it names the first difference. Case, and parentheses
+            written -LRB- and -RRB-, make no difference.
+    """
+    if len(parsed) != len(treebank.sentences):
+        raise ValueError(
+            f"{where}: {len(parsed)} sentences, but the treebank has {len(treebank.sentences)} "
+            f"({treebank.convention}): give one line per sentence, a blank one where there is no tree"
+        )
+    for number, (sentence, gold) in enumerate(zip(parsed, treebank.sentences, strict=True), start=1):
+        if not sentence.words:
+            continue
+        own, other = (tuple(escape_word(word).lower() for word in side.words) for side in (sentence, gold))
+        if own == other:
+            continue
+        place = next((k for k, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), None)
+        if place is None:
+            difference = f"it has {len(own)} words, the gold tree {len(other)}"
+        else:
+            difference = f"word {place + 1} is {sentence.words[place]!r}, in the gold tree {gold.words[place]!r}"
+        raise ValueError(
+            f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}); "
+            "score trees over the same words, and check the style of the brackets and the treatment of punctuation"
+        )
+
+
+def score_trees(
+    trees: Sequence[Sequence[Span]],
+    treebank: Treebank,
+    convention: str | ParsingConvention = "gpst",
+    **changes: Any,
+) -> ParsingScores:
+    """Unlabeled F1 of trees over the words of a treebank.
+
+    Args:
+        trees: per sentence its spans over words.
+        treebank: the gold trees.
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        The scores.
+    """
+    return unlabeled_f1(trees, treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
+
+
+def score_baselines(
+    treebank: Treebank, convention: str | ParsingConvention = "gpst", **changes: Any
+) -> dict[str, ParsingScores]:
+    """Unlabeled F1 of left, right, balanced and random trees, and of binarized gold trees; see `branching_baselines`.
+
+    Args:
+        treebank: the gold trees.
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        Scores by kind of tree.
+    """
+    return branching_baselines(treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
+
+
+def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:
+    """Table of scores for a terminal: the four common numbers, and the convention named in its last line.
+
+    Args:
+        scores: by kind of tree.
+        treebank: the gold trees.
+
+    Returns:
+        Lines of text.
+    """
+    width = max(map(len, scores))
+    names = ("sentence_drop", "corpus_drop", "sentence_count", "corpus_count")
+    lines = [
+        f"{'':<{width + 2}}{'without sentence span':>24}{'with sentence span':>24}",
+        f"{'unlabeled F1 (%)':<{width + 2}}" + f"{'sentence':>14}{'corpus':>10}" * 2,
+    ]
+    for name, score in scores.items():
+        cells = (f"{100 * score.variants[key]:>{10 + 4 * key.startswith('sentence')}.2f}" for key in names)
+        lines.append(f"  {name:<{width}}" + "".join(cells))
+    first = next(iter(scores.values()))
+    lines.append(f"  {first.num_sentences} sentences; {treebank.convention}; convention {first.convention}")
+    return "\n".join(lines)
+
+
+def score_numbers(scores: dict[str, ParsingScores]) -> dict[str, dict[str, float]]:
+    """The numbers of `scores` in percent, for JSON."""
+    return {name: score.numbers() for name, score in scores.items()}
+
+
+# ---------------------------------------------------------------------------------------------------- reports
+def report_parsing(
+    treebank: Treebank,
+    runs: Mapping[str, Sequence[ParsedSentence]],
+    convention: str | ParsingConvention = "gpst",
+    **changes: Any,
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """Score the trees of one or several runs without their labels; all numbers are of sentences that are scored.
+
+    Args:
+        treebank: the gold trees.
+        runs: per run, by its name, the parsed sentences of the treebank in order.
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        Scores by name, means where there are several runs (then also `f1_standard_deviation` and `agreement`); and
+        tables by title.
+
+    Raises:
+        ValueError: no runs, trees that are not over the words of the treebank, or as `unlabeled_f1`.
+    """
+    if not runs:
+        raise ValueError("there are no trees to score: give at least one run")
+    convention = resolve_convention(convention, **changes)
+    for name, parsed in runs.items():
+        match_treebank(parsed, treebank, name)
+    chosen = treebank.numbers_scored(convention)
+    treebank = treebank.select(chosen)
+    runs = {name: [parsed[number] for number in chosen] for name, parsed in runs.items()}
+    trees = {name: treebank.over_kept_words(best_trees(parsed)) for name, parsed in runs.items()}
+    gold, lengths = treebank.over_kept_words(treebank.spans), [len(sentence.words) for sentence in treebank.scored()]
+    scores = {name: unlabeled_f1(found, gold, lengths, convention) for name, found in trees.items()}
+    baselines = branching_baselines(gold, lengths, convention)
+    binary = [binarized_gold(spans, length) for spans, length in zip(gold, lengths, strict=True)]
+    shown: dict[str, Sequence[Sequence[Span]]] = {**trees, "gold": gold, "binarized gold": binary}
+    shapes = {name: tree_statistics(found, lengths).numbers() for name, found in shown.items()}
+    numbers = [
+        {
+            **score.numbers(),
+            "precision": round(100 * score.precision, 2),
+            "recall": round(100 * score.recall, 2),
+            **shapes[name],
+            "num_sentences": score.num_sentences,
+            "num_without_tree": sum(not sentence.hypotheses for sentence in runs[name]),
+        }
+        for name, score in scores.items()
+    ]
+    values = numbers[0]
+    if len(runs) > 1:
+        values = {name: statistics.fmean(each[name] for each in numbers) for name in values}
+        values["f1_standard_deviation"] = statistics.stdev(each["f1"] for each in numbers)
+        values["agreement"] = round(100 * agreement(list(trees.values()), lengths, convention).mean, 2)
+    first = next(iter(trees))
+    f1_rows = {name: score.numbers() for name, score in (scores | baselines).items()}
+    tables = {
+        "unlabeled F1 (%)": [
+            {"trees": name, **{title: row[key] for key, title in F1_TITLES.items()}} for name, row in f1_rows.items()
+        ],
+        "shape of the trees": [{"trees": name, **shape} for name, shape in shapes.items()],
+        **_recall_tables(trees[first], gold, treebank, convention, "" if len(runs) == 1 else f", {first}"),
+    }
+    return values, tables
+
+
+def report_comparison(
+    treebank: Treebank, systems: Mapping[str, Sequence[ParsedSentence]], convention: str | ParsingConvention = "gpst"
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """Compare two parsers on a treebank; see `compare_parses`.
+
+    Args:
+        treebank: the gold trees.
+        systems: the parsed sentences of two systems, by name.
+        convention: as in `unlabeled_f1`.
+
+    Returns:
+        The row of sentence F1 as scores by name, and all rows as a table.
+
+    Raises:
+        ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
+    """
+    for name, parsed in systems.items():
+        match_treebank(parsed, treebank, name)
+    first, second = (_constituents(treebank.over_kept_words(best_trees(parsed))) for parsed in systems.values())
+    rows = compare_parses(first, second, treebank.scored(), convention)
+    scores = {name: value for name, value in rows[0].items() if name != "measure"}
+    return scores, {"sentence F1 and recall by label (%)": rows}
+
+
+def _recall_tables(
+    trees: Sequence[Sequence[Span]],
+    gold: Sequence[Sequence[Span]],
+    treebank: Treebank,
+    convention: ParsingConvention,
+    of_run: str,
+) -> dict[str, list[Row]]:
+    sentences = treebank.scored()
+    trees, gold = _constituents(trees), _constituents(gold)
+    classes: dict[str, Mapping[Any, Recall]] = {"label": recall_by_label(trees, sentences, convention)}
+    for size in ("width", "height"):
+        lengths = [len(sentence.words) for sentence in sentences]
+        classes[size] = recall_by_size(trees, gold, lengths, size, convention)
+    if not any(classes["label"]):
+        del classes["label"]
+    return {
+        f"recall by {name} (%){of_run}": [
+            {name: key, "recall": round(100 * recall.value, 2), "found": recall.found, "gold": recall.total}
+            for key, recall in found.items()
+        ]
+        for name, found in classes.items()
+    }
+
+
+def _constituents(trees: Sequence[Sequence[Span]]) -> list[list[Span]]:
+    """The spans of two or more words."""
+    return [[(i, j) for i, j in spans if j - i > 1] for spans in trees]
+
+
+def report_evalb(
+    treebank: Treebank,
+    runs: Mapping[str, Sequence[ParsedSentence]],
+    parameters: EvalbParameters = COLLINS,
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """Score the trees of one or several runs as EVALB does; words carry the gold tags.
+
+    A sentence without a tree counts as one without brackets: its gold brackets are missed.
+
+    Args:
+        treebank: the gold trees; EVALB leaves words out by their tags itself.
+        runs: per run, by its name, the parsed sentences of the treebank in order.
+        parameters: what to count; `labeled=False` for trees without labels.
+
+    Returns:
+        Scores by name in percent, means where there are several runs; and tables by title.
+
+    Raises:
+        ValueError: trees that are not over the words of the treebank, trees without labels where labels count, or no
+            sentence that EVALB scores.
+    """
+    if not runs:
+        raise ValueError("there are no trees to score: give at least one run")
+    gold = [EvalbTree.from_sentence(sentence) for sentence in treebank.sentences]
+    scores: dict[str, EvalbScores] = {}
+    for name, parsed in runs.items():
+        match_treebank(parsed, treebank, name)
+        scores[name] = labeled_f1([_brackets(sentence, name, parameters) for sentence in parsed], gold, parameters)
+        if not scores[name].overall.num_valid:
+            raise ValueError(
+                f"{name}: EVALB scores none of the {len(gold)} sentences, because they have no tree, or are words that "
+                "its parameters delete"
+            )
+    rows = [
+        {
+            "trees": name,
+            "sentences": part.name,
+            **{key: round(100 * getattr(part, key), 2) for key in ("recall", "precision", "f1", "complete_match")},
+            "average_crossing": round(part.average_crossing, 2),
+            "num_valid": part.num_valid,
+        }
+        for name, score in scores.items()
+        for part in (score.overall, score.short)
+    ]
+    overall = [row for row in rows if row["sentences"] == "All"]
+    keys = ("f1", "precision", "recall", "complete_match", "average_crossing", "num_valid")
+    values = {key: statistics.fmean(row[key] for row in overall) for key in keys}
+    if len(runs) > 1:
+        values["f1_standard_deviation"] = statistics.stdev(row["f1"] for row in overall)
+    return values, {f"{'labeled' if parameters.labeled else 'unlabeled'} brackets by EVALB (%)": rows}
+
+
+def _brackets(sentence: ParsedSentence, name: str, parameters: EvalbParameters) -> tuple[Sequence[str], Sequence[Span]]:
+    if not sentence.hypotheses:
+        return (), ()
+    tree = sentence.hypotheses[0]
+    if tree.labels is None and parameters.labeled:
+        raise ValueError(f"{name}: the trees have no labels; score them without (labeled=False, --unlabeled)")
+    return tree.labels or ["X"] * len(tree.spans), tree.spans

@@ -1,0 +1,1 @@
+"""`generate` of models that search: the mixin and its decoding loops."""

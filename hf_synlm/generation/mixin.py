@@ -1,0 +1,546 @@
+"""`generate` for syntactic language models: preparation by transformers, decoding loop of this library.
+
+One step of the loop is one word; structural actions are inner steps, so processors, stopping criteria, end tokens,
+length limits and streamers see words only. Two modes:
+
+* `structure_mode="joint"` (default): the papers' search over derivation and words together.
+* `structure_mode="marginal"`: a beam of derivations is the model's cached state, `forward` gives log p(word | prefix)
+  with the derivations summed out, and the stock loops of transformers run on it.
+
+Shapes: B prompts, K hypotheses, R rows of a block, L columns of a sequence, A actions, N nodes, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
+
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.core.outputs import GeneratedTrees, SyntacticLMOutput
+from hf_synlm.core.token_batch import first_token_mask
+from hf_synlm.generation.actions import ActionDecoder
+from hf_synlm.generation.joint import JointDecoder
+from hf_synlm.generation.words import WordGenerationMixin
+from hf_synlm.search.parsing import check_length, checked_mask, marginal_logits
+from hf_synlm.search.state import SyntacticCache, WordDecoder
+from hf_synlm.search.words import WordBeamSearch
+
+# Kept on `generation_config`: saved in generation_config.json, and accepted by `generate`.
+SYNTACTIC_GENERATION_DEFAULTS: dict[str, Any] = {
+    "structure_mode": "joint",
+    "action_beam_size": None,
+    "synchronous": True,
+    "close_tree": True,
+}
+# Arguments of `generate` that are neither generation options nor arguments of `forward`.
+_SEARCH_INPUTS = ("context_sentence_ids",)
+_NO_SYNTHID = (
+    "SynthID watermarking has a state that every call changes, and joint mode calls processors several times per word; "
+    "use structure_mode='marginal'"
+)
+
+
+@dataclass
+class SyntacticGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
+    """Result of greedy search and sampling with trees.
+
+    Fields, besides those of the stock output:
+        sequences_scores: [B] sum over the new words and the derivation of log-probabilities in nats. Greedy search adds
+            up the word scores that the processors give (without processors: log p(new words, derivation | prompt));
+            sampling those of the model itself, processors left out. -inf where the prompt has no derivation.
+        actions: [B, A] action ids of the whole derivation (prompt and new words, end token left out); padding is -1,
+            and 0 in systems of labeled trees.
+        spans: per sequence the inner nodes (i, j) of the derivation, in columns of `sequences` and the order of the
+            actions. Begin token and end token belong to no node.
+        labels: per sequence the labels of its spans (models with labeled trees).
+        offsets, lengths: per sequence the column of the first token of the tree, and its number of tokens.
+    """
+
+    sequences_scores: Tensor | None = None
+    actions: Tensor | None = None
+    spans: list[list[tuple[int, int]]] | None = None
+    labels: list[list[str]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
+
+
+@dataclass
+class SyntacticGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput):
+    """Result of beam search with trees.
+
+    Fields, besides those of the stock output:
+        sequences_scores: [B], always there: the sum of the action log-probabilities and of the word scores that the
+            processors give (without processors: log p(new words, derivation | prompt)), in nats. Beam search, and beam
+            sampling with synchronous=False, divide it by (new words) ** length_penalty; word-synchronous beam sampling
+            does not. -inf where fewer sequences exist than were asked for: there the prompt stands alone.
+        actions, spans, labels, offsets, lengths: as in `SyntacticGenerateOutput`.
+    """
+
+    actions: Tensor | None = None
+    spans: list[list[tuple[int, int]]] | None = None
+    labels: list[list[str]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
+
+
+class JointBeamScores(tuple):
+    """`scores` of joint beam search: per word, log p(word | hypothesis) of all hypotheses, structure summed out.
+
+    A class of its own, because these are no shares of `sequences_scores`: see `compute_transition_scores`.
+    """
+
+
+class _SearchLogits(torch.autograd.Function):
+    """Logits of a search in training: torch would only say that something does not require a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise ValueError(
+            "Next-token logits come from a search and carry no gradient. To train, pass labels (RNNG: actions) and "
+            "take the loss of the output; with Trainer, leave label_smoothing_factor at 0."
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- the mixin
+class SyntacticGenerationMixin(WordGenerationMixin):
+    """`generate`, the marginal `forward` and the search of a syntactic language model.
+
+    The class that inherits it sets `stack_machine_class` (see `search_words`), and its config has
+    `scoring_num_beams`, `bos_token_id` and `vocab_size`.
+    """
+
+    stack_machine_class: type[Any]
+    generation_options = SYNTACTIC_GENERATION_DEFAULTS
+    _is_stateful = True
+
+    def word_search(
+        self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
+    ) -> WordDecoder:
+        """Word-synchronous search with this model.
+
+        Args:
+            num_beams: Width K; None = `config.scoring_num_beams`.
+            eos_token_ids: Words that may only be generated when exactly one tree is on the stack [E].
+            renormalize: Forbid structural actions before the softmax over actions instead of after it.
+
+        Returns:
+            The search.
+        """
+        width = self.config.scoring_num_beams if num_beams is None else num_beams
+        return WordBeamSearch(self.stack_machine_class(self), width, eos_token_ids, renormalize)
+
+    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[WordDecoder, WordDecoder]:
+        """The search that reads prompts, and the one that generates.
+
+        Args:
+            config: Prepared generation config.
+            renormalize: As in `word_search`.
+
+        Returns:
+            Both searches.
+        """
+        width = max(config.action_beam_size or self.config.scoring_num_beams, config.num_beams)
+        return (
+            self.word_search(width, renormalize=renormalize),
+            self.word_search(config.num_beams, config._eos_token_tensor, renormalize),
+        )
+
+    @torch.compiler.disable  # the search decides on the host what comes next: tracing it would gain nothing
+    def _marginal_forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: SyntacticCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        word_ends: Tensor | None = None,
+    ) -> SyntacticLMOutput:
+        """Next-token log-probabilities with the derivations summed out; see `search_parsing.marginal_logits`."""
+        if torch.compiler.is_exporting():
+            raise ValueError(
+                f"Next-token logits of {type(self).__name__} come from a search whose steps depend on the text: they "
+                "cannot be exported as one graph. Export layers (see docs/ecosystem.md), or use the model itself."
+            )
+        if past_key_values is not None and not hasattr(past_key_values, "begun"):
+            raise ValueError(
+                f"past_key_values is a {type(past_key_values).__name__}; pass the SyntacticCache that an earlier call "
+                "returned, or none"
+            )
+        cache = past_key_values
+        search = (
+            self.word_search() if cache is None
+            else self.word_search(cache.num_beams, cache.eos_token_ids, **cache.options)
+        )  # fmt: skip
+        logits, cache = marginal_logits(
+            search,
+            input_ids,
+            attention_mask,
+            cache=past_key_values,
+            word_ends=word_ends,
+            bos_token_id=self.config.bos_token_id,
+            logits_to_keep=logits_to_keep,
+        )
+        if self.training and torch.is_grad_enabled():
+            logits = _SearchLogits.apply(logits.requires_grad_())
+        keep = past_key_values is not None if use_cache is None else use_cache
+        return SyntacticLMOutput(logits=logits, past_key_values=cache if keep else None)
+
+    def wants_logits_beside(self, asked: bool | None) -> bool:
+        """Whether a call with a loss wants next-token logits as well; in training only if it says so itself."""
+        return self.config.output_marginal_logits and not self.training if asked is None else asked
+
+    def logits_beside(self, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Tensor:
+        """Next-token log-probabilities beside a loss [B, T, V], of the model in evaluation mode."""
+        with torch.no_grad(), evaluation_mode(self):
+            return self._marginal_forward(input_ids, attention_mask, **options).logits
+
+    def set_generation_defaults(self) -> None:
+        """Add the options of this library to `generation_config`, so that they are saved and loaded with it."""
+        for name, value in self.generation_options.items():
+            if not hasattr(self.generation_config, name):
+                setattr(self.generation_config, name, value)
+        # A loader ignores unknown options of a file that says `_from_model_config: true`.
+        self.generation_config._from_model_config = None
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does, generation options of this library included."""
+        self.set_generation_defaults()
+        super().save_pretrained(*args, **kwargs)
+
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+        synced_gpus: bool | None = None,
+        assistant_model: Any = None,
+        streamer: Any = None,
+        negative_prompt_ids: Tensor | None = None,
+        negative_prompt_attention_mask: Tensor | None = None,
+        custom_generate: Any = None,
+        *,
+        structure_mode: str | None = None,
+        action_beam_size: int | None = None,
+        close_tree: bool | None = None,
+        synchronous: bool | None = None,
+        context_sentence_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SyntacticGenerateOutput | SyntacticGenerateBeamOutput | Tensor:
+        """Continue prompts word by word, with the trees of what is written.
+
+        Joint mode (default):
+            num_beams=1: greedy over structure and words.
+            num_beams=K: word-synchronous beam over (derivation, words), p(new words, derivation | prompt).
+            do_sample, num_beams=1: exact ancestral sampling. A derivation of the prompt and the structural actions
+                are drawn from their posterior, the word under the warpers (top_k, top_p, temperature, ..).
+            do_sample, num_beams=K: the authors' procedure: at every word a beam of K, one hypothesis of which is
+                drawn in proportion to its probability; the beam then starts anew from it.
+        Marginal mode: stock decoding on the next-word distribution of `forward`; returns stock outputs, no trees.
+
+        Args:
+            inputs: Prompts [B, L]; left padding. A begin token is the beginning itself.
+            generation_config: Options; keyword arguments win.
+            logits_processor: Extra processors of word scores; they see one row of words per hypothesis. In joint mode
+                they run several times per word (before and after every structural action), so each must be a pure
+                function of (ids, scores): a processor that counts its calls or has a state gives wrong scores.
+            stopping_criteria: Extra criteria; they see sequences of words.
+            prefix_allowed_tokens_fn: As in transformers.
+            synced_gpus: As in transformers; marginal mode only.
+            assistant_model: Not supported.
+            streamer: Gets the words, for num_beams=1.
+            negative_prompt_ids: As in transformers; marginal mode only.
+            negative_prompt_attention_mask: As in transformers; marginal mode only.
+            custom_generate: As in transformers; replaces the loop of this library.
+            structure_mode: "joint" or "marginal".
+            action_beam_size: GPST: number of derivations with which a prompt is read (default
+                `config.scoring_num_beams`, at least num_beams), and the size of the state in marginal mode. RNNG: beam
+                inside a word, at least num_beams (default `config.action_beam_size`).
+            close_tree: Complete the tree by forced actions when a criterion (usually the length) ends the text before
+                an end token does; their probability counts. False leaves a forest.
+            synchronous: False is the paper's baseline "w/o sync": at every step the best num_beams single actions (COMP
+                or any word) stay, also if their hypotheses differ in length; with do_sample, num_beams are drawn.
+                See `generation_actions`. Joint mode only.
+            context_sentence_ids: [B, L], > 0 at tokens of complete sentences before the prompt. They are encoded with
+                their induced trees, and the stack starts empty after them. Joint mode only.
+            **kwargs: Any option of transformers that applies: num_beams, num_return_sequences, do_sample, top_k,
+                top_p, temperature, max_new_tokens, min_new_tokens, eos_token_id, stop_strings, repetition_penalty,
+                length_penalty, early_stopping, output_scores, return_dict_in_generate, ... And those of the model:
+                fast_track_size for RNNG. In joint mode the hypotheses of a beam are texts with their derivations, so
+                num_return_sequences may give one text several times, with different derivations.
+
+        Returns:
+            Sequences [B * num_return_sequences, L'], or with `return_dict_in_generate=True` an output with
+            `sequences`, `sequences_scores`, `actions`, `spans`.
+
+        Raises:
+            ValueError: for options that do not apply, and texts that do not fit the positions of the model.
+        """
+        self.set_generation_defaults()
+        given = {
+            "structure_mode": structure_mode,
+            "action_beam_size": action_beam_size,
+            "close_tree": close_tree,
+            "synchronous": synchronous,
+            "context_sentence_ids": context_sentence_ids,
+        }
+        kwargs.update({name: value for name, value in given.items() if value is not None})
+        if kwargs.get("cache_implementation") is not None:
+            raise ValueError(
+                f"cache_implementation={kwargs['cache_implementation']!r}: a beam of derivations is the only cache"
+            )
+        mask = kwargs.get("attention_mask")
+        if isinstance(inputs, Tensor) and mask is not None and mask.shape != inputs.shape:
+            raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, inputs {tuple(inputs.shape)}. Align them.")
+        prompt = kwargs.get("input_ids") if inputs is None else inputs
+        if mask is None and isinstance(prompt, Tensor):
+            mask = self._default_attention_mask(prompt)
+            kwargs.update({} if mask is None else {"attention_mask": mask})
+        return super().generate(
+            inputs,
+            generation_config,
+            logits_processor,
+            stopping_criteria,
+            prefix_allowed_tokens_fn,
+            synced_gpus,
+            assistant_model,
+            streamer,
+            negative_prompt_ids,
+            negative_prompt_attention_mask,
+            custom_generate,
+            **kwargs,
+        )
+
+    def _default_attention_mask(self, prompt: Tensor) -> Tensor | None:
+        """Mask of prompts that come without one; None leaves it to transformers."""
+        return None
+
+    # ------------------------------------------------------------------------------ hooks of GenerationMixin.generate
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        super()._validate_model_kwargs({k: v for k, v in model_kwargs.items() if k not in _SEARCH_INPUTS})
+
+    def _get_deprecated_gen_repo(self, generation_mode: Any, *args: Any, **kwargs: Any) -> str | None:
+        modes = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH)
+        if generation_mode not in (*modes, GenerationMode.BEAM_SAMPLE):
+            raise ValueError(
+                f"{generation_mode}: syntactic language models offer greedy search, sampling and beam search; leave "
+                "out assistant_model, prompt_lookup_num_tokens, penalty_alpha, dola_layers and num_beam_groups"
+            )
+        return None
+
+    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict) -> None:
+        super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
+        _check_options(generation_config, mode_kwargs)
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict, generation_mode: Any, batch_size: int, max_cache_length: int
+    ) -> None:
+        joint = generation_config.structure_mode == "joint"
+        cache = model_kwargs.get("past_key_values")
+        known = ("attention_mask", "past_key_values", "use_cache", "logits_to_keep", *(_SEARCH_INPUTS if joint else ()))
+        unwanted = [name for name, value in model_kwargs.items() if value is not None and name not in known]
+        if unwanted:
+            mode = generation_config.structure_mode
+            raise ValueError(f"{', '.join(unwanted)}: not supported by generate with structure_mode={mode!r}")
+        if joint:
+            if cache is not None:
+                raise ValueError("past_key_values: pass the whole prompt, or continue with structure_mode='marginal'")
+            return
+        ends = generation_config._eos_token_tensor
+        if cache is not None:
+            if not hasattr(cache, "begun"):
+                raise ValueError(f"past_key_values is a {type(cache).__name__}; pass a SyntacticCache, or none")
+            self._check_cache(generation_config, cache)
+            if generation_config.use_cache is False:
+                raise ValueError("use_cache=False with past_key_values: leave one of them out")
+            cache.set_end_tokens(ends)
+        elif generation_config.use_cache is False:
+            model_kwargs["new_cache"] = lambda: self._new_cache(generation_config, ends)
+            model_kwargs.pop("past_key_values", None)  # the stock beam search would reorder it, even if it is None
+            return
+        else:
+            cache = self._new_cache(generation_config, ends)
+        model_kwargs["past_key_values"] = cache
+
+    def _new_cache(self, config: GenerationConfig, ends: Tensor | None) -> SyntacticCache:
+        """Empty state of marginal mode."""
+        return SyntacticCache(config.action_beam_size or self.config.scoring_num_beams, ends)
+
+    def _check_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
+        """Raise ValueError if a given cache does not fit the options."""
+        asked = config.action_beam_size
+        if asked is not None and asked != cache.num_beams:
+            raise ValueError(
+                f"action_beam_size={asked}, but past_key_values is a beam of {cache.num_beams}. Leave "
+                f"action_beam_size out, or start with SyntacticCache({asked})."
+            )
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Inputs of one step of the stock loops; without a cache each step gets an empty one of the right beam."""
+        new_cache = kwargs.pop("new_cache", None)
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        if new_cache is not None:
+            inputs["past_key_values"] = new_cache()
+        return inputs
+
+    def _prepare_marginal(self, input_ids: Tensor, kwargs: dict[str, Any]) -> None:
+        """Check ids and lengths before the first step of a stock loop."""
+        # Only stopping criteria need the tokenizer; the stock loop would pass it to `forward`.
+        kwargs.pop("tokenizer", None)
+        mask = kwargs.get("attention_mask")
+        mask = None if mask is None else mask.to(input_ids.device)
+        mask = checked_mask(self.config, input_ids, mask)
+        begins = first_token_mask(input_ids, mask, self.config.bos_token_id)
+        longest = int((mask.sum(1) - begins.sum(1)).max())
+        check_length(
+            self.word_search().machine,
+            longest + kwargs["generation_config"].max_length - input_ids.shape[1],
+            "Prompt and generated text",
+            "Shorten the prompt or lower max_new_tokens (max_length).",
+        )
+
+    def _sample(self, input_ids: Tensor, **kwargs: Any) -> SyntacticGenerateOutput | Tensor:
+        if kwargs["generation_config"].structure_mode == "marginal":
+            self._prepare_marginal(input_ids, kwargs)
+            return super()._sample(input_ids, **kwargs)
+        return self._joint_search(input_ids, **kwargs)
+
+    def _beam_search(self, input_ids: Tensor, **kwargs: Any) -> SyntacticGenerateBeamOutput | Tensor:
+        if kwargs["generation_config"].structure_mode == "marginal":
+            self._prepare_marginal(input_ids, kwargs)
+            return super()._beam_search(input_ids, **kwargs)
+        return self._joint_search(input_ids, **kwargs)
+
+    @torch.no_grad()
+    def _joint_search(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer: Any = None,
+        attention_mask: Tensor | None = None,
+        context_sentence_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SyntacticGenerateOutput | SyntacticGenerateBeamOutput | Tensor:
+        """Decoding loop of joint mode."""
+        config = generation_config
+        if any(isinstance(processor, SynthIDTextWatermarkLogitsProcessor) for processor in logits_processor):
+            raise ValueError(_NO_SYNTHID)
+        inputs = [value if value is None else value.to(self.device) for value in (attention_mask, context_sentence_ids)]
+        decoder_class = JointDecoder if config.synchronous else ActionDecoder
+        decoder = decoder_class(
+            self, config, logits_processor, stopping_criteria, input_ids.to(self.device), streamer, *inputs
+        )
+        finished = decoder.run()
+        if streamer is not None:
+            streamer.end()
+        # Independent draws are rows of their own.
+        count = min(config.num_return_sequences, finished.scores.shape[1])
+        sequences, scores, nodes = finished.best(count)
+        if not config.return_dict_in_generate:
+            return sequences
+        machine = decoder.search.machine
+        trees, labels = machine.trees(nodes)
+        offsets = decoder.offset.repeat_interleave(len(sequences) // len(decoder.offset)).tolist()
+        output_class = SyntacticGenerateOutput if config.num_beams == 1 else SyntacticGenerateBeamOutput
+        return output_class(
+            sequences=sequences,
+            sequences_scores=scores,
+            scores=None
+            if not config.output_scores
+            else decoder.scores
+            if config.num_beams == 1
+            else JointBeamScores(decoder.scores),
+            actions=nodes.action.squeeze(1).clamp(min=machine.pad_action),
+            spans=[[(i + x, j + x) for i, j in row[0]] for row, x in zip(trees, offsets, strict=True)],
+            labels=None if labels is None else [row[0] for row in labels],
+            offsets=offsets,
+            lengths=(nodes.action == machine.token_action).sum((1, 2)).tolist(),
+        )
+
+    def compute_transition_scores(
+        self,
+        sequences: Tensor,
+        scores: tuple[Tensor, ...],
+        beam_indices: Tensor | None = None,
+        normalize_logits: bool = False,
+    ) -> Tensor:
+        """Log-probability of every generated token, as in transformers; not for joint beam search.
+
+        In joint mode with num_beams=1 it is given the derivation before the word: log p(word | words, derivation).
+
+        Args:
+            sequences: [B, L], of `generate`.
+            scores: of `generate`.
+            beam_indices: of `generate` in marginal mode.
+            normalize_logits: normalize the scores first.
+
+        Returns:
+            [B, new tokens].
+
+        Raises:
+            ValueError: for the scores of a joint beam, where derivation and words compete together.
+        """
+        if isinstance(scores, JointBeamScores):
+            raise ValueError(
+                "compute_transition_scores: a joint beam scores derivation and words together, so its tokens have no "
+                "scores that add up. Read sequences_scores, or generate with structure_mode='marginal'."
+            )
+        return super().compute_transition_scores(sequences, scores, beam_indices, normalize_logits)
+
+
+def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> None:
+    """Raise ValueError for options of `generate` that do not apply."""
+    if config.structure_mode not in ("joint", "marginal"):
+        raise ValueError(f"structure_mode={config.structure_mode!r} must be 'joint' or 'marginal'")
+    size = config.action_beam_size
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ValueError(f"action_beam_size={size!r} must be an integer of at least 1")
+    for name in ("close_tree", "synchronous"):
+        if not isinstance(getattr(config, name), bool):
+            raise ValueError(f"{name}={getattr(config, name)!r} must be True or False")
+    if config.structure_mode == "marginal" and not config.close_tree:
+        raise ValueError("close_tree=False: only with structure_mode='joint'; marginal mode writes no trees")
+    if not config.synchronous and config.structure_mode == "marginal":
+        raise ValueError("synchronous=False: only with structure_mode='joint'; a marginal beam has words of one length")
+    if not config.synchronous and config.output_scores:
+        raise ValueError("output_scores: hypotheses differ in their number of words; needs synchronous=True")
+    if config.cache_implementation is not None:
+        raise ValueError(
+            f"cache_implementation={config.cache_implementation!r}: a beam of derivations is the only cache"
+        )
+    if config.structure_mode == "marginal":
+        return
+    if isinstance(config.watermarking_config, SynthIDTextWatermarkingConfig):
+        raise ValueError(_NO_SYNTHID)
+    if config.output_attentions or config.output_hidden_states:
+        raise ValueError(
+            "output_attentions, output_hidden_states: many trees take part in a search. Call the model on the "
+            "sequences and trees of generate: model(sequences, attention_mask=..., spans=...), for RNNG actions=... "
+            "and for Pushdown Layers attachments=..."
+        )
+    refused = {
+        "output_logits": config.output_logits,
+        "prefill_chunk_size": config.prefill_chunk_size,
+        "guidance_scale": config.guidance_scale not in (None, 1, 1.0),
+        "low_memory": config.low_memory,
+        "use_cache=False": config.use_cache is False,
+        "synced_gpus": mode_kwargs.get("synced_gpus"),
+    }
+    names = [name for name, value in refused.items() if value]
+    if names:
+        raise ValueError(
+            f"{', '.join(names)}: not supported with structure_mode='joint'; try structure_mode='marginal'"
+        )

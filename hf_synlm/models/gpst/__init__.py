@@ -1,0 +1,1 @@
+"""GPST, Generative Pretrained Structured Transformers (Hu et al., ACL 2024)."""

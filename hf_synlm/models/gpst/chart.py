@@ -1,0 +1,488 @@
+"""Plans of pruned inside-outside charts: which spans are encoded, from which splits, in which order.
+
+Everything here is integers: `plan_chart` (from a merge order), `plan_trees` (from given trees), `best_splits` and
+`induced_trees` (from split scores back to trees: the hard EM step of GPST). The tensors that run through a plan are in
+`models/gpst/inside_outside.py`. The slow and obvious version is `replay_chart` in tests/reference/inside_outside.py.
+
+Shapes: B contexts, T tokens, P boundaries between neighbouring tokens, S sentences, N cells (leaves first, then
+level by level), C inner cells, M splits of a cell, A tree nodes. Spans are half-open and in context positions.
+
+Papers: Hu et al. 2024a (ReCAT: the pruned inside-outside algorithm), Hu et al. 2024b (GPST, appendix A.1).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_synlm.trees.spans import validate_spans
+
+
+@dataclasses.dataclass(frozen=True)
+class ChartPlan:
+    """The cells of a batch of pruned charts and the order in which they are computed (integers only).
+
+    Cell ids: the leaves first (context by context, left to right), then the inner cells sorted by level. A level
+    holds cells whose children all lie below it, so one level is one batch.
+
+    Fields:
+        num_leaves: number of tokens in the batch; num_cells: leaves and inner cells.
+        context_N, start_N, end_N: context row and half-open span of each cell.
+        left_CM, right_CM, split_CM: children ids and boundary k of each split of the inner cells
+            (left child (i, k), right child (k, j)); columns past the cell's number of splits are 0.
+        levels: per level `(first, last, num_splits)`, positions among the inner cells.
+        root_S, length_S, context_S, offset_S: root cell, number of tokens, context row and first token of each
+            sentence.
+        tokens_B, nodes_B: tokens and tree nodes (2n - 1 for each sentence) of each context, as Python integers.
+        count_2B: the same as a tensor.
+        longest: tokens of the longest sentence.
+        leaf_BT: leaf id at each context position, 0 where there is none.
+        message_order, message_child, message_bounds: outside messages sorted by the cell that receives them; see
+            `_message_lists`.
+    """
+
+    num_leaves: int
+    num_cells: int
+    context_N: Tensor
+    start_N: Tensor
+    end_N: Tensor
+    left_CM: Tensor
+    right_CM: Tensor
+    split_CM: Tensor
+    levels: tuple[tuple[int, int, int], ...]
+    root_S: Tensor
+    length_S: Tensor
+    context_S: Tensor
+    offset_S: Tensor
+    tokens_B: tuple[int, ...]
+    nodes_B: tuple[int, ...]
+    count_2B: Tensor
+    longest: int
+    leaf_BT: Tensor
+    message_order: Tensor
+    message_child: Tensor
+    message_bounds: tuple[int, ...]
+
+    def to(self, device: torch.device) -> "ChartPlan":
+        """Copy of the plan with its tensors on `device`, in one transfer."""
+        names = [field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), Tensor)]
+        tensors = [getattr(self, name) for name in names]
+        packed = torch.cat([tensor.flatten() for tensor in tensors])
+        if device.type == "cuda":  # or the host would wait for the copy
+            packed = packed.pin_memory()
+        parts = packed.to(device, non_blocking=True).split([tensor.numel() for tensor in tensors])
+        moved = {name: part.view_as(tensor) for name, part, tensor in zip(names, parts, tensors, strict=True)}
+        return dataclasses.replace(self, **moved)
+
+    def level_children(self, level: int) -> Tensor:
+        """Ids [C_level, M, 2] of the left and right children of the splits of one level."""
+        first, last, width = self.levels[level]
+        return torch.stack([self.left_CM[first:last, :width], self.right_CM[first:last, :width]], -1)
+
+
+# ---------------------------------------------------------------------------------------------- planning
+@torch.compiler.disable  # integers on the host
+def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> ChartPlan:
+    """Plan the pruned charts of a batch from the order in which neighbouring spans merge.
+
+    Merging replays `merge_order` on super tokens (at first the tokens). A span is encoded once it consists of at
+    most W super tokens; its splits are the W boundaries that it had when it still was W + 1 super tokens (all its
+    inner boundaries if it has at most W + 1 tokens). In closed form: the merge at boundary k takes exactly those
+    spans from W + 1 to W super tokens that have k and its a nearest later-merged boundaries on the left and
+    W - 1 - a on the right inside, 0 <= a < W. "Later-merged" is computed for all boundaries at once, so nothing is
+    replayed.
+
+    Args:
+        merge_order: [B, T-1] permutation of the boundaries between neighbouring tokens (boundary p lies between
+            tokens p and p + 1), first merge first. Boundaries between sentences and in padding may stand anywhere.
+        sentence_ids: [B, T] sentence number of each token, 0 = padding. Equal neighbours are one sentence.
+        window_size: pruning window W. W >= the longest sentence gives the full chart.
+
+    Returns:
+        The plan, on the CPU (integers are cheaper there; move it with `.to`).
+
+    Raises:
+        ValueError: when shapes do not fit, or a row is not a permutation.
+
+    Cost: O(T log T) integer work, vectorized, plus one vectorized step per level: about log n levels for random
+        orders, n for an order that merges from one end. At most 3n - 5 inner cells and 5n compositions for W = 2.
+    Source: the authors' C++ chart manager (`py_backend`); the closed form is ours, the cells are the same.
+    """
+    num_contexts, num_tokens = sentence_ids.shape
+    if merge_order.shape != (num_contexts, max(num_tokens - 1, 0)):
+        raise ValueError(
+            f"merge_order has shape {tuple(merge_order.shape)}; sentence_ids {tuple(sentence_ids.shape)} needs "
+            f"({num_contexts}, {max(num_tokens - 1, 0)}): one entry for each boundary between neighbouring tokens."
+        )
+    both = torch.cat([merge_order.to(sentence_ids), sentence_ids], 1).cpu()  # every copy waits for the device
+    merge_order, sentence_ids = both.split([merge_order.shape[1], num_tokens], 1)
+    if not torch.equal(merge_order.sort(1).values, torch.arange(merge_order.shape[1]).expand_as(merge_order)):
+        raise ValueError("merge_order must be a permutation of 0..T-2 in every row. Use an argsort of split scores.")
+    joined_BP = joined_boundaries(sentence_ids)
+    time_BP = torch.empty_like(merge_order)
+    time_BP.scatter_(1, merge_order, torch.arange(merge_order.shape[1]).expand_as(merge_order))
+    time_BP = torch.where(joined_BP, time_BP, num_tokens)  # later than every merge: sentence borders never merge
+    starts_BT = _sentence_starts(sentence_ids, joined_BP)
+    cells = _initial_cells(joined_BP, starts_BT, window_size)
+    if num_tokens > 1:
+        cells += _merge_cells(time_BP, window_size, num_tokens, int(_run_lengths(joined_BP)))
+    return _finish_plan(cells, sentence_ids, starts_BT, joined_BP)
+
+
+@torch.compiler.disable
+def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor) -> ChartPlan:
+    """Plan charts that hold exactly one given binary tree per sentence (each cell has one split).
+
+    Args:
+        spans: per context the half-open spans of all inner nodes, in context positions, any order.
+        sentence_ids: [B, T] as in `plan_chart`.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: when the spans are not complete binary trees over the sentences.
+
+    Cost: O(T log T).
+    """
+    sentence_ids = sentence_ids.cpu()
+    if len(spans) != sentence_ids.shape[0]:
+        raise ValueError(f"spans has {len(spans)} rows, the batch {sentence_ids.shape[0]}. Give one list per context.")
+    rows, firsts, lasts, splits = [], [], [], []
+    for row, row_spans in enumerate(spans):
+        validate_spans(row_spans, sentence_ids.shape[1])
+        for (start, end), split in _split_points(row_spans, row).items():
+            rows.append(row)
+            firsts.append(start)
+            lasts.append(end)
+            splits.append(split)
+    joined_BP = joined_boundaries(sentence_ids)
+    if len(rows) != int(joined_BP.sum()):
+        raise ValueError(
+            f"spans hold {len(rows)} inner nodes; binary trees over these sentences have {int(joined_BP.sum())} "
+            "(n - 1 for n tokens). Binarize the trees and leave out the leaves."
+        )
+    columns = [torch.tensor(values, dtype=torch.long) for values in (rows, firsts, lasts)]
+    starts_BT = _sentence_starts(sentence_ids, joined_BP)
+    lengths = _sentence_lengths(starts_BT, sentence_ids != 0).tolist()
+    for (row, start), length in zip(starts_BT.nonzero().tolist(), lengths, strict=True):
+        if length > 1 and (start, start + length) not in {(int(i), int(j)) for i, j in spans[row]}:
+            raise ValueError(f"spans of row {row} lack the root span {(start, start + length)}. Add it.")
+    cells = [(*columns, torch.tensor(splits, dtype=torch.long)[:, None])]
+    return _finish_plan(cells, sentence_ids, starts_BT, joined_BP)
+
+
+def _split_points(spans: Sequence[tuple[int, int]], row: int) -> dict[tuple[int, int], int]:
+    """Split of each span of a binary tree: the end of the longest shorter span with the same start, or one token."""
+    known = {(int(i), int(j)) for i, j in spans}
+    points: dict[tuple[int, int], int] = {}
+    left_end: dict[int, int] = {}
+    for start, end in sorted(known, key=lambda span: (span[0], span[1])):
+        split = left_end.get(start, start + 1)
+        if end - start < 2 or (end - split > 1 and (split, end) not in known):
+            raise ValueError(f"Span {(start, end)} of row {row} is not the union of two children. Give binary trees.")
+        points[start, end] = split
+        left_end[start] = end
+    return points
+
+
+def joined_boundaries(sentence_ids: Tensor) -> Tensor:
+    """Boundaries [B, P] between two tokens of one sentence, from `sentence_ids` [B, T]."""
+    return (sentence_ids[:, 1:] == sentence_ids[:, :-1]) & (sentence_ids[:, 1:] != 0)
+
+
+def _sentence_starts(sentence_ids: Tensor, joined_BP: Tensor) -> Tensor:
+    starts_BT = sentence_ids != 0
+    starts_BT[:, 1:] &= ~joined_BP
+    return starts_BT
+
+
+def _run_lengths(joined_BP: Tensor) -> Tensor:
+    """Length of the longest run of joined boundaries (the search below never looks further)."""
+    position = torch.arange(1, joined_BP.shape[1] + 1).expand_as(joined_BP)
+    last_border = torch.where(joined_BP, 0, position).cummax(1).values
+    return (position - last_border).max()
+
+
+def _initial_cells(joined_BP: Tensor, starts_BT: Tensor, window_size: int) -> list[tuple[Tensor, ...]]:
+    """Spans of 2..W tokens with all their inner boundaries as splits."""
+    cells: list[tuple[Tensor, ...]] = []
+    num_boundaries = joined_BP.shape[1]
+    inside = joined_BP
+    for width in range(2, window_size + 1):
+        if num_boundaries - width + 2 <= 0:
+            break
+        inside = joined_BP if width == 2 else inside[:, :-1] & joined_BP[:, width - 2 :]
+        row, start = inside.nonzero(as_tuple=True)
+        splits = start[:, None] + torch.arange(1, width)
+        cells.append((row, start, start + width, splits))
+    return cells
+
+
+def _merge_cells(time_BP: Tensor, window_size: int, num_tokens: int, longest: int) -> list[tuple[Tensor, ...]]:
+    """Spans that a merge takes from W + 1 to W super tokens, for every merge at once."""
+    num_contexts, num_boundaries = time_BP.shape
+    border = torch.full((num_contexts, 1), num_tokens)
+    padded = torch.cat([border, time_BP, border], 1)  # column x holds boundary x - 1
+    table = _range_maxima(padded, longest)
+    here = torch.arange(1, num_boundaries + 1).expand(num_contexts, num_boundaries)
+    left, right = [here], [here]
+    for _ in range(window_size):
+        left.append(_next_later(padded, table, time_BP, left[-1], num_tokens, step=-1))
+        right.append(_next_later(padded, table, time_BP, right[-1], num_tokens, step=1))
+    finite = time_BP < num_tokens
+    cells: list[tuple[Tensor, ...]] = []
+    for num_left in range(window_size):
+        num_right = window_size - 1 - num_left
+        valid = (
+            finite & (padded.gather(1, left[num_left]) < num_tokens) & (padded.gather(1, right[num_right]) < num_tokens)
+        )
+        row, column = valid.nonzero(as_tuple=True)
+        inner = [*left[num_left:0:-1], here, *right[1 : num_right + 1]]
+        splits = torch.stack([boundary[row, column] for boundary in inner], 1)  # column x = split position x
+        cells.append((row, left[num_left + 1][row, column], right[num_right + 1][row, column], splits))
+    return cells
+
+
+def _range_maxima(values: Tensor, longest: int) -> list[Tensor]:
+    """Sparse table: entry h holds at x the maximum over columns x .. x + 2^h - 1 (cut off at the end)."""
+    table = [values]
+    while 1 << len(table) <= longest + 1:
+        half = 1 << (len(table) - 1)
+        previous = table[-1]
+        table.append(torch.maximum(previous, torch.cat([previous[:, half:], previous[:, -1:].expand(-1, half)], 1)))
+    return table
+
+
+def _next_later(
+    padded: Tensor, table: list[Tensor], time_BP: Tensor, origin: Tensor, num_tokens: int, step: int
+) -> Tensor:
+    """Nearest column beyond `origin` whose merge is later than the boundary's own; borders stay where they are.
+
+    Binary descent over the sparse table: a block of 2^h columns is skipped when its maximum is not later.
+    """
+    cursor, size = origin, padded.shape[1]
+    for height in reversed(range(len(table))):
+        length = 1 << height
+        first = cursor - length if step < 0 else cursor + 1
+        fits = (first >= 0) & (first + length <= size)
+        block = table[height].gather(1, first.clamp(0, size - 1))
+        cursor = torch.where(fits & (block <= time_BP), cursor + step * length, cursor)
+    at_border = padded.gather(1, origin) == num_tokens
+    return torch.where(at_border, origin, (cursor + step).clamp(0, size - 1))
+
+
+def _finish_plan(
+    cells: list[tuple[Tensor, ...]], sentence_ids: Tensor, starts_BT: Tensor, joined_BP: Tensor
+) -> ChartPlan:
+    """Number the cells, find their children, sort them by level and list the outside messages of each cell."""
+    valid_BT = sentence_ids != 0
+    num_leaves = int(valid_BT.sum())
+    leaf_BT = torch.zeros_like(sentence_ids)
+    leaf_BT[valid_BT] = torch.arange(num_leaves)
+    spans = _SpanIndex.sort(cells, leaf_BT, num_leaves)
+    left_CM, right_CM, level_C = spans.children_and_levels()
+    level_C, order = level_C.sort(stable=True)
+    new_id = torch.arange(num_leaves + len(order))
+    new_id[num_leaves + order] = torch.arange(num_leaves, num_leaves + len(order))
+    left_CM, right_CM = new_id[left_CM[order]], new_id[right_CM[order]]
+    split_CM = spans.split_CM[order]
+    levels = _level_bounds(level_C, (split_CM >= 0).sum(1))
+    context_S, offset_S = starts_BT.nonzero(as_tuple=True)
+    length_S = _sentence_lengths(starts_BT, valid_BT)
+    root_S = new_id[spans.find(context_S, offset_S, offset_S + length_S)]
+    leaf_row, leaf_position = valid_BT.nonzero(as_tuple=True)
+    count_2B = torch.stack([valid_BT.sum(1), valid_BT.sum(1) + joined_BP.sum(1)])
+    message_order, message_child, message_bounds = _message_lists(left_CM, right_CM, levels, num_leaves)
+    return ChartPlan(
+        num_leaves=num_leaves,
+        num_cells=len(new_id),
+        context_N=torch.cat([leaf_row, spans.row_C[order]]),
+        start_N=torch.cat([leaf_position, spans.start_C[order]]),
+        end_N=torch.cat([leaf_position + 1, spans.end_C[order]]),
+        left_CM=left_CM,
+        right_CM=right_CM,
+        split_CM=split_CM.clamp_min(0),
+        levels=levels,
+        root_S=root_S,
+        length_S=length_S,
+        context_S=context_S,
+        offset_S=offset_S,
+        tokens_B=tuple(count_2B[0].tolist()),
+        nodes_B=tuple(count_2B[1].tolist()),
+        count_2B=count_2B,
+        longest=int(length_S.max()),
+        leaf_BT=leaf_BT,
+        message_order=message_order,
+        message_child=message_child,
+        message_bounds=message_bounds,
+    )
+
+
+class _SpanIndex(NamedTuple):
+    """The inner cells sorted by context, start and end, so that a span is found by binary search."""
+
+    row_C: Tensor
+    start_C: Tensor
+    end_C: Tensor
+    split_CM: Tensor
+    """-1 past the splits of a cell."""
+    key_C: Tensor
+    leaf_BT: Tensor
+    num_leaves: int
+
+    @classmethod
+    def sort(cls, cells: list[tuple[Tensor, ...]], leaf_BT: Tensor, num_leaves: int) -> "_SpanIndex":
+        """Join groups of cells (row, start, end, splits) and sort them."""
+        width = max((cell[3].shape[1] for cell in cells), default=1)
+        row, start, end = (torch.cat([c[x] for c in cells]) if cells else leaf_BT.new_zeros(0) for x in range(3))
+        splits = [F.pad(cell[3], (0, width - cell[3].shape[1]), value=-1) for cell in cells]
+        split_CM = torch.cat(splits) if splits else leaf_BT.new_zeros(0, width)
+        key, order = _span_key(row, start, end, leaf_BT.shape[1]).sort()
+        return cls(row[order], start[order], end[order], split_CM[order], key, leaf_BT, num_leaves)
+
+    def find(self, row: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        """Ids of spans: leaves, or inner cells in the order of this index."""
+        num_tokens = self.leaf_BT.shape[1]
+        inner = torch.searchsorted(self.key_C, _span_key(row, start, end, num_tokens)) + self.num_leaves
+        return torch.where(end - start == 1, self.leaf_BT[row, start.clamp(0, num_tokens - 1)], inner)
+
+    def children_and_levels(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids [C, M] of left and right children (0 past the splits of a cell), and the level [C] of each cell."""
+        exists = self.split_CM >= 0
+        row, start, end = (column[:, None].expand_as(exists) for column in (self.row_C, self.start_C, self.end_C))
+        left_CM = torch.where(exists, self.find(row, start, self.split_CM), 0)
+        right_CM = torch.where(exists, self.find(row, self.split_CM, end), 0)
+        return left_CM, right_CM, _levels(left_CM, right_CM, exists, self.num_leaves)
+
+
+def _span_key(row: Tensor, start: Tensor, end: Tensor, num_tokens: int) -> Tensor:
+    return (row * (num_tokens + 1) + start) * (num_tokens + 1) + end
+
+
+def _sentence_lengths(starts_BT: Tensor, valid_BT: Tensor) -> Tensor:
+    sentence_of_leaf = starts_BT[valid_BT].cumsum(0) - 1
+    return torch.bincount(sentence_of_leaf, minlength=int(starts_BT.sum()))
+
+
+def _levels(left_CM: Tensor, right_CM: Tensor, exists: Tensor, num_leaves: int) -> Tensor:
+    """Level of each inner cell: 1 + the largest level among the children of all its splits (leaves 0)."""
+    level_N = torch.zeros(num_leaves + len(left_CM), dtype=torch.long)
+    while len(left_CM):  # one pass per level; both chart kinds are acyclic, children are shorter spans
+        level_C = torch.where(exists, torch.maximum(level_N[left_CM], level_N[right_CM]), -1).amax(1) + 1
+        if torch.equal(level_C, level_N[num_leaves:]):
+            break
+        level_N[num_leaves:] = level_C
+    return level_N[num_leaves:]
+
+
+def _level_bounds(level_C: Tensor, num_splits_C: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """First cell, last cell + 1 and number of splits of each level; cells sorted by level, W splits before fewer."""
+    levels, first = [], 0
+    for count in torch.bincount(level_C, minlength=1)[1:].tolist():
+        levels.append((first, first + count, int(num_splits_C[first])))
+        first += count
+    return tuple(levels)
+
+
+def _message_lists(
+    left_CM: Tensor, right_CM: Tensor, levels: tuple[tuple[int, int, int], ...], num_leaves: int
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Outside messages grouped by the cell that receives them.
+
+    Messages are numbered level by level, cell by cell, split by split, left child before right child. Returned are
+    the message numbers sorted by receiving cell, the receiving cell of each of them, and the positions in that list
+    where the leaves end and where each level ends.
+    """
+    receivers = [
+        torch.stack([left_CM[first:last, :width], right_CM[first:last, :width]], -1).flatten()
+        for first, last, width in levels
+    ]
+    child = torch.cat(receivers) if receivers else left_CM.new_zeros(0)
+    child, order = child.sort(stable=True)
+    ends = torch.tensor([num_leaves] + [num_leaves + last for _, last, _ in levels])
+    return order, child, tuple(torch.searchsorted(child, ends).tolist())
+
+
+# ---------------------------------------------------------------------------------------------- trees
+def best_splits(plan: ChartPlan, split_score_CM: Tensor, word_index_BT: Tensor | None = None) -> Tensor:
+    """Index [C] of the best split of every inner cell: the tree choice of GPST's hard EM.
+
+    argmax_m of the split scores. With words given, a split inside a word is taken only in cells that lie inside that
+    word (or when a cell has no other split).
+
+    Args:
+        plan: the plan.
+        split_score_CM: scores; unused columns -inf.
+        word_index_BT: number of the word that each token belongs to, for words of several pieces.
+
+    Returns:
+        [C] indices.
+
+    Cost: O(C M).
+    """
+    if word_index_BT is None:
+        return split_score_CM.argmax(-1)
+    row = plan.context_N[plan.num_leaves :, None]
+    split = plan.split_CM.clamp_min(1)
+    breaks = word_index_BT[row, split - 1] == word_index_BT[row, split]
+    allowed = split_score_CM.masked_fill(breaks, -torch.inf)
+    possible = (allowed > -torch.inf).any(-1, keepdim=True)
+    return torch.where(possible, allowed, split_score_CM).argmax(-1)
+
+
+@dataclasses.dataclass
+class TreeNodes:
+    """Nodes of the induced trees, context by context, sentence by sentence, in post-order.
+
+    Fields:
+        cell_A: cell id of each node; context_A, start_A, end_A: its context row and span.
+        split_A: boundary k of inner nodes, 0 for leaves.
+        position_A: position of the node in its context's node sequence.
+    """
+
+    cell_A: Tensor
+    context_A: Tensor
+    start_A: Tensor
+    end_A: Tensor
+    split_A: Tensor
+    position_A: Tensor
+
+
+def induced_trees(plan: ChartPlan, best_C: Tensor) -> TreeNodes:
+    """Follow the best splits from the roots and list all nodes in post-order.
+
+    Post-order is the order by end ascending, then by start descending, so one sort does it.
+
+    Args:
+        plan: the plan.
+        best_C: chosen split of every inner cell.
+
+    Returns:
+        The nodes. Their number is known in advance (2n - 1 per sentence), which saves a host sync.
+
+    Cost: O(levels) small steps and one sort.
+    """
+    num_leaves, device = plan.num_leaves, best_C.device
+    left_C = plan.left_CM.gather(1, best_C[:, None]).squeeze(1)
+    right_C = plan.right_CM.gather(1, best_C[:, None]).squeeze(1)
+    used_N = torch.zeros(plan.num_cells, dtype=torch.bool, device=device)
+    used_N[:num_leaves] = True
+    used_N[plan.root_S] = True
+    for first, last, _ in reversed(plan.levels):
+        chosen = used_N[num_leaves + first : num_leaves + last]
+        for child in (left_C, right_C):  # unused cells point to leaf 0, which is used anyway
+            used_N[torch.where(chosen, child[first:last], 0)] = True
+    num_tokens = plan.leaf_BT.shape[1]
+    key = (plan.context_N * (num_tokens + 1) + plan.end_N) * (num_tokens + 1) + num_tokens - plan.start_N
+    key = torch.where(used_N, key, torch.iinfo(torch.long).max)
+    cell_A = key.argsort()[: sum(plan.nodes_B)]
+    split_N = torch.zeros(plan.num_cells, dtype=torch.long, device=device)
+    split_N[num_leaves:] = plan.split_CM.gather(1, best_C[:, None]).squeeze(1)
+    context_A = plan.context_N[cell_A]
+    first_B = plan.count_2B[1].cumsum(0) - plan.count_2B[1]
+    position_A = torch.arange(len(cell_A), device=device) - first_B[context_A]
+    return TreeNodes(cell_A, context_A, plan.start_N[cell_A], plan.end_N[cell_A], split_N[cell_A], position_A)

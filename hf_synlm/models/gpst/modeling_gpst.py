@@ -1,0 +1,856 @@
+"""GPST: a syntactic language model trained on raw text (Hu et al., ACL 2024).
+
+A Transformer parser orders merges; a pruned inside-outside chart induces a tree and composes span vectors; a
+generative model reads the tree's nodes in post-order (type layers), decides between GEN and COMP, and predicts the
+tokens (token layers). The span vectors stand in for what left-to-right composition would give ("representation
+surrogate"), so all of it trains in one pass over whole contexts.
+
+Shapes: B contexts, T tokens, S sentences, N chart cells, A slots of the node sequence (slot 0 the beginning, slot
+t + 1 node t), R rows, D hidden size, d composition size, V vocabulary. Spans are half-open; losses are in nats.
+
+Source: the authors' `model/generative_r2d2_fast.py`, `r2d2_insideoutside.py`, `fast_parser.py`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GPT2Config, GPT2Model, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.hidden_states import (
+    asked_of_layers,
+    kept_states,
+    refuse_layer_outputs,
+    wanted_states,
+    wants_attentions,
+)
+from hf_synlm.core.losses import check_shares, share_of
+from hf_synlm.core.module_tools import NoOffloading, evaluation_mode, weight_of
+from hf_synlm.core.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
+from hf_synlm.core.token_batch import attended_tokens, check_labels
+from hf_synlm.generation.mixin import SyntacticGenerationMixin
+from hf_synlm.models.gpst.chart import (
+    ChartPlan,
+    TreeNodes,
+    best_splits,
+    induced_trees,
+    joined_boundaries,
+    plan_chart,
+    plan_trees,
+)
+from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition, GPSTParser
+from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
+from hf_synlm.models.gpst.inside_outside import InsideChart, inside, outside
+from hf_synlm.models.gpst.objective import LOSS_PARTS, GPSTHeads, NodeSequence, TreeStructure, count_items
+from hf_synlm.models.gpst.stack_machine import GPSTStackMachine
+from hf_synlm.models.gpst.tokens import ContextBatch
+from hf_synlm.search.outputs import SyntacticModelOutput
+from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION, spans_to_actions
+
+
+# ---------------------------------------------------------------------------------------------- base model
+class _NoPositions(nn.Module):
+    """Replaces a position embedding where positions are added elsewhere or not at all."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        return torch.zeros((), device=position_ids.device)
+
+
+class GPSTDecoder(GPT2Model):
+    """A stock GPT-2 stack whose inputs are vectors: without token and position embeddings."""
+
+    def __init__(self, config: GPSTConfig, num_layers: int):
+        super().__init__(
+            GPT2Config(
+                vocab_size=1,
+                n_positions=1,
+                n_embd=config.hidden_size,
+                n_layer=num_layers,
+                n_head=config.num_attention_heads,
+                n_inner=config.intermediate_size,
+                activation_function=config.activation_function,
+                layer_norm_epsilon=config.layer_norm_epsilon,
+                initializer_range=config.initializer_range,
+                embd_pdrop=config.embedding_dropout,
+                resid_pdrop=config.residual_dropout,
+                attn_pdrop=config.attention_dropout,
+                use_cache=False,
+                bos_token_id=None,
+                eos_token_id=None,
+                attn_implementation=config._attn_implementation,
+            )
+        )
+        self.wte, self.wpe = None, _NoPositions()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as GPT-2: weights that write to the residual stream are drawn smaller."""
+        super()._init_weights(module)
+        # GPT-2 does this when it visits attention and MLP, but transformers does not visit containers without own
+        # parameters in code from outside.
+        if any(module is part.c_proj for block in self.h for part in (block.attn, block.mlp)):
+            init.normal_(module.weight, std=self.config.initializer_range / math.sqrt(2 * self.config.n_layer))
+
+
+class GPSTPreTrainedModel(NoOffloading, PreTrainedModel):
+    """Loading, saving and initialization shared by the GPST models."""
+
+    config: GPSTConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False  # each part of the loss is a mean over its own items of the micro batch
+    # Without the pair layers: the chart reads their weights without calling them, so they must stay with the root.
+    _no_split_modules = ["GPT2Block", "GPSTParserLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _input_embed_layer = "embed_tokens"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do: GPT-2 style in the decoders, PyTorch defaults in composition and parser."""
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear):
+            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+            if module.bias is not None:
+                bound = module.in_features**-0.5
+                init.uniform_(module.bias, -bound, bound)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight)
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+            init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, GPSTModel):
+            # transformers does not visit containers without own parameters in code from outside, so the pair encoders
+            # are finished here, after all their parts.
+            for encoder in (module.composition, module.decomposition):
+                self._init_pair_layers(encoder.layers)
+            init.normal_(module.embed_tokens.weight, std=std)
+            init.normal_(module.position_embedding.weight, std=std)
+            init.normal_(module.bos_embedding, std=std)
+            init.uniform_(module.root_embedding)
+
+    @staticmethod
+    def _init_pair_layers(layers: nn.ModuleList) -> None:
+        """Attention as in `nn.MultiheadAttention`; all layers of an encoder start as copies of the first."""
+        init.xavier_uniform_(layers[0].in_proj.weight)
+        init.zeros_(layers[0].in_proj.bias)
+        init.zeros_(layers[0].out_proj.bias)
+        for layer in layers[1:]:
+            for target, source in zip(layer.parameters(), layers[0].parameters(), strict=True):
+                init.copy_(target, source)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize the vocabulary of the model, its tied head and the parser's own embedding.
+
+        Args:
+            new_num_tokens: new number of ids; `None` leaves it.
+            pad_to_multiple_of: round the number up.
+            mean_resizing: draw new rows around the mean of the old ones.
+
+        Returns:
+            The resized input embedding.
+
+        Raises:
+            ValueError: when a special token id would fall out of the vocabulary.
+        """
+        used = [self.config.reduce_token_id, self.config.bos_token_id, self.config.eos_token_id]
+        largest = max(token_id for token_id in used if token_id is not None)
+        if new_num_tokens is not None and new_num_tokens <= largest:
+            raise ValueError(
+                f"A vocabulary of {new_num_tokens} ids has no place for the special token id {largest}. "
+                "Set the special token ids of the configuration first, or keep more ids."
+            )
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        parser = self.base_model.parser
+        parser.embed_tokens = self._get_resized_embeddings(
+            parser.embed_tokens, embedding.weight.shape[0], mean_resizing=mean_resizing
+        )
+        return embedding
+
+
+class GPSTModel(GPSTPreTrainedModel):
+    """The parts of GPST below the heads: whole sentences in, trees and states out.
+
+    The trees are induced from whole sentences, so the states are features; for next-token probabilities use
+    `GPSTForCausalLM`.
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.bos_embedding = nn.Parameter(torch.empty(config.hidden_size))
+        self.parser = GPSTParser(config)
+        self.down_scale = nn.Linear(config.hidden_size, config.composition_size)
+        self.up_scale = nn.Linear(config.composition_size, config.hidden_size) if config.surrogate else None
+        self.composition = GPSTComposition(config)
+        self.decomposition = GPSTDecomposition(config)
+        self.root_embedding = nn.Parameter(torch.empty(config.composition_size))
+        self.position_embedding = nn.Embedding(config.max_position_embeddings + 1, config.hidden_size)
+        self.type_layers = GPSTDecoder(config, config.num_type_layers)
+        self.type_layers.ln_f = nn.Identity()
+        self.token_layers = GPSTDecoder(config, config.num_token_layers)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        merge_order: Tensor | None = None,
+        spans: list[list[tuple[int, int]]] | None = None,
+        output_chart: bool = False,
+        output_outside: bool = False,
+        output_spans: bool = False,
+        output_structure: bool = False,
+        **kwargs: Any,
+    ) -> SyntacticModelOutput:
+        """Induce a tree for every sentence, compose its spans and run the type and token layers over the nodes.
+
+        Args:
+            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            attention_mask: [B, T], 1 = token. Padding may stand left or right. Without a mask, runs of `pad_token_id`
+                at both ends are padding.
+            sentence_ids: [B, T] 1, 2, ... for the sentences of a context, 0 = padding. Default: one sentence a row.
+            word_ends: [B, T], True at the last piece of every word: words are not split across constituents.
+            merge_order: [B, T - 1] merge order to replay instead of the parser's (see `plan_chart`).
+            spans: given binary trees, per row the inner nodes; then nothing is induced, and vectors are composed as
+                in left-to-right search.
+            output_chart: also return the chart tensors.
+            output_outside: also run the outside pass.
+            output_spans: list the trees in `spans` (costs a host sync; DataParallel cannot gather lists).
+            output_structure: also return `structure`, which heads and losses read.
+            **kwargs: `output_hidden_states`: also return `hidden_states`, all or those at the places given: what the
+                type layers read, then the output of every type layer and of every token layer. `output_attentions`:
+                also return `attentions`; needs `attn_implementation="eager"`.
+
+        Returns:
+            `SyntacticModelOutput`.
+
+        Raises:
+            ValueError: for empty rows, ids outside the vocabulary, masks with holes, contexts longer than
+                the positions, spans that are no binary trees, tensors of the wrong shape, and attentions that the
+                attention implementation does not give.
+            TypeError: for other keyword arguments.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        asked_for = asked_of_layers(kwargs)
+        wanted = wanted_states(self.config, asked_for["output_hidden_states"], self.config.num_hidden_layers + 1)
+        attend = self._check_attentions(asked_for["output_attentions"])
+        text = ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
+        scores = self.parser(text.ids, text.sentence_ids)
+        plan = self._plan(text, scores, merge_order, spans)
+        leaf_ids, leaf_embedding, chart, nodes = self._induce(text, plan, given=spans is not None)
+        sequence = self.node_sequence(plan, nodes, chart, leaf_embedding)
+        asked = {"output_hidden_states": bool(wanted), "output_attentions": attend} if wanted or attend else {}
+        types = self.type_layers(inputs_embeds=sequence.inputs, **asked)
+        type_hidden = types.last_hidden_state
+        token_inputs = type_hidden.flatten(0, 1)[sequence.token_slots]
+        tokens = self.token_layers(inputs_embeds=token_inputs, **asked)
+        token_hidden = tokens.last_hidden_state
+        outside_vectors: Tensor | None = None
+        notes: dict[str, Any] = {}
+        if output_outside or output_chart:
+            outside_vectors, notes = outside(
+                plan,
+                chart,
+                self.root_embedding,
+                self.decomposition,
+                accumulate_scores=self.config.accumulate_scores,
+                return_all=output_chart,
+            )
+        return SyntacticModelOutput(
+            last_hidden_state=text.restore(token_hidden[:, 1:]),
+            token_hidden_state=token_hidden,
+            type_hidden_state=type_hidden,
+            outside_vectors=outside_vectors,
+            spans=text.list_spans(nodes) if output_spans else None,
+            parser_scores=scores,
+            structure=TreeStructure(text, plan, nodes, leaf_ids, chart.height_N, sequence)
+            if output_structure
+            else None,
+            chart=_chart_tensors(plan, chart, notes) if output_chart else None,
+            hidden_states=self._hidden_states(types, tokens, sequence, text, wanted) if wanted else None,
+            attentions=(*types.attentions, *tokens.attentions) if attend else None,
+        )
+
+    def _check_attentions(self, output_attentions: bool | None) -> bool:
+        """Whether the caller wants attention weights, which only the eager implementation computes."""
+        attend = wants_attentions(self.config, output_attentions)
+        kind = self.type_layers.config._attn_implementation
+        if attend and kind != "eager":
+            raise ValueError(
+                f"output_attentions=True: attention implementation {kind!r} computes no weights. Call "
+                'model.set_attn_implementation("eager") first.'
+            )
+        return attend
+
+    @staticmethod
+    def _hidden_states(
+        types: Any, tokens: Any, sequence: NodeSequence, text: ContextBatch, wanted: frozenset[int]
+    ) -> tuple[Tensor | None, ...]:
+        """Hidden states after each token [B, T, D]: at the slot that predicts the next one."""
+        slots = sequence.token_slots[:, 1:]
+        count = len(types.hidden_states)
+        states = [
+            text.restore(state.flatten(0, 1)[slots] if place < count else state[:, 1:]) if place in wanted else state
+            # The token layers read what the type layers wrote.
+            for place, state in enumerate((*types.hidden_states, *tokens.hidden_states[1:]))
+        ]
+        return kept_states(states, wanted)
+
+    @torch.no_grad()
+    def whole_sentence_trees(
+        self, input_ids: Tensor, attention_mask: Tensor, word_ends: Tensor | None = None, *, by_merges: bool = False
+    ) -> list[list[tuple[int, int]]]:
+        """Inner nodes per row of the tree of the inside pass, or of the parser's merges alone.
+
+        Args:
+            input_ids: [B, T].
+            attention_mask: [B, T].
+            word_ends: [B, T] or `None`.
+            by_merges: the tree in which the merges happen (the chart with window 1), without the inside pass.
+
+        Returns:
+            Spans in input positions, in post-order.
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        text = ContextBatch.read(self.config, input_ids, attention_mask, None, word_ends)
+        scores = self.parser(text.ids, text.sentence_ids)
+        if by_merges:
+            plan = plan_chart(self._merge_order(scores, text), text.sentence_ids, window_size=1)
+            return text.list_spans(induced_trees(plan, plan.left_CM.new_zeros(len(plan.left_CM))))
+        return text.list_spans(self._induce(text, self._plan(text, scores, None, None))[3])
+
+    def _plan(
+        self, text: ContextBatch, scores: Tensor, merge_order: Tensor | None, spans: list[list[tuple[int, int]]] | None
+    ) -> ChartPlan:
+        """Chart of the given trees, of a given merge order, or of the parser's."""
+        if spans is not None:
+            if len(spans) != len(text.ids):
+                raise ValueError(f"spans has {len(spans)} rows and the batch {len(text.ids)}. Give one list per row.")
+            text.check_words(spans)
+            shifts = text.shifts()
+            moved = [[(i - shift, j - shift) for i, j in row] for row, shift in zip(spans, shifts, strict=True)]
+            return plan_trees(moved, text.sentence_ids).to(scores.device)
+        if merge_order is None:
+            order = self._merge_order(scores.detach(), text)
+        else:
+            order = text.words_first(text.align_order(merge_order))
+        return plan_chart(order, text.sentence_ids, self.config.window_size).to(scores.device)
+
+    def _induce(
+        self, text: ContextBatch, plan: ChartPlan, given: bool = False
+    ) -> tuple[Tensor, Tensor, InsideChart, TreeNodes]:
+        """Token ids and embeddings of the leaves, the inside chart, and the nodes of the best trees.
+
+        This is the E step of GPST's hard EM: one tree per sentence, the best split of every span from the root down.
+        """
+        leaf = plan.context_N[: plan.num_leaves] * text.width + plan.start_N[: plan.num_leaves]
+        leaf_ids = text.ids.flatten()[leaf]
+        leaf_embedding = self.embed_tokens(text.ids).flatten(0, 1)[leaf]  # [B, T, D], as hooks of NEFTune expect it
+        chart = inside(
+            plan,
+            self.down_scale(leaf_embedding).to(leaf_embedding.dtype),
+            self.composition,
+            temperature=self.config.split_temperature,
+            hard=self.config.hard_inside,
+            accumulate_scores=self.config.accumulate_scores,
+            stop_structure_gradient=self.config.stop_structure_gradient,
+            normalize_mixture=not given,
+        )
+        nodes = induced_trees(plan, best_splits(plan, chart.split_score_CM, text.word_index))
+        return leaf_ids, leaf_embedding, chart, nodes
+
+    def _merge_order(self, score_BP: Tensor, text: ContextBatch) -> Tensor:
+        """Boundaries by ascending score; word-internal ones first, sentence borders and padding last."""
+        if self.training and self.config.merge_noise > 0:
+            uniform = torch.rand_like(score_BP).clamp_min(torch.finfo(score_BP.dtype).tiny)
+            gumbel = -(-uniform.log()).clamp_min(torch.finfo(score_BP.dtype).tiny).log()
+            score_BP = score_BP + self.config.merge_noise * gumbel
+        if text.word_index is not None and score_BP.numel():
+            within = text.word_index[:, 1:] == text.word_index[:, :-1]
+            score_BP = score_BP - within * (score_BP.max() - score_BP.min() + 1)
+        joined = joined_boundaries(text.sentence_ids)
+        return score_BP.masked_fill(~joined, torch.inf).sort(dim=-1, stable=True).indices
+
+    def node_sequence(
+        self, plan: ChartPlan, nodes: TreeNodes, chart: InsideChart, leaf_embedding: Tensor
+    ) -> NodeSequence:
+        """Lay the nodes out as inputs of the type layers.
+
+        Leaves enter as their token embedding, inner nodes as the up-scaled inside vector: the paper's "representation
+        surrogate" of what left-to-right composition would give. Without the surrogate, inner nodes enter as the
+        embedding of the reduce token. The position of a node is the number of tokens generated so far.
+
+        Args:
+            plan: the chart plan.
+            nodes: the nodes of the trees in post-order.
+            chart: the inside chart.
+            leaf_embedding: [num_leaves, D] token embeddings.
+
+        Returns:
+            The sequence.
+        """
+        num_leaves, device = plan.num_leaves, leaf_embedding.device
+        num_contexts, num_tokens = plan.leaf_BT.shape
+        num_slots = max(plan.nodes_B) + 1
+        is_inner = nodes.cell_A >= num_leaves
+        # The counts are known, so sorting separates leaves from inner nodes without a host sync.
+        by_cell = torch.where(is_inner, num_leaves, nodes.cell_A).argsort(stable=True)
+        leaf_node, inner_node = by_cell[:num_leaves], by_cell[num_leaves:]
+        inner_embedding = self._inner_embedding(chart, nodes.cell_A[inner_node]).to(leaf_embedding.dtype)
+        sources = torch.cat([self.bos_embedding[None], leaf_embedding, inner_embedding])
+        source_A = torch.empty_like(nodes.cell_A)
+        source_A[by_cell] = torch.arange(1, len(source_A) + 1, device=device)
+        slot_A = nodes.context_A * num_slots + nodes.position_A  # the slot before the node
+        source, position = (slot_A.new_zeros(num_contexts * num_slots) for _ in range(2))
+        source[slot_A + 1], position[slot_A + 1] = source_A, nodes.end_A
+        target = slot_A.new_full((num_contexts * num_slots,), -1)
+        target[slot_A] = torch.where(is_inner, COMP, GEN)
+        last_B = torch.arange(num_contexts, device=device) * num_slots + plan.count_2B[1]
+        target[last_B] = GEN
+        row, column = plan.context_N[:num_leaves], plan.start_N[:num_leaves]
+        token_slots = (torch.arange(num_contexts, device=device) * num_slots)[:, None].repeat(1, num_tokens + 1)
+        token_slots[row, column] = slot_A[leaf_node]
+        token_slots[torch.arange(num_contexts, device=device), plan.count_2B[0]] = last_B
+        position = position.view(num_contexts, num_slots)
+        inputs = sources.index_select(0, source).view(num_contexts, num_slots, -1) + self.position_embedding(position)
+        return NodeSequence(inputs, target.view(num_contexts, num_slots), position, token_slots, row, column)
+
+    def _inner_embedding(self, chart: InsideChart, cells: Tensor) -> Tensor:
+        """Inputs of the type layers at inner nodes: the surrogate, or the reduce token."""
+        if self.config.surrogate:
+            return self.up_scale(chart.language_vector_ND[cells])
+        reduce_id = torch.tensor(self.config.reduce_token_id, device=cells.device)
+        return self.embed_tokens(reduce_id).expand(len(cells), -1)
+
+
+def _chart_tensors(plan: ChartPlan, chart: InsideChart, notes: dict) -> dict:
+    """Chart tensors by name, cells and compositions described by integers."""
+    return {
+        "context": plan.context_N,
+        "start": plan.start_N,
+        "end": plan.end_N,
+        "num_leaves": plan.num_leaves,
+        "levels": plan.levels,
+        "root": plan.root_S,
+        "left": plan.left_CM,
+        "right": plan.right_CM,
+        "split": plan.split_CM,
+        "inside": chart.vector_ND,
+        "height": chart.height_N,
+        "score": chart.score_N,
+        "split_score": chart.split_score_CM,
+        "outside": notes["outside_ND"],
+        "outside_log_sum_exp": notes["log_sum_exp_N"],
+    }
+
+
+# ---------------------------------------------------------------------------------------------- language model
+NO_LAYER_OUTPUTS = (
+    "next-token logits are summed over many trees, whose layers see different sequences. Pass labels, spans, "
+    "merge_order or output_chart for those of one tree, or call the base model."
+)
+
+
+class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
+    """GPST with its language-modeling heads: training objective, marginal next-token distribution, search."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    stack_machine_class = GPSTStackMachine
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__(config)
+        self.model = GPSTModel(config)
+        self.heads = GPSTHeads(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        merge_order: Tensor | None = None,
+        spans: list[list[tuple[int, int]]] | None = None,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_chart: bool = False,
+        output_spans: bool = False,
+        output_marginal_logits: bool | None = None,
+        loss_shares: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> SyntacticLMOutput:
+        """Training objective with `labels`, next-token log-probabilities without.
+
+        With `labels` (or `shift_labels`), the paper's objective over the induced (or given) trees. With `spans`,
+        `merge_order` or `output_chart` but without labels, probabilities of that tree: `joint_log_prob`,
+        `action_logits`, `token_logits_given_tree`. Otherwise `logits`: log p(next token | prefix), trees summed out
+        over a beam of `config.scoring_num_beams`; nothing after a position changes its value (but `word_ends` at a
+        position says whether the next token begins a word, which a reader may not know there yet).
+
+        Args:
+            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            labels: [B, T] = `input_ids` with -100 where the token loss shall not count.
+            sentence_ids: [B, T] 1, 2, ... for the sentences of a context, 0 = padding; for the objective.
+            word_ends: [B, T], True at the last piece of every word, which keeps word pieces together.
+            merge_order: [B, T - 1] merge order to replay.
+            spans: given binary trees, per row the inner nodes `(i, j)`.
+            past_key_values: search state to continue from.
+            use_cache: return the search state.
+            logits_to_keep: compute `logits` for the last so many positions only (0 = all).
+            output_chart: return the chart tensors.
+            output_spans: with labels or given trees, list the trees in `spans`.
+            output_marginal_logits: with labels or given trees, compute `logits` as well, at the cost of those alone;
+                default: `config.output_marginal_logits`, in evaluation mode.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
+                that the first token, which only the beginning predicts, does not count); they replace `labels`.
+                `output_hidden_states` and `output_attentions`, as for `GPSTModel.forward`, with labels or given trees:
+                next-token logits come from many trees at once.
+
+        Returns:
+            `SyntacticLMOutput`.
+
+        Raises:
+            ValueError: see `GPSTModel.forward`; and for `sentence_ids` where only `logits` are asked for.
+            TypeError: for other keyword arguments.
+
+        Cost: objective: one pass over 2 T slots. Logits: T sequential steps, each a few passes over the beam.
+        """
+        # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
+        shift_labels = kwargs.pop("shift_labels", None)
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        asked = asked_of_layers(kwargs)
+        check_shares(loss_shares, LOSS_PARTS)
+        if shift_labels is not None:
+            labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
+        alone = labels is None and merge_order is None and spans is None and not output_chart
+        beside = not alone and self.wants_logits_beside(output_marginal_logits)
+        if sentence_ids is not None and (alone or beside):
+            raise ValueError(
+                "sentence_ids cannot be used with next-token logits, which treat a row as one running text with "
+                "unknown sentence ends. Leave sentence_ids out, or output_marginal_logits; without it pass labels, "
+                "spans, merge_order or output_chart."
+            )
+        if alone:
+            refuse_layer_outputs(self.config, NO_LAYER_OUTPUTS, **asked)
+            return self._marginal_forward(
+                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+            )
+        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError(
+                "past_key_values, use_cache and logits_to_keep go with next-token logits; leave them out together with "
+                "labels, spans, merge_order or output_chart."
+            )
+        trees = {"sentence_ids": sentence_ids, "word_ends": word_ends, "merge_order": merge_order, "spans": spans}
+        asked |= {"output_chart": output_chart, "output_spans": output_spans}
+        result = self._objective(input_ids, attention_mask, labels, loss_shares, **trees, **asked)
+        if beside:
+            result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
+        return result
+
+    def _objective(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        loss_shares: Mapping[str, float] | None,
+        **options: Any,
+    ) -> SyntacticLMOutput:
+        """One pass over induced or given trees: the training objective, or without labels their probabilities."""
+        if labels is not None:
+            check_labels(self.config, labels, input_ids)
+        output = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            output_outside=labels is not None,
+            output_structure=True,
+            return_dict=True,
+            **options,
+        )
+        result = SyntacticLMOutput(
+            spans=output.spans, chart=output.chart, hidden_states=output.hidden_states, attentions=output.attentions
+        )
+        if labels is None:
+            self._add_given_tree(result, output)
+        else:
+            result.loss, result.losses, result.joint_log_prob = self.heads.objective(
+                self.config, weight_of(self.lm_head), output, labels, loss_shares
+            )
+        return result
+
+    def count_loss_items(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        attention_mask: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        **others: Any,
+    ) -> dict[str, int]:
+        """Count the items over which each part of the objective is a mean: tokens, sentences, nodes, labels, slots.
+
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
+        Two properties of a batch are not such means: the product of `config.height_loss` "shipped", whose second factor
+        stays that of the call, and noise, which every call draws for itself.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            labels: [B, T].
+            attention_mask: [B, T] or `None`.
+            sentence_ids: [B, T] or `None`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            Counts by the names of `losses`.
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        return count_items(ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, None), labels)
+
+    def _add_given_tree(self, result: SyntacticLMOutput, output: SyntacticModelOutput) -> None:
+        """Set the probabilities of the text under the trees of one pass."""
+        structure: TreeStructure = output.structure
+        logits = self.lm_head(self.heads.token(output.token_hidden_state[:, :-1]))
+        row, column = structure.sequence.leaf_row, structure.sequence.leaf_column
+        log_prob = logits[row, column].float().log_softmax(-1).gather(-1, structure.leaf_ids[:, None]).squeeze(-1)
+        _, action_BA = self.heads.action_loss(output)
+        result.joint_log_prob = (-action_BA.sum(1)).index_add(0, row, log_prob.to(action_BA.dtype))
+        result.action_logits = self.heads.action(output.type_hidden_state)
+        result.token_logits_given_tree = structure.text.restore(logits)
+
+    @torch.no_grad()
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        num_beams: int | None = None,
+        num_return_sequences: int = 1,
+        method: str = "search",
+        context_sentence_ids: Tensor | None = None,
+        synchronous: bool = True,
+        stepwise: bool = False,
+        lexical: bool = False,
+    ) -> ParseOutput:
+        """Parse given text.
+
+        Args:
+            input_ids: [B, T], one sentence per row. A leading `bos_token_id` is the beginning, not a token.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            word_ends: [B, T], True at the last piece of every word: words stay whole.
+            num_beams: width of the search; default `config.scoring_num_beams`.
+            num_return_sequences: number of trees per sentence (search only).
+            method: "search" parses left to right by word-synchronous search over the generative model; "inside" takes
+                the tree of the inside pass over the whole sentence; "merge_order" the tree in which the parser's
+                merges happen.
+            context_sentence_ids: [B, T], 1, 2, ... at the tokens of complete sentences before the one to parse
+                (search only).
+            synchronous: `False` searches action by action instead of word by word (the paper's "w/o sync" rows).
+            stepwise: also return `stepwise_log_probs`.
+            lexical: also return `lexical_log_probs`.
+
+        Returns:
+            `ParseOutput`; "inside" and "merge_order" fill in trees and actions, not probabilities.
+
+        Raises:
+            ValueError: for an unknown method, options that the method does not have, and bad input (see `forward`).
+
+        Source: GPST section 3.3; `R2D2GenFastBeamSearcher` of the authors' code.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        refuse_empty_rows(mask)
+        if method == "search":
+            with evaluation_mode(self):
+                return parse_with_search(
+                    self.word_search(num_beams),
+                    input_ids,
+                    mask,
+                    word_ends=word_ends,
+                    context_sentence_ids=context_sentence_ids,
+                    num_return_sequences=num_return_sequences,
+                    synchronous=synchronous,
+                    stepwise=stepwise,
+                    lexical=lexical,
+                )
+        if method not in ("inside", "merge_order"):
+            raise ValueError(f"method {method!r} is unknown. Choose 'search', 'inside' or 'merge_order'.")
+        given = num_beams is not None or context_sentence_ids is not None or num_return_sequences != 1
+        if given or stepwise or lexical or not synchronous:
+            raise ValueError(f"method {method!r} takes no search options; it gives one tree per sentence.")
+        return self._parse_whole(input_ids, mask, word_ends, by_merges=method == "merge_order")
+
+    def _parse_whole(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None, by_merges: bool) -> ParseOutput:
+        """Trees that need whole sentences: of the inside pass, or of the parser's merges alone."""
+        with evaluation_mode(self):
+            spans = self.model.whole_sentence_trees(input_ids, mask, word_ends, by_merges=by_merges)
+        lengths, offsets = mask.sum(1).tolist(), mask.long().argmax(1).tolist()
+        ends = None
+        if word_ends is not None:
+            last = mask & ~F.pad(mask[:, 1:], (0, 1))  # the end of the text ends a word
+            ends = [(row.nonzero().squeeze(1) + 1).tolist() for row in (word_ends.bool() | last) & mask]
+        actions = torch.full((len(spans), 1, 2 * max(lengths) - 1), PAD_ACTION)
+        for row, (row_spans, offset, length) in enumerate(zip(spans, offsets, lengths, strict=True)):
+            local = [(i - offset, j - offset) for i, j in row_spans]
+            actions[row, 0, : 2 * length - 1] = torch.tensor(spans_to_actions(local, length))
+        return ParseOutput(
+            spans=[[row] for row in spans],
+            actions=actions.to(input_ids.device),
+            offsets=offsets,
+            lengths=lengths,
+            word_ends=ends,
+        )
+
+
+# ---------------------------------------------------------------------------------------------- classification
+class GPSTForSequenceClassification(GPSTPreTrainedModel):
+    """GPST with a classifier on the state after the CLS token, trained jointly with the pretraining objective.
+
+    Inputs are laid out as `a <CLS>` or `a <SEP> b <CLS>`; SEP and CLS are sentences of one token.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = GPSTModel(config)
+        self.heads = GPSTHeads(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        output_spans: bool = False,
+        loss_shares: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> SyntacticClassifierOutput:
+        """Classify texts; with `labels`, the loss is the classifier's plus the pretraining objective on the inputs.
+
+        Args:
+            input_ids: [B, T] token ids, with SEP and CLS tokens.
+            attention_mask: [B, T], 1 = token.
+            labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
+            sentence_ids: [B, T] sentence numbers; by default SEP and CLS tokens stand alone and what lies between
+                them is one sentence.
+            word_ends: [B, T], True at the last piece of every word.
+            output_spans: list the trees in `spans`.
+            loss_shares: see `GPSTForCausalLM.forward`; the classifier's part is named "classification".
+            **kwargs: `output_hidden_states` and `output_attentions` of `GPSTModel.forward`.
+
+        Returns:
+            `SyntacticClassifierOutput`. The state is taken after the last CLS token, or after the last token of a row
+            that holds none.
+
+        Raises:
+            ValueError: see `GPSTModel.forward`.
+            TypeError: for other keyword arguments.
+
+        Source: GPST section 4.1 and appendix A.3.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        check_shares(loss_shares, ("classification", *LOSS_PARTS))
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if sentence_ids is None:
+            sentence_ids = self.sentence_ids(input_ids, mask)
+        output = self.model(
+            input_ids,
+            sentence_ids=sentence_ids,
+            word_ends=word_ends,
+            output_outside=labels is not None,
+            output_structure=labels is not None,
+            output_spans=output_spans,
+            return_dict=True,
+            **kwargs,
+        )
+        position = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        is_cls = mask & (input_ids == (-1 if self.config.cls_token_id is None else self.config.cls_token_id))
+        preferred = torch.where(is_cls.any(1, keepdim=True), is_cls, mask)
+        last = torch.where(preferred, position, -1).amax(1)
+        logits = self.score(output.last_hidden_state[torch.arange(len(last), device=last.device), last])
+        result = SyntacticClassifierOutput(
+            logits=logits, spans=output.spans, hidden_states=output.hidden_states, attentions=output.attentions
+        )
+        if labels is not None:
+            classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+            classification = classification * share_of(loss_shares, "classification")
+            loss, losses, _ = self.heads.objective(self.config, weight_of(self.lm_head), output, input_ids, loss_shares)
+            result.loss = classification + loss
+            result.losses = {"classification": classification.detach(), **losses}
+        return result
+
+    def count_loss_items(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        **others: Any,
+    ) -> dict[str, int]:
+        """Count the items over which each part of the loss is a mean (see `GPSTForCausalLM.count_loss_items`).
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            attention_mask: [B, T] or `None`.
+            sentence_ids: [B, T] or `None`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            Counts by the names of `losses`.
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if sentence_ids is None:
+            sentence_ids = self.sentence_ids(input_ids, mask)
+        text = ContextBatch.read(self.config, input_ids, None, sentence_ids, None)
+        return {"classification": len(input_ids), **count_items(text, input_ids)}
+
+    def sentence_ids(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        """Sentence numbers of `input_ids`: every SEP and CLS token is one sentence; 0 where `mask` is False.
+
+        Args:
+            input_ids: [B, T] token ids.
+            mask: [B, T], True at tokens.
+
+        Returns:
+            [B, T] sentence numbers 1, 2, ... from left to right.
+        """
+        special = torch.zeros_like(mask)
+        for token_id in (self.config.sep_token_id, self.config.cls_token_id):
+            if token_id is not None:
+                special |= input_ids == token_id
+        begins = special | F.pad(special[:, :-1], (1, 0))
+        return (begins.long().cumsum(1) + 1) * mask
+
+
+__all__ = ["GPSTForCausalLM", "GPSTForSequenceClassification", "GPSTModel", "GPSTPreTrainedModel"]

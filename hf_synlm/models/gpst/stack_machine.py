@@ -1,0 +1,353 @@
+"""GPST's side of the word-synchronous search: what GEN and COMP do to nodes, caches and probabilities.
+
+GEN pushes a token: its composition vector is down_scale(embedding), its input to the type layers the embedding.
+COMP puts the composition of the two top vectors in their place, x = f_alpha(left, right), and feeds up_scale(x) (or
+the embedding of the reduce token in the ablation without surrogates). The type layers read every action and decide
+between GEN and COMP; the token layers read only the slots before a GEN, plus the current one, and predict the token.
+
+Source: Hu et al. 2024, sections 3.2 and 3.5; `R2D2GenFastBeamSearcher` of the authors' code. As there, illegal actions
+are dropped after the softmax, so the probabilities of a derivation are not renormalized at forced steps.
+
+Shapes: B sentences, R rows, C levels of nodes that follow one another, P nodes of these levels, L nodes before them,
+S = L + C, D hidden, d composition, V vocabulary.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_synlm.search.stack import Levels, NodePool, Nodes
+from hf_synlm.search.state import NEG_INF, WordEdges
+from hf_synlm.search.word_head import PackedWordHead, WordHead, bounds_pay
+from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION
+
+# Numbers that one call of a layer gathers at most: its memory does not grow with the beam.
+_GATHERED_ELEMENTS = 1 << 22
+
+
+class GPSTStackMachine:
+    """Runs the generative part of a GPST model on node pools.
+
+    Args:
+        model: The language model. Used attributes: `config`, `dtype`; `lm_head`; `heads.action` and `heads.token`;
+            `model.embed_tokens`, `model.position_embedding`, `model.bos_embedding`, `model.down_scale`,
+            `model.up_scale`, `model.composition.composer()`, the layers of `model.type_layers` and
+            `model.token_layers` (positions are added outside); and `model.forward` for a context.
+    """
+
+    pad_action, token_action = PAD_ACTION, GEN
+
+    def word_ends_of(self, tokens: Tensor) -> Tensor | None:
+        """None: the vocabulary does not tell which tokens end a word, so all do."""
+        return None
+
+    def __init__(self, model: Any) -> None:
+        self.config, self.dtype = model.config, model.dtype
+        self.model, self.heads, self.lm_head = model.model, model.heads, model.lm_head
+        self.compose = self.model.composition.composer()
+        self._type_names = [f"type_layer_{number}" for number in range(self.config.num_type_layers)]
+        self._token_names = [f"token_layer_{number}" for number in range(self.config.num_token_layers)]
+        self.max_tokens = self.config.max_position_embeddings
+
+    # ---------------------------------------------------------------------------------------------------- nodes
+    def begin(
+        self,
+        batch_size: int,
+        device: torch.device,
+        input_ids: Tensor | None = None,
+        context_sentence_ids: Tensor | None = None,
+    ) -> tuple[NodePool, Tensor]:
+        """First nodes: the begin slot, and the complete sentences before the text.
+
+        Args:
+            batch_size: Number of sentences B.
+            device: Where to put the pool.
+            input_ids: Tokens [B, T]; only read with a context.
+            context_sentence_ids: [B, T] 1, 2, .. at the tokens of complete sentences before the text, 0 elsewhere.
+
+        Returns:
+            The pool and the state before the first action [B, 1].
+        """
+        width = self.config.hidden_size
+        features = {
+            "vector": (self.config.composition_size, self.dtype),
+            "inputs": (width, self.dtype),
+            "hidden": (width, self.dtype),
+            "actions": (2, torch.float32),
+            **dict.fromkeys((*self._type_names, *self._token_names), (2 * width, self.dtype)),
+        }
+        if context_sentence_ids is None:
+            positions = torch.zeros(batch_size, 1, dtype=torch.long, device=device)
+            inputs = self.model.bos_embedding + self.model.position_embedding(positions)
+            valid = before_gen = positions == 0
+        else:
+            inputs, positions, valid, before_gen = self._encode_context(input_ids, context_sentence_ids)
+        count = inputs.shape[1]
+        pool = NodePool(batch_size, features, device, capacity=max(64, count))
+        pool.num_context = positions.amax(1)
+        slots = torch.arange(count, device=device).expand(batch_size, -1)
+        none = torch.full_like(slots, -1)
+        # The tree structure of the context is over: its nodes only say which slots the token layers may read.
+        made_by_gen = torch.cat([torch.zeros_like(before_gen[:, :1]), before_gen[:, :-1]], 1)
+        action = torch.where(made_by_gen & valid, GEN, none)
+        pool.append(Nodes(slots - 1, none, torch.zeros_like(slots), action, none, none), inputs=inputs)
+        self.read(pool, slots[:, None, :0], slots, Levels([1] * count, device))
+        return pool, torch.where(valid, slots, 0).amax(1, keepdim=True)
+
+    def _encode_context(self, input_ids: Tensor, sentence_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Slots of complete sentences, encoded with their induced trees and soft vectors.
+
+        Args:
+            input_ids: Tokens [B, T].
+            sentence_ids: [B, T] 1, 2, .. at the tokens of the context, 0 elsewhere; a row may have none.
+
+        Returns:
+            Inputs of the type layers with positions [B, A, D]; tokens generated before or at each slot [B, A]; which
+            slots are real and which of them stand before a GEN [B, A]. Slot 0 is the begin slot.
+        """
+        empty = (sentence_ids == 0).all(1)
+        first_column = torch.arange(input_ids.shape[1], device=input_ids.device) == 0
+        # The encoder needs a token in every row: rows without context get one, whose slots are masked out.
+        filler = empty[:, None] & first_column
+        ids = input_ids.masked_fill(filler, self.config.reduce_token_id)
+        numbers = torch.where(filler, 1, sentence_ids)
+        encoded = self.model(ids, sentence_ids=numbers, output_structure=True, return_dict=True)
+        sequence = encoded.structure.sequence
+        valid = sequence.action_targets >= 0
+        valid[:, 1:] &= ~empty[:, None]
+        positions = sequence.position_ids.masked_fill(~valid, 0)
+        return sequence.inputs, positions, valid, sequence.action_targets == GEN
+
+    def push(
+        self,
+        pool: NodePool,
+        parents: Tensor,
+        num_tokens: Tensor,
+        tokens: Tensor | None = None,
+        actions: Tensor | None = None,
+        levels: Levels | None = None,
+    ) -> int:
+        """Take one action from each of R states, or several COMP in a row.
+
+        Args:
+            pool: Grows by R nodes, or by P nodes, all first actions before all second ones.
+            parents: States before the action [B, R]; rows that no hypothesis needs may hold any id.
+            num_tokens: Tokens generated by each derivation, the one of this action included [B] or [B, R].
+            tokens: Tokens to generate [B, R]; None = all rows take COMP.
+            actions: GEN or COMP per row [B, R]; None = GEN in all rows if there are tokens.
+            levels: How many of the states take a first COMP, a second one, ..; None = all states take one action.
+
+        Returns:
+            Id of the first new node.
+        """
+        num_tokens = num_tokens if num_tokens.dim() == 2 else num_tokens[:, None]
+        if tokens is None:
+            levels = levels or Levels([parents.shape[1]], parents.device)
+            nodes, length, vector, inputs = self._compose(pool, parents, levels)
+        else:
+            nodes, vector, inputs = self._generate(pool, parents, tokens, num_tokens)
+            length = None
+            if actions is not None:
+                is_comp = actions == COMP
+                one = Levels([parents.shape[1]], parents.device)
+                other, _, other_vector, other_inputs = self._compose(pool, parents, one)
+                nodes = Nodes(*(torch.where(is_comp, a, b) for a, b in zip(other, nodes, strict=True)))
+                vector = torch.where(is_comp[..., None], other_vector, vector)
+                inputs = torch.where(is_comp[..., None], other_inputs, inputs)
+        # Rows that no hypothesis needs (finished sentences, padding) may count one token too many.
+        positions = (num_tokens + pool.num_context[:, None]).clamp(max=self.max_tokens)
+        position = self.model.position_embedding(positions)
+        if levels is not None and positions.shape[1] > 1:
+            position = position.index_select(1, levels.line)
+        return pool.append(nodes, length=length, vector=vector, inputs=inputs + position)
+
+    def _generate(
+        self, pool: NodePool, parents: Tensor, tokens: Tensor, num_tokens: Tensor
+    ) -> tuple[Nodes, Tensor, Tensor]:
+        inputs = self.model.embed_tokens(tokens)
+        start = (num_tokens - 1).expand_as(parents)
+        return pool.push(parents, GEN, tokens, start), self.model.down_scale(inputs), inputs
+
+    def _compose(self, pool: NodePool, parents: Tensor, levels: Levels) -> tuple[Nodes, Tensor, Tensor, Tensor]:
+        """Nodes, lengths, vectors and inputs of COMP actions in a row, [B, P, ...] each."""
+        nodes, length, left = pool.pop_chain(parents, COMP, levels)
+        vector = self.compose(pool.feature("vector", left), pool.feature("vector", parents), levels.sizes)
+        if self.config.surrogate:
+            return nodes, length, vector, self.model.up_scale(vector)
+        reduce_token = torch.full_like(nodes.action, self.config.reduce_token_id)
+        return nodes, length, vector, self.model.embed_tokens(reduce_token)
+
+    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
+        """Run the layers on nodes that follow one another. Nodes that were read before may be read again.
+
+        Args:
+            pool: The nodes.
+            path: Nodes before those of every row [B, R, L]; -1 = none.
+            nodes: Nodes of the rows [B, P], level by level.
+            levels: Their levels.
+            words: Whether the token layers run, too.
+        """
+        length = path.shape[2] + len(levels.sizes)
+        width = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * length * len(path)))
+        for lines, rows, part in levels.split(width):
+            self._read(pool, path[:, lines], nodes[:, rows], part, words)
+
+    def _read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool) -> None:
+        ids = torch.cat([path, levels.lines(nodes, -1)], 2)
+        places, own = pool.places(ids).flatten(0, 1), pool.places(nodes).flatten()
+        step = torch.arange(ids.shape[2], device=ids.device)
+        query = step[path.shape[2] :, None]
+        # What a node may read: itself, and earlier nodes; the token layers of these only the ones before a GEN.
+        exists, itself = ids.flatten(0, 1)[:, None, None] >= 0, step == query
+        earlier = _additive(step <= query, self.dtype)
+        type_mask = torch.minimum(earlier, _additive(exists, self.dtype))
+        hidden = pool.feature("inputs", nodes)
+        hidden = self._run(self.model.type_layers, pool, self._type_names, hidden, own, places, type_mask, levels)
+        log_probs = self.heads.action(hidden).float().log_softmax(-1)
+        pool.features["actions"].flatten(0, 1).index_copy_(0, own, log_probs.flatten(0, 1))
+        if words:
+            made_by_gen = pool.fields[..., pool.names.index("action")].take(places) == GEN
+            before_gen = F.pad(made_by_gen[:, 1:], (0, 1))[:, None, None]
+            token_mask = torch.minimum(earlier, _additive(exists & before_gen, self.dtype)).masked_fill(itself, 0)
+            hidden = self._run(
+                self.model.token_layers, pool, self._token_names, hidden, own, places, token_mask, levels
+            )
+            pool.features["hidden"].flatten(0, 1).index_copy_(0, own, hidden.flatten(0, 1).to(self.dtype))
+
+    def _run(
+        self,
+        decoder: Any,
+        pool: NodePool,
+        names: list[str],
+        hidden: Tensor,
+        own: Tensor,
+        places: Tensor,
+        mask: Tensor,
+        levels: Levels,
+    ) -> Tensor:
+        """Run GPT-2 layers on nodes that attend to the nodes on their paths: [B, P, D] -> [B, P, D].
+
+        The layers are called here and not by their own model, whose loop costs as much as its arithmetic in a narrow
+        beam. What a node costs does not depend on how many other derivations the pool holds. Only attention runs on
+        full lines, some of which end before the last level.
+
+        Args:
+            decoder: The layers.
+            pool: The nodes.
+            names: Where it keeps keys and values [2 D] of each layer; those of these nodes are written.
+            hidden: Inputs [B, P, D].
+            own: Places of these nodes in the flat tables of the pool [B P].
+            places: Those of the nodes on the path of every row, its own last [B R, S].
+            mask: Additive mask [B R, 1, C, S].
+            levels: Levels of the nodes.
+        """
+        heads = (self.config.num_attention_heads, self.config.hidden_size // self.config.num_attention_heads)
+        mask, rows = mask.to(hidden.dtype), levels.row.clamp(min=0)
+        for layer, name in zip(decoder.h, names, strict=True):
+            store = pool.features[name].flatten(0, 1)
+            query, new = layer.attn.c_attn(layer.ln_1(hidden)).split([hidden.shape[2], 2 * hidden.shape[2]], 2)
+            store.index_copy_(0, own, new.flatten(0, 1).to(store.dtype))
+            query = query.index_select(1, rows).view(len(places), -1, *heads).transpose(1, 2)
+            keys_values = store.index_select(0, places.flatten()).to(query.dtype).view(*places.shape, 2, *heads)
+            keys, values = keys_values.transpose(1, 3).unbind(2)
+            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+            lines = mixed.transpose(1, 2).reshape(len(hidden), -1, hidden.shape[2])
+            hidden = hidden + layer.attn.c_proj(lines.index_select(1, levels.place))
+            hidden = hidden + layer.mlp(layer.ln_2(hidden))
+        return decoder.ln_f(hidden)
+
+    # --------------------------------------------------------------------------------------------- probabilities
+    def chain_bound(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Number of COMP actions that the stack allows in a row [B, R]; -1 on an empty stack."""
+        return pool.field("depth", nodes) - 1
+
+    def is_complete(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Whether exactly one tree is on the stack [B, R]."""
+        return pool.field("depth", nodes) == 1
+
+    def legal_actions(
+        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Which states [B, R] may take GEN (None = all) and COMP.
+
+        COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word.
+        COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its edges
+        are word edges.
+        """
+        may_comp = pool.field("depth", nodes) >= 2
+        if edges is None:
+            return None, may_comp
+        top = pool.nodes(nodes)
+        left_start = pool.field("start", top.below).clamp(min=0)
+        last = (num_tokens if num_tokens.dim() == 2 else num_tokens[:, None]).expand_as(nodes) - 1
+        at_end, word_start = edges.is_end.gather(1, last.clamp(min=0)), edges.word_start.gather(1, last.clamp(min=0))
+        starts_word = edges.word_start.gather(1, left_start) == left_start
+        may_comp = may_comp & ((left_start >= word_start) | (at_end & starts_word))
+        return (last < 0) | ~at_end | (top.start <= word_start), may_comp
+
+    def action_log_probs(
+        self,
+        pool: NodePool,
+        nodes: Tensor,
+        num_tokens: Tensor,
+        edges: WordEdges | None,
+        renormalize: bool = False,
+    ) -> Tensor:
+        """Log-probabilities of GEN and COMP.
+
+        Args:
+            pool: The nodes.
+            nodes: States [B, R].
+            num_tokens: Tokens generated so far, [B] or [B, R].
+            edges: Word edges, if words must stay whole.
+            renormalize: Forbid COMP before the softmax instead of after it.
+
+        Returns:
+            Log-probabilities [B, R, 2]; -inf where illegal.
+        """
+        log_probs = pool.feature("actions", nodes)
+        may_gen, may_comp = self.legal_actions(pool, nodes, num_tokens, edges)
+        gen, comp = log_probs.unbind(-1)
+        if renormalize:
+            gen = torch.where(may_comp, gen, 0.0)
+        if may_gen is not None:
+            gen = gen.masked_fill(~may_gen, NEG_INF)
+        return torch.stack([gen, comp.masked_fill(~may_comp, NEG_INF)], -1)
+
+    def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Inputs [B, R, D] of the word head, in states that the token layers have read."""
+        return self.heads.token(pool.feature("hidden", nodes))
+
+    def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
+        """Spans of the composed nodes of derivations [B, K, A], in the order of the actions; they have no labels."""
+        is_comp = nodes.action == COMP
+        end = (nodes.action == GEN).long().cumsum(2)
+        rows = zip(is_comp.tolist(), nodes.start.tolist(), end.tolist(), strict=True)
+        spans = [
+            [
+                [(i, j) for flag, i, j in zip(flags, starts, ends, strict=True) if flag]
+                for flags, starts, ends in zip(*row, strict=True)
+            ]
+            for row in rows
+        ]
+        return spans, None
+
+    @functools.cached_property
+    def word_head(self) -> WordHead:
+        """The output layer."""
+        return WordHead(self.lm_head, self.config.vocab_size)
+
+    @functools.cached_property
+    def packed_word_head(self) -> PackedWordHead | None:
+        """The output layer with bounds; None = they do not pay."""
+        return PackedWordHead(self.lm_head) if bounds_pay(self.lm_head) else None
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive attention mask from a boolean one; works with every attention back end."""
+    # Large but finite: block-wise kernels must not compute inf - inf.
+    lowest = max(torch.finfo(dtype).min, -1e30)
+    return torch.where(mask, 0.0, lowest).to(dtype)

@@ -1,0 +1,1 @@
+"""Baselines without trees: LSTM and AWD-LSTM."""

@@ -1,0 +1,361 @@
+"""An LSTM language model: the baseline without trees for the RNNG of Noji and Oseki (ACL Findings 2021).
+
+It is the RNNG without what makes it one. Token embedding E, L layers of LSTM, and the RNNG's output layer:
+
+    h_t = LSTM(E[x_t], h_t-1);    p(x_t+1 | x_1..t) = softmax(E ReLU(W h_t + b_o) + b_v)
+
+Nonterminals, composition and actions are left out, everything else has the same shape. A row begins with the begin
+token, from which the first word is predicted; whether it stands in the row or not makes no difference. No end of the
+sentence is predicted, so that perplexities per word compare with the RNNG's. The softmax runs over all ids, the begin
+token included, which training makes improbable.
+
+Shapes: B sentences, T tokens, L layers, H hidden size, E embedding size, V vocabulary, R rows. Losses are in nats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from transformers import initialization as init
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.hidden_states import (
+    HiddenStateChoice,
+    asked_of_layers,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    wanted_states,
+)
+from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
+from hf_synlm.core.matrix_products import without_autocast
+from hf_synlm.core.module_tools import is_adapted, weight_of
+from hf_synlm.core.outputs import InFieldOrder, SyntacticLMOutput
+from hf_synlm.core.token_batch import after_columns, attended_tokens, tokens_first
+from hf_synlm.models.lstm.configuration_lstm import LSTMConfig
+from hf_synlm.recurrent.cache import RecurrentCache, check_cache, columns_of, segment_mask, store_state
+from hf_synlm.recurrent.generation import RecurrentGenerationMixin
+from hf_synlm.recurrent.language_model import RecurrentPreTrainedModel
+from hf_synlm.recurrent.layers import lstm_layer
+
+
+@dataclass
+class LSTMModelOutput(InFieldOrder, BaseModelOutputWithPast):
+    """Output of the bare LSTM.
+
+    Fields, besides those of the stock output:
+        hidden_states: with `output_hidden_states`, the embeddings, then the states of every layer [B, T, *].
+        last_hidden_state: [B, T, H] state of the last layer after the tokens up to each column.
+        initial_state: [B, H] the same before the first column: after the begin token, or after what the cache has read.
+        token_mask: [B, T], True at the columns that were read as tokens.
+    """
+
+    initial_state: Tensor | None = None
+    token_mask: Tensor | None = None
+
+
+class LSTMPreTrainedModel(RecurrentPreTrainedModel):
+    """Loading, saving and initialization shared by the LSTM models."""
+
+    config: LSTMConfig
+    _no_split_modules = ["LSTM"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draw everything from U(-x, x), or as PyTorch does (see `LSTMConfig.initializer_range`)."""
+        if not isinstance(module, (nn.Embedding, nn.Linear, nn.LSTM)):
+            return
+        bound = self.config.initializer_range
+        if bound is None and isinstance(module, nn.Embedding):
+            init.normal_(module.weight)
+            return
+        if bound is None:
+            width = module.in_features if isinstance(module, nn.Linear) else module.hidden_size
+            bound = width**-0.5
+        for parameter in module.parameters(recurse=False):
+            init.uniform_(parameter, -bound, bound)
+
+
+class LSTMModel(LSTMPreTrainedModel):
+    """Embedding and LSTM layers: token ids in, states out."""
+
+    def __init__(self, config: LSTMConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.lstm = nn.LSTM(
+            config.embedding_size,
+            config.hidden_size,
+            config.num_layers,
+            batch_first=True,
+            dropout=config.dropout if config.num_layers > 1 else 0.0,
+        )
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: None,
+    ) -> LSTMModelOutput:
+        """Read token ids from left to right.
+
+        Args:
+            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
+                all columns read so far will do. Without a mask, runs of `pad_token_id` at both ends are padding; with a
+                cache that has read something, every column is a token.
+            past_key_values: state to continue from; it is moved on in place.
+            use_cache: return the state; default: only if one is given.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
+            output_attentions: refused: there is no attention.
+            inputs_embeds: [B, T, E] instead of `input_ids`. The begin token is read before them, and without a mask
+                every column is a token.
+            **others: arguments of other models, all None.
+
+        Returns:
+            `LSTMModelOutput`. A masked column has the state of the column before it.
+
+        Raises:
+            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
+
+        Cost: T steps of L cells for the whole batch.
+        """
+        cache = past_key_values
+        wanted = wanted_states(self.config, output_hidden_states, self.config.num_layers + 1)
+        refuse_layer_outputs(
+            self.config, "an LSTM has no attention. Leave it out.", output_attentions=output_attentions
+        )
+        refuse_arguments(others)
+        check_cache(cache)
+        begins = cache is None or not cache.is_initialized
+        mask = self._read_columns(input_ids, attention_mask, None if begins else cache, inputs_embeds)
+        count_B = mask.sum(1)
+        # Tokens move to the left end, so that padding is read after them or not at all.
+        if inputs_embeds is None:
+            ids = tokens_first(input_ids.long().masked_fill(~mask, 0), mask)
+            embedded = self.embed_tokens(F.pad(ids, (1, 0), value=self.config.bos_token_id) if begins else ids)
+        else:
+            embedded = tokens_first(inputs_embeds, mask)
+            if begins:
+                beginning = self.embed_tokens(torch.full_like(count_B, self.config.bos_token_id))
+                embedded = torch.cat([beginning[:, None].to(embedded.dtype), embedded], 1)
+        keep_state = cache is not None or bool(use_cache)
+        state = None if begins else cache.read(self._state_shapes(len(mask)), mask.device)
+        inputs = self.dropout(embedded)
+        if wanted or is_adapted(self.lstm):  # `nn.LSTM` does not see what adapters change
+            outputs, final = self._read_by_layer(inputs, count_B + begins, state)
+        else:
+            # In the type of the weights, as in `lstm_layer`.
+            with without_autocast(mask.device.type):
+                outputs, final = self._read(inputs, count_B + begins, state, keep_state)
+        if state is not None:
+            before = [torch.zeros_like(outputs[0][:, 0]), *state[0]][-len(outputs) :]
+            outputs = [torch.cat([x[:, None].to(y.dtype), y], 1) for x, y in zip(before, outputs, strict=True)]
+        states = outputs[-1]
+        return LSTMModelOutput(
+            last_hidden_state=after_columns(states, mask),
+            past_key_values=store_state(cache, use_cache, final, mask.shape[1], batch_dim=1),
+            hidden_states=kept_states([after_columns(output, mask) for output in outputs], wanted) if wanted else None,
+            initial_state=states[:, 0],
+            token_mask=mask,
+        )
+
+    def _state_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
+        """Shapes of h and c."""
+        return [(self.config.num_layers, batch_size, self.config.hidden_size)] * 2
+
+    def _read_columns(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: RecurrentCache | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """Mask [B, T] of the columns that hold tokens, the begin token left out."""
+        columns = columns_of(input_ids, inputs_embeds)
+        if cache is None and inputs_embeds is None:
+            return attended_tokens(self.config, input_ids, attention_mask)
+        # The beginning was read before, so that a begin token is a token like any other here.
+        mask = segment_mask(self.config, input_ids, inputs_embeds, attention_mask, cache)
+        return torch.ones_like(columns, dtype=torch.bool) if mask is None else mask
+
+    def _read(
+        self, inputs: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None, need_final: bool
+    ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """States of the last layer after every token, and the state after the last token of each row (if needed)."""
+        if not need_final or bool((count_B == inputs.shape[1]).all()):
+            states, final = self.lstm(inputs, state)
+            return [states], final
+        # The state after the last token is that of the last column only in the longest rows. A row may hold no token at
+        # all; packing does not know that, so such rows read one column and get their old state back.
+        lengths = count_B.clamp_min(1).cpu()
+        packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+        packed_states, final = self.lstm(packed, state)
+        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=inputs.shape[1])
+        if state is not None:
+            has_token = (count_B > 0)[None, :, None]
+            final = tuple(torch.where(has_token, new, old) for new, old in zip(final, state, strict=True))
+        return [states], final
+
+    def _read_by_layer(
+        self, inputs: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None
+    ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """The same with the embeddings and the states of every layer, which `nn.LSTM` does not tell."""
+        outputs, final = [inputs], []
+        if state is None:
+            state = tuple(inputs.new_zeros(shape) for shape in self._state_shapes(len(inputs)))
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        for layer in range(self.config.num_layers):
+            weights = [weight_of(self.lstm, f"{name}_l{layer}") for name in names]
+            inputs = self.dropout(outputs[-1]) if layer else outputs[0]
+            states, last = lstm_layer(inputs, (state[0][layer], state[1][layer]), weights, count_B)
+            outputs.append(states)
+            final.append(last)
+        return outputs, tuple(torch.stack(parts) for parts in zip(*final, strict=True))
+
+
+class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationMixin):
+    """LSTM language model: next-token log-probabilities, training loss, stock generation."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: LSTMConfig):
+        super().__init__(config)
+        self.model = LSTMModel(config)
+        self.projection = nn.Sequential(
+            nn.Dropout(config.dropout), nn.Linear(config.hidden_size, config.embedding_size), nn.ReLU()
+        )
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SyntacticLMOutput:
+        """Next-token log-probabilities, and with `labels` the training loss.
+
+        The loss is the mean of -log p(x_t | x_1..t-1) over the tokens with labels, the first token of a row included:
+        it is predicted from the begin token. Nothing is predicted after the last token.
+
+        Args:
+            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            attention_mask: [B, T], 1 = token (see `LSTMModel.forward`).
+            labels: [B, T] = `input_ids` with -100 where the loss shall not count; padding and the begin token never do.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            inputs_embeds: [B, T, E] instead of `input_ids` (see `LSTMModel.forward`).
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
+                that the first token does not count, unless its row begins with the begin token); they replace
+                `labels`. `output_hidden_states`, as for `LSTMModel.forward`.
+
+        Returns:
+            `SyntacticLMOutput` with `logits` [B, T, V], log p(next token | prefix); they are exact and carry gradients.
+            With labels also `loss`, `losses` ("word") and `joint_log_prob` [B], here log p of the tokens of each row
+            that have labels; in training mode no `logits` then.
+
+        Raises:
+            ValueError: see `LSTMModel.forward`; labels of another shape or outside the vocabulary.
+            TypeError: for other keyword arguments.
+
+        Cost: T steps of L cells, and one row of V numbers per token; in training never all of them at once.
+        """
+        check_shares(loss_shares, ("word",))
+        given, shifted = self._given_labels(columns_of(input_ids, inputs_embeds), labels, logits_to_keep, kwargs)
+        output = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **asked_of_layers(kwargs),
+        )
+        result = SyntacticLMOutput(past_key_values=output.past_key_values, hidden_states=output.hidden_states)
+        if given is None or not self.training:
+            result.logits = self._log_probs(
+                lambda states: self.lm_head(self.projection(states)), output.last_hidden_state, logits_to_keep
+            )
+        if given is None:
+            return result
+        states, mask = output.last_hidden_state, output.token_mask
+        if shifted:  # a label is predicted from the state after its column, the first one from the begin token
+            mask = _with_beginnings(mask)
+        else:  # from the state before its column
+            states = torch.cat([output.initial_state[:, None], states[:, :-1]], 1)
+        loss, result.joint_log_prob = self._objective(states, given.masked_fill(~mask, -100))
+        result.loss = loss * share_of(loss_shares, "word")
+        result.losses = {"word": result.loss.detach()}
+        return result
+
+    def count_loss_items(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        **others: Any,
+    ) -> dict[str, int]:
+        """How many words the loss is a mean over.
+
+        Divided by the count of all calls of a step, this is the `loss_shares` of a call (`training.steps.to_shares`).
+
+        Args:
+            input_ids: [B, T], as for `forward`, without a cache.
+            attention_mask: [B, T] or `None`.
+            labels: [B, T] or `None`.
+            shift_labels: [B, T] or `None`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            The count, named "word".
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        mask = self.model._read_columns(input_ids, attention_mask)
+        if shift_labels is not None:
+            labels, mask = shift_labels, _with_beginnings(mask)
+        return {"word": int((labels[mask] != -100).sum())}
+
+    def _objective(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss of the labels that count, and their log-probability per row [B] (detached)."""
+        row, column = (labels != -100).nonzero(as_tuple=True)
+        hidden_RE = self.projection(states[row, column])
+        if len(row) == 0:  # nothing to learn, but every parameter gets its (zero) gradient
+            return self.lm_head(hidden_RE).sum(), states.new_zeros(len(labels))
+        wide = torch.promote_types(hidden_RE.dtype, torch.float32)
+        coefficient = hidden_RE.new_full((len(row),), 1 / len(row), dtype=wide)
+        loss, loss_R = linear_cross_entropy(
+            hidden_RE, weight_of(self.lm_head), labels[row, column].long(), coefficient, self.lm_head.bias
+        )
+        return loss, -loss_R.new_zeros(len(labels)).index_add(0, row, loss_R)
+
+
+def _with_beginnings(mask_BT: Tensor) -> Tensor:
+    """The columns of tokens, and the one before the first token, where the state is that of the beginning."""
+    return mask_BT | F.pad(mask_BT[:, 1:], (0, 1))

@@ -1,0 +1,242 @@
+"""ON-LSTM, a language model with ordered neurons (Shen et al., ICLR 2019), and ON-LSTM-SYD (Du et al., ACL 2020).
+
+A stack of LSTM layers whose cells forget in a fixed order: see `on_lstm_layer`. How much of a cell is forgotten before
+a word is the syntactic distance of the gap before it, and the distances of a sentence define its tree. ON-LSTM-SYD has
+a second set of distances in some layer, which learns from gold trees by a ranking loss.
+
+Shapes: B sentences, T tokens, L layers, S supervised layers, H hidden size, E embedding size, V vocabulary. Losses are
+in nats.
+
+Source: `model.py` and `main.py` of Ordered-Neurons, and of SDLM, its fork with supervision. There the lookup of the
+embedding gives the last vocabulary row no gradient, by accident (`padding_idx=-1`); here it gets one.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.generation import GenerationMixin
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.hidden_states import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    state_at_columns,
+    wanted_states,
+)
+from hf_synlm.core.outputs import ParseOutput
+from hf_synlm.core.token_batch import after_columns
+from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
+from hf_synlm.models.on_lstm.layer import LayerStates, ONLSTMLayer, ONLSTMLayers
+from hf_synlm.recurrent.cache import RecurrentCache, store_state
+from hf_synlm.recurrent.distance_model import DistanceLanguageModel
+from hf_synlm.recurrent.distances import Decoder
+from hf_synlm.recurrent.language_model import (
+    RecurrentModelOutput,
+    RecurrentPreTrainedModel,
+    RecurrentSequenceClassifier,
+    WeightedLoss,
+    activation_losses,
+)
+from hf_synlm.recurrent.layers import embedding_dropout
+
+DISTANCES = ("supervised", "language_model")
+
+
+class ONLSTMPreTrainedModel(RecurrentPreTrainedModel):
+    """Loading, saving and initialization shared by the ON-LSTM models."""
+
+    config: ONLSTMConfig
+    _no_split_modules = ["ONLSTMLayers"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do: words from U(-0.1, 0.1), the rest as PyTorch does."""
+        if isinstance(module, nn.Embedding):
+            init.uniform_(module.weight, -0.1, 0.1)
+        elif isinstance(module, nn.Linear):
+            is_output = module.out_features == self.config.vocab_size and module is self.get_output_embeddings()
+            limit = 0.1 if is_output else module.in_features**-0.5
+            init.uniform_(module.weight, -limit, limit)
+            init.zeros_(module.bias) if is_output else init.uniform_(module.bias, -limit, limit)
+
+
+class ONLSTMModel(ONLSTMPreTrainedModel):
+    """Embedding and layers: token ids in, states and distances out."""
+
+    def __init__(self, config: ONLSTMConfig):
+        super().__init__(config)
+        sizes, supervised = config.layer_sizes, config.supervised_layers or []
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.layers = ONLSTMLayers(
+            ONLSTMLayer(
+                config.embedding_size if layer == 0 else config.layer_size,
+                sizes[layer],
+                config.chunk_size,
+                split_head=layer in supervised and config.syntactic_distance_head == "split",
+            )
+            for layer in range(config.num_layers)
+        )
+        if supervised and config.syntactic_distance_head == "hidden":
+            self.distance_heads = nn.ModuleList(nn.Linear(sizes[layer], 1) for layer in supervised)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: None,
+    ) -> RecurrentModelOutput:
+        """Read token ids from left to right.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
+                all columns read so far will do. Without a mask every column is a token.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
+            output_attentions: refused: there is no attention.
+            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
+            **others: arguments of other models, all None.
+
+        Returns:
+            `RecurrentModelOutput` with `distances` [B, L, T] and, of a supervised model, `syd_distances` [B, S, T] in
+            the order of `config.supervised_layers`; 0 at masked columns.
+
+        Raises:
+            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
+
+        Cost: T steps of L cells for the whole batch.
+        """
+        config, cache = self.config, past_key_values
+        wanted = wanted_states(config, output_hidden_states, config.num_layers + 1)
+        refuse_layer_outputs(config, "ON-LSTM has no attention. Leave it out.", output_attentions=output_attentions)
+        refuse_arguments(others)
+        embedded, ids, mask = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
+        embedded = embedding_dropout(embedded, ids, config.vocab_size, config.embedding_dropout, self.training)
+        last = None if mask is None else (mask.sum(1), torch.arange(len(mask), device=mask.device))
+        recorded = [state_at_columns(embedded, mask)] if wanted else []
+        new: list[Tensor] = []
+        dropout = [config.input_dropout, *[config.hidden_dropout] * (config.num_layers - 1)]
+        results = self.layers(
+            embedded.transpose(0, 1), self._old_state(cache, embedded), dropout, config.weight_dropout
+        )
+        for states, cells, _, _ in results:
+            # The state after the last token of each row.
+            new += [tensor[-1] if last is None else tensor[last] for tensor in (states, cells)]
+            if wanted:
+                recorded.append(after_columns(states.transpose(0, 1), mask))
+        supervised = [self._syd_distance(number, results[number]) for number in config.supervised_layers or []]
+        return RecurrentModelOutput(
+            last_hidden_state=after_columns(results[-1].states.transpose(0, 1), mask),
+            past_key_values=store_state(cache, use_cache, tuple(new), embedded.shape[1]),
+            hidden_states=kept_states(recorded, wanted),
+            token_mask=mask,
+            distances=_at_columns([result.distances_TB for result in results], mask),
+            syd_distances=_at_columns(supervised, mask) if supervised else None,
+        )
+
+    def _old_state(self, cache: RecurrentCache | None, embedded: Tensor) -> tuple[Tensor, ...]:
+        """States of every layer, h and c, before the first token."""
+        shapes = [(len(embedded), size) for size in self.config.layer_sizes for _ in "hc"]
+        if cache is not None and cache.is_initialized:
+            return cache.read(shapes, embedded.device)
+        dtype = torch.promote_types(embedded.dtype, torch.float32)
+        return tuple(torch.zeros(shape, dtype=dtype, device=embedded.device) for shape in shapes)
+
+    def _syd_distance(self, number: int, result: LayerStates) -> Tensor:
+        """What learns from gold trees in a layer, [T, B]."""
+        head = self.config.syntactic_distance_head
+        if head == "hidden":
+            return self.distance_heads[self.config.supervised_layers.index(number)](result.states[1:]).squeeze(-1)
+        return result.distances_TB if head == "shared" else result.split_distances_TB
+
+
+def _at_columns(distances_TB: list[Tensor], mask: Tensor | None) -> Tensor:
+    """Distances [B, X, T] of X layers at the columns of the input."""
+    columns = [after_columns(F.pad(x.to(distances_TB[0].device).t(), (1, 0)), mask) for x in distances_TB]
+    distances = torch.stack(columns, 1)
+    return distances if mask is None else distances.masked_fill(~mask[:, None], 0)
+
+
+class ONLSTMForCausalLM(DistanceLanguageModel, ONLSTMPreTrainedModel, GenerationMixin):
+    """ON-LSTM language model: next-token log-probabilities, training loss, stock generation, trees."""
+
+    network_class = ONLSTMModel
+    supervision_remedy = "set config.supervised_layers"
+
+    @property
+    def learns_from_trees(self) -> bool:
+        """Whether some layers have supervised distances (ON-LSTM-SYD)."""
+        return bool(self.config.supervised_layers)
+
+    def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
+        """AR and TAR of the last layer before its dropout; see `RecurrentLanguageModel`."""
+        states = output.last_hidden_state
+        return activation_losses(self.config, states, states, output.token_mask)
+
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        method: str = "distance",
+        decoder: Decoder = "unbiased",
+        distances: str | None = None,
+        layer: int | None = None,
+        num_beams: int | None = None,
+    ) -> ParseOutput:
+        """Trees of given sentences, and their probabilities as text.
+
+        The surprisal of token t is `-token_log_probs[:, t]`, in nats.
+
+        Args:
+            input_ids: [B, T], one sentence per row; begin token and end token are added where they do not stand.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
+            method: "distance".
+            decoder: "unbiased" or "biased" (see `distances_to_spans`).
+            distances: "supervised" (those that learn from gold trees) or "language_model"; default: the first where
+                there are any.
+            layer: whose distances; default: the last supervised layer, or the middle one of an unsupervised model, as
+                the authors evaluate (the second of three).
+            num_beams: changes nothing: the distances of a text, and so its tree, are a function of its words.
+
+        Returns:
+            `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
+            `token_log_probs` [B, T] log p(token | beginning, tokens before).
+
+        Raises:
+            ValueError: for unknown options, distances that the model does not have, and bad input.
+
+        Cost: one pass over the text.
+        """
+        supervised = self.config.supervised_layers or []
+        if distances is None:
+            distances = DISTANCES[0] if supervised and layer in (None, *supervised) else DISTANCES[1]
+        if distances not in DISTANCES:
+            raise ValueError(f"distances {distances!r} is unknown. Choose one of {list(DISTANCES)}.")
+        if layer is None:
+            layer = supervised[-1] if supervised else self.config.num_layers // 2
+        layers = supervised if distances == "supervised" else list(range(self.config.num_layers))
+        if layer not in layers:
+            raise ValueError(f"Layer {layer} has no {distances} distances. Layers that have them: {layers}.")
+
+        field = "distances" if distances == "language_model" else "syd_distances"
+        return self._parse_distances(input_ids, attention_mask, word_ends, method, decoder, field, layers.index(layer))
+
+
+class ONLSTMForSequenceClassification(RecurrentSequenceClassifier, ONLSTMPreTrainedModel):
+    """ON-LSTM with a classifier on the state after the last token."""
+
+    network_class = ONLSTMModel

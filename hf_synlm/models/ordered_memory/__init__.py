@@ -1,0 +1,1 @@
+"""Ordered Memory (Shen et al., NeurIPS 2019)."""

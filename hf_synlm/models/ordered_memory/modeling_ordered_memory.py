@@ -1,0 +1,187 @@
+"""Ordered Memory as a language model (Shen et al., NeurIPS 2019), a baseline with trees.
+
+Embedding, one `OrderedMemoryLayer`, and an output layer that shares the matrix of the embedding:
+
+    p(x_t+1 | x_1..t) = softmax(E M^_N-1 + b)
+
+The slot at which a token joins says how high the constituent is that ends before it. Its expected value is the
+syntactic distance of the gap before the token, and the distances of a sentence define its tree.
+
+Shapes: B sentences, T tokens, N slots, D width, V vocabulary. Losses are in nats.
+
+Source: `ordered_memory.py` of the authors' code, which has classifiers only: the language model is that of table 5 of
+Hu et al. 2024 as far as it is described there. The authors build a tree from the most probable slots, here distances
+are expected values, so that slots that are almost as probable count.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.generation import GenerationMixin
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.hidden_states import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    state_at_columns,
+    wanted_states,
+)
+from hf_synlm.core.outputs import ParseOutput
+from hf_synlm.core.token_batch import after_columns
+from hf_synlm.models.ordered_memory.configuration_ordered_memory import OrderedMemoryConfig
+from hf_synlm.models.ordered_memory.layer import MemoryState, OrderedMemoryLayer
+from hf_synlm.recurrent.cache import RecurrentCache, store_state
+from hf_synlm.recurrent.distance_model import DistanceLanguageModel
+from hf_synlm.recurrent.distances import Decoder
+from hf_synlm.recurrent.language_model import (
+    RecurrentModelOutput,
+    RecurrentPreTrainedModel,
+    RecurrentSequenceClassifier,
+)
+from hf_synlm.recurrent.layers import locked_dropout
+
+
+class OrderedMemoryPreTrainedModel(RecurrentPreTrainedModel):
+    """Loading, saving and initialization shared by the Ordered Memory models."""
+
+    config: OrderedMemoryConfig
+    _no_split_modules = ["OrderedMemoryLayer"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draw words from U(-0.1, 0.1), the rest as PyTorch does."""
+        if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
+            init.uniform_(module.weight, -0.1, 0.1)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            for parameter in module.parameters(recurse=False):
+                init.uniform_(parameter, -(module.in_features**-0.5), module.in_features**-0.5)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+
+class OrderedMemoryModel(OrderedMemoryPreTrainedModel):
+    """Embedding and memory: token ids in, states and distances out."""
+
+    def __init__(self, config: OrderedMemoryConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.layer = OrderedMemoryLayer(width, width, config.num_slots, config.cell_dropout, config.attention_dropout)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: None,
+    ) -> RecurrentModelOutput:
+        """Read token ids from left to right.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
+                all columns read so far will do. Without a mask every column is a token.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
+            output_attentions: refused: there is no attention over tokens.
+            inputs_embeds: [B, T, D] instead of `input_ids`.
+            **others: arguments of other models, all None.
+
+        Returns:
+            `RecurrentModelOutput` with `distances` [B, 1, T] in [0, 1]; 0 at masked columns.
+
+        Raises:
+            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
+
+        Cost: T steps of up to N cells for the whole batch.
+        """
+        config, cache = self.config, past_key_values
+        wanted = wanted_states(config, output_hidden_states, 2)
+        remedy = "Ordered Memory has no attention over tokens. Leave it out."
+        refuse_layer_outputs(config, remedy, output_attentions=output_attentions)
+        refuse_arguments(others)
+        embedded, _, mask = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
+        inputs = locked_dropout(embedded, config.input_dropout, self.training)
+        old = self.layer.start(inputs)
+        if cache is not None and cache.is_initialized:
+            old = MemoryState(*cache.read([part.shape for part in old], inputs.device))
+        states = self.layer(inputs, old)
+        last = after_columns(torch.stack([state.candidate[:, -1] for state in states], 1), mask)
+        heights = torch.arange(1, config.num_slots + 1, device=inputs.device) / config.num_slots
+        distances = torch.stack([state.probs @ heights.to(state.probs) for state in states[1:]], 1)
+        distances = after_columns(F.pad(distances, (1, 0)), mask)
+        return RecurrentModelOutput(
+            last_hidden_state=last,
+            past_key_values=store_state(cache, use_cache, _final(states, mask), embedded.shape[1]),
+            hidden_states=kept_states([state_at_columns(embedded, mask), last], wanted) if wanted else None,
+            token_mask=mask,
+            distances=(distances if mask is None else distances.masked_fill(~mask, 0))[:, None],
+        )
+
+
+def _final(states: list[MemoryState], mask: Tensor | None) -> tuple[Tensor, ...]:
+    """The state after the last token of each row, of states whose tokens stand first."""
+    if mask is None:
+        return tuple(states[-1])
+    count, row = mask.sum(1), torch.arange(len(mask), device=mask.device)
+    return tuple(torch.stack(parts)[count, row] for parts in zip(*states, strict=True))
+
+
+class OrderedMemoryForCausalLM(DistanceLanguageModel, OrderedMemoryPreTrainedModel, GenerationMixin):
+    """Ordered Memory language model: next-token log-probabilities, training loss, stock generation, trees."""
+
+    network_class = OrderedMemoryModel
+    language_model_weight = 1.0
+    supervision_remedy = "train ON-LSTM-SYD or PRPN-SYD"
+
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        method: str = "distance",
+        decoder: Decoder = "unbiased",
+        num_beams: int | None = None,
+    ) -> ParseOutput:
+        """Trees of given sentences, and their probabilities as text.
+
+        The surprisal of token t is `-token_log_probs[:, t]`, in nats.
+
+        Args:
+            input_ids: [B, T], one sentence per row; begin token and end token are added where they do not stand.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
+            method: "distance".
+            decoder: "unbiased" or "biased" (see `distances_to_spans`).
+            num_beams: changes nothing: the distances of a text, and so its tree, are a function of its words.
+
+        Returns:
+            `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
+            `token_log_probs` [B, T] log p(token | beginning, tokens before).
+
+        Raises:
+            ValueError: for unknown options, and bad input.
+
+        Cost: one pass over the text.
+        """
+        return self._parse_distances(input_ids, attention_mask, word_ends, method, decoder, "distances", 0)
+
+
+class OrderedMemoryForSequenceClassification(RecurrentSequenceClassifier, OrderedMemoryPreTrainedModel):
+    """Ordered Memory with a classifier on the state after the last token."""
+
+    network_class = OrderedMemoryModel

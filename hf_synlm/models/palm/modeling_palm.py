@@ -1,0 +1,448 @@
+"""PaLM: a language model that attends to the spans right before each word (Peng, Schwartz and Smith, EMNLP 2019).
+
+An AWD-LSTM (Merity et al., ICLR 2018), whose last layer but one also looks back at the K spans of 1 to K tokens that
+end right before the token just read:
+
+    h = LSTMs(x),    a_t = attention(h_t; spans that end at t - 1),    g = sigmoid(W_g [h ; a] + b_g)
+    z = g * h + (1 - g) * tanh(W_c a + b_c),    p(x_t+1 | x_1..t) = softmax(E LSTM(z)_t + b)
+
+The scores of the attention define a tree, top down: a constituent is split where the score of its right part, read at
+the token after it, is highest. Trees are only induced (PaLM-U), or the attention is trained on given spans (PaLM-S).
+Without the attention the model is the AWD-LSTM (`span_attention=False`).
+
+Source: where paper and code (Noahs-ARK/PaLM) differ, this follows the code, and `PaLMConfig` has options for most
+differences. It follows the paper in three points: no token sees later tokens or other rows of a batch; the loss of
+PaLM-S, which the code lacks; the scores of PaLM-RB, ten times those of the code. In the code the last row of the
+embedding gets no gradient, by accident; here it does.
+
+Shapes: B sentences, T tokens, K spans, H hidden size, E embedding size, D width of span vectors, V vocabulary. Losses
+are in nats.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.generation import GenerationMixin
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.hidden_states import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    state_at_columns,
+    wanted_states,
+    wants_attentions,
+)
+from hf_synlm.core.matrix_products import OneDNNLinear
+from hf_synlm.core.outputs import ParseOutput
+from hf_synlm.models.palm.configuration_palm import PaLMConfig
+from hf_synlm.models.palm.span_attention import SpanAttention, attention_loss, gold_attention, split_by_scores
+from hf_synlm.recurrent.cache import RecurrentCache, columns_of, store_state
+from hf_synlm.recurrent.language_model import (
+    RecurrentLanguageModel,
+    RecurrentLMOutput,
+    RecurrentModelOutput,
+    RecurrentPreTrainedModel,
+    RecurrentSequenceClassifier,
+    WeightedLoss,
+    activation_losses,
+)
+from hf_synlm.recurrent.layers import embedding_dropout, locked_dropout, lstm_layer, weight_dropout
+from hf_synlm.trees.spans import Span
+
+
+@dataclass
+class PaLMModelOutput(RecurrentModelOutput):
+    """Output of the bare PaLM.
+
+    Fields, besides those of `RecurrentModelOutput`:
+        query_states: [B, T, H] what the attention reads: the output of the layer below it, after dropout.
+        hidden_states: with `output_hidden_states`, the embeddings, then the output of every LSTM layer [B, T, *]
+            (before the span attention mixes it).
+        attentions: with `output_attentions`, one tensor: the weights [B, T, K] of the spans, the longest first.
+    """
+
+    query_states: Tensor | None = None
+
+
+class WeightDropLSTM(nn.LSTM):
+    """One LSTM layer; in training, single recurrent weights are left out for a whole segment."""
+
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
+
+    def __init__(self, input_size: int, hidden_size: int, dropout: float) -> None:
+        super().__init__(input_size, hidden_size, batch_first=True)
+        self.weight_dropout = dropout
+
+    # `nn.LSTM` declares overloads for packed sequences, which this layer does not take.
+    def forward(  # type: ignore[override]
+        self, inputs_BTI: Tensor, state: tuple[Tensor, Tensor], lengths_B: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Outputs [B, T, H], and the state (h, c), each [B, H], after the first `lengths_B` inputs of each row."""
+        recurrent = weight_dropout(self.weight_hh_l0, self.weight_dropout, self.training, rescale=True)
+        weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
+        return lstm_layer(inputs_BTI, state, weights, lengths_B)
+
+
+class SpanContext(nn.Module):
+    """Span attention with its residual gate: what the last LSTM layer reads."""
+
+    def __init__(self, config: PaLMConfig) -> None:
+        super().__init__()
+        self.dropout = config.hidden_dropout
+        self.attention = SpanAttention(config)
+        self.projection = OneDNNLinear(2 * config.rrnn_size, config.layer_size)
+        self.residual_gate = OneDNNLinear(config.layer_size + 2 * config.rrnn_size, config.layer_size)
+
+    def forward(self, hidden_BTH: Tensor, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix hidden states with the context of spans.
+
+        Args:
+            hidden_BTH: output of the layer below.
+            query_BTH: the same after dropout.
+            history_BKH: the last queries before these.
+
+        Returns:
+            Mixed states [B, T, H] and the scores of the spans [B, T, K].
+        """
+        context, scores_BTK = self.attention(query_BTH, history_BKH)
+        context = self._drop(context)
+        gate = self.residual_gate(torch.cat([query_BTH, context], -1)).sigmoid()
+        projected = self._drop(self.projection(context).tanh())
+        return self._drop(gate * hidden_BTH + (1 - gate) * projected), scores_BTK
+
+    def _drop(self, values_BTD: Tensor) -> Tensor:
+        return locked_dropout(values_BTD, self.dropout, self.training)
+
+
+class PaLMPreTrainedModel(RecurrentPreTrainedModel):
+    """Loading, saving and initialization shared by the PaLM models."""
+
+    config: PaLMConfig
+    _no_split_modules = ["WeightDropLSTM", "SpanContext"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors of PaLM do, AWD-LSTM too (whose authors do otherwise); all biases start at 0."""
+        if isinstance(module, nn.Embedding):
+            bound = (3 / module.embedding_dim) ** 0.5
+            init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, nn.Linear):
+            bound = getattr(module, "initial_bound", (6 / (module.in_features + module.out_features)) ** 0.5)
+            init.uniform_(module.weight, -bound, bound)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, WeightDropLSTM):
+            for name, parameter in module.named_parameters():
+                if name.startswith("bias"):
+                    init.zeros_(parameter)
+                else:  # each gate by itself
+                    gates = [init.orthogonal_(torch.empty_like(gate)) for gate in parameter.chunk(4)]
+                    init.copy_(parameter, torch.cat(gates))
+
+
+class PaLMModel(PaLMPreTrainedModel):
+    """Embedding, LSTM layers and span attention: token ids in, states out."""
+
+    def __init__(self, config: PaLMConfig):
+        super().__init__(config)
+        sizes = [config.embedding_size, *config.layer_sizes]
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.layers = nn.ModuleList(
+            WeightDropLSTM(*pair, config.weight_dropout) for pair in zip(sizes, sizes[1:], strict=False)
+        )
+        self.span_context = SpanContext(config) if config.span_attention else None
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: None,
+    ) -> PaLMModelOutput:
+        """Read token ids from left to right.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
+                all columns read so far will do. Default: every column is a token.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
+            output_attentions: also return `attentions`.
+            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
+            **others: arguments of other models, all None.
+
+        Returns:
+            `PaLMModelOutput`. A masked column has the state of the column before it. The state holds (h, c) of
+            every layer and the last K queries of the attention.
+
+        Raises:
+            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions of
+                an AWD-LSTM.
+
+        Cost: T steps of L cells, and K steps of the attention for all tokens at once.
+        """
+        cache = past_key_values
+        wanted = wanted_states(self.config, output_hidden_states, self.config.num_layers + 1)
+        if self.span_context is None:
+            reason = "an AWD-LSTM (span_attention=False) has no attention. Leave it out."
+            refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
+        refuse_arguments(others)
+        embedded, ids, mask_BT = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
+        width = embedded.shape[1]
+        keep_state = cache is not None or bool(use_cache)
+        lengths_B = None
+        # The state after the last token need not be that of the last column. (While generating, nothing is looked up.)
+        if keep_state and mask_BT is not None and (width == 1 or not bool(mask_BT.all())):
+            lengths_B = mask_BT.sum(1)
+        state = self._initial_state(len(embedded))
+        if cache is not None and cache.is_initialized:
+            state = cache.read([part.shape for part in state], embedded.device)
+        rate = self.config.embedding_dropout
+        embedded = embedding_dropout(embedded, ids, self.config.vocab_size, rate, self.training)
+        output, new_state = self._read(embedded, lengths_B, state, record=bool(wanted))
+        output.past_key_values = store_state(cache, use_cache, new_state, width)
+        before = state[2 * self.config.num_layers - 2]  # h of the last layer
+        if wanted:
+            befores = [None, *state[: 2 * self.config.num_layers : 2]]
+            pairs = zip(output.hidden_states, befores, strict=True)
+            output.hidden_states = kept_states([state_at_columns(s, mask_BT, b) for s, b in pairs], wanted)
+        if wants_attentions(self.config, output_attentions):
+            output.attentions = (state_at_columns(output.span_scores.softmax(-1), mask_BT),)
+        output.last_hidden_state = state_at_columns(output.last_hidden_state, mask_BT, before)
+        if self.span_context is not None:
+            output.query_states = state_at_columns(output.query_states, mask_BT, state[-1][:, -1])
+            output.span_scores = state_at_columns(output.span_scores, mask_BT)
+        output.token_mask = mask_BT
+        return output
+
+    def _initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Zeros, as the state before any token: h and c of every layer, and K queries."""
+        like, config = self.embed_tokens.weight, self.config
+        state = [like.new_zeros(batch_size, size) for size in config.layer_sizes for _ in "hc"]
+        if self.span_context is not None:
+            state.append(like.new_zeros(batch_size, config.num_spans, config.layer_size))
+        return tuple(state)
+
+    def _read(
+        self, embedded: Tensor, lengths_B: Tensor | None, state: tuple[Tensor, ...], record: bool
+    ) -> tuple[PaLMModelOutput, tuple[Tensor, ...]]:
+        """Read embedded tokens that stand at the left end of their rows; also the state after each row's last token."""
+        config, training = self.config, self.training
+        inputs = locked_dropout(embedded, config.input_dropout, training)
+        output, new_state, last = PaLMModelOutput(), [], config.num_layers - 1
+        outputs = [inputs] if record else []
+        for index, layer in enumerate(self.layers):
+            hidden, layer_state = layer(inputs, state[2 * index : 2 * index + 2], lengths_B)
+            new_state += layer_state
+            if record:
+                outputs.append(hidden)
+            if index < last:
+                inputs = locked_dropout(hidden, config.hidden_dropout, training)
+            if index == last - 1 and self.span_context is not None:
+                queries = inputs
+                inputs, output.span_scores = self.span_context(hidden, queries, state[-1])
+        if self.span_context is not None:
+            output.query_states = queries
+            rows = torch.cat([state[-1].to(queries), queries], 1)
+            new_state.append(_last_rows(rows, config.num_spans, lengths_B))
+        output.last_hidden_state, output.hidden_states = hidden, tuple(outputs) or None
+        return output, tuple(new_state)
+
+
+def _last_rows(values_BTD: Tensor, count: int, lengths_B: Tensor | None) -> Tensor:
+    """Each row's last `count` entries, of `count` old ones and `lengths_B` new ones; None = all of them are new."""
+    if lengths_B is None:
+        return values_BTD[:, -count:]
+    rows = lengths_B[:, None] + torch.arange(count, device=lengths_B.device)
+    return values_BTD.gather(1, rows[..., None].expand(-1, -1, values_BTD.shape[2]))
+
+
+class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMixin):
+    """PaLM with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
+
+    network_class = PaLMModel
+
+    def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
+        """AR of the last layer after its dropout, TAR before it; see `RecurrentLanguageModel`."""
+        return activation_losses(self.config, features, output.last_hidden_state, output.token_mask)
+
+    def supervised_losses(
+        self, input_ids: Tensor | None, output: RecurrentModelOutput, gold: Any
+    ) -> dict[str, WeightedLoss]:
+        """Cross entropy of the span attention with the gold spans (PaLM-S); see `RecurrentLanguageModel`."""
+        if gold is None:
+            return {}
+        target_BTK = gold_attention(gold, output.token_mask, output.span_scores)
+        loss = attention_loss(output.span_scores, target_BTK, output.token_mask)
+        return {"span_attention": (self.config.span_attention_weight, loss)}
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        spans: Sequence[Sequence[Span]] | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> RecurrentLMOutput:
+        """Next-token log-probabilities, and with `labels` the training loss.
+
+        loss = mean of -log p(x_t+1 | x_1..t) + alpha * mean o^2 + beta * mean (h_t+1 - h_t)^2, where h is the output of
+        the last layer and o the same after dropout; with `spans` (PaLM-S) + lambda * mean over all tokens of
+        -sum_v y_tv log w_tv, where w is the attention and y shares 1 among the given spans that end right before t.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token (see `PaLMModel.forward`).
+            labels: [B, T] = `input_ids` with -100 where the loss shall not count; they are shifted inside. The first
+                token of a row is not predicted.
+            spans: per row the gold constituents `(i, j)`, in columns; the token that attends to one is the next token
+                after it, so that the row should go on with the end of the sentence. A span that begins in an earlier
+                segment has a negative i. Spans of one token, and longer than `config.num_spans`, do not count. In the
+                paper constituents are not binarised, and the whole sentence is left out.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
+                replace `labels`); `output_hidden_states` and `output_attentions`, as for `PaLMModel.forward`.
+
+        Returns:
+            `RecurrentLMOutput` with `span_scores` [B, T, K] and `logits` [B, T, V], log p(next token | prefix), which
+            are exact and carry gradients. With labels also `loss`, `joint_log_prob` [B] and `losses` ("language_model",
+            "activation", "temporal_activation", "span_attention", without their weights); in training mode no `logits`
+            then.
+
+        Raises:
+            ValueError: see `PaLMModel.forward`; for bad labels, bad spans, and spans without labels or attention.
+            TypeError: for other keyword arguments.
+
+        Cost: see `PaLMModel.forward`, and one row of V numbers per token; in training never all of them at once.
+        """
+        if spans is not None:
+            columns = columns_of(input_ids, inputs_embeds)
+            self._check_supervision(spans, columns, labels is not None or kwargs.get("shift_labels") is not None)
+        return self.score_text(
+            input_ids,
+            labels,
+            logits_to_keep,
+            loss_shares,
+            kwargs,
+            spans,
+            inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: further arguments of `forward`.
+
+        Returns:
+            Counts by the names of `losses`.
+        """
+        counts = super().count_loss_items(input_ids, **others)
+        if others.get("spans") is not None:
+            counts["span_attention"] = counts["activation"]
+        return counts
+
+    def _check_supervision(self, spans: Sequence[Sequence[Span]], columns: Tensor, has_labels: bool) -> None:
+        """Raise ValueError unless the attention can be trained on these spans."""
+        if not has_labels:
+            raise ValueError("spans were given without labels, but they are only read in the loss. Give both.")
+        if not self.config.span_attention or self.config.span_scores != "learned":
+            raise ValueError(
+                "spans were given, but the model has no attention to train "
+                f"(span_attention={self.config.span_attention}, span_scores={self.config.span_scores!r})."
+            )
+        if len(spans) != len(columns):
+            raise ValueError(f"spans hold {len(spans)} rows and input_ids {len(columns)}. Give one list per row.")
+        width = columns.shape[1]
+        for row, pairs in enumerate(spans):
+            for span in pairs:
+                is_pair = len(span) == 2 and all(isinstance(x, int) for x in span)
+                if not (is_pair and span[0] < span[1] and 0 <= span[1] <= width):
+                    raise ValueError(
+                        f"{span!r} in row {row} is no span (i, j) with i < j that ends in {width} columns."
+                    )
+
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        method: str = "attention",
+        num_beams: int | None = None,
+    ) -> ParseOutput:
+        """Trees that the attention defines, and log-probabilities of given sentences.
+
+        A constituent [i, j) is split at the k for which the attention at token j scores [k, j) highest. All spans are
+        scored, however long; the k of a tie is the first one.
+
+        Args:
+            input_ids: [B, T], one sentence per row; begin and end token are added where they are missing.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            word_ends: [B, T], True at the last piece of every word; the spans scored consist of whole words.
+            method: "attention".
+            num_beams: changes nothing: the attention to the spans of a text, and so its tree, are a function of its
+                words.
+
+        Returns:
+            `ParseOutput` with one binary tree per sentence. `log_probs` [B, 1] is log p(text), end token included, and
+            `token_log_probs` are those of `forward`, after a begin token.
+
+        Raises:
+            ValueError: for another method, a model without attention, and bad input (see `forward`).
+
+        Cost: one pass over the text; n steps of the attention on sentences of n tokens.
+        Source: section 2.2 of the paper. The authors' program (in an early commit) reads no begin token; it starts from
+            the state after the sentence before.
+        """
+        if method != "attention":
+            raise ValueError(f"method {method!r} is unknown. Choose 'attention'.")
+        if self.model.span_context is None:
+            raise ValueError("span_attention=False: an AWD-LSTM has no trees. Use a PaLM.")
+        return self.parse_text(input_ids, attention_mask, word_ends, self._read_trees)
+
+    def _read_trees(self, output: PaLMModelOutput, starts: list[list[int]]) -> list[list[Span]]:
+        """Spans over the words of each row, which begin at the columns `starts`."""
+        queries, lengths = output.query_states, output.token_mask.sum(1).tolist()
+        history = queries.new_zeros(len(queries), max(lengths), queries.shape[2])  # no span reaches into it
+        rows = self.model.span_context.attention.scores(queries, history).cpu()
+        if torch.isnan(rows).any():
+            raise ValueError("Some scores of spans are not a number. Check the weights of the model.")
+        return [split_by_scores(row, [*s, n - 1]) for row, s, n in zip(rows, starts, lengths, strict=True)]
+
+
+class PaLMForSequenceClassification(RecurrentSequenceClassifier, PaLMPreTrainedModel):
+    """PaLM with a classifier on the state after the last token."""
+
+    network_class = PaLMModel

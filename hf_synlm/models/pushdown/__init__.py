@@ -1,0 +1,1 @@
+"""Pushdown Layers (Murty et al., EMNLP 2023)."""

@@ -1,0 +1,437 @@
+"""Pushdown Layers: a causal Transformer with a stack tape (Murty et al., EMNLP 2023).
+
+    (S (NP the blue bird) (VP sings)), binarized   ->   words, and one attachment for each of them
+
+The model generates a word and then attaches it to a constituent on its stack (see `models/pushdown/tape.py`). How many
+constituents hold a position is written on a tape that attention sees from then on. So the tree costs no positions.
+
+Shapes: B sentences, T columns, P positions (the begin token and the tokens), D width, V vocabulary. Log-probabilities
+and losses in nats.
+
+Source: Murty et al. 2023 and the authors' program, whose numbers this gives; see docs/models/pushdown.md.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.hidden_states import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    wanted_states,
+)
+from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
+from hf_synlm.core.module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
+from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
+from hf_synlm.core.token_batch import after_columns, attended_tokens, tokens_first
+from hf_synlm.generation.mixin import SyntacticGenerationMixin
+from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
+from hf_synlm.models.pushdown.layers import AttachmentHead, DepthEmbedding, FeedForwardLinear, PushdownLayer
+from hf_synlm.models.pushdown.search import PushdownMachine, PushdownSearch
+from hf_synlm.models.pushdown.tape import stack_tape
+from hf_synlm.search.outputs import SyntacticModelOutput
+from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from hf_synlm.trees.given import counted_words
+
+IGNORED = -100
+NO_ATTENTIONS = "Pushdown Layers keep no attention weights. Leave it out."
+NO_HIDDEN_STATES = (
+    "next-token logits are summed over many trees, which have states of their own. Pass attachments for those of one."
+)
+
+
+class PushdownPreTrainedModel(NoOffloading, PreTrainedModel):
+    """Loading, saving and initialization."""
+
+    config: PushdownConfig
+    base_model_prefix = "model"
+    accepts_loss_kwargs = False
+    _no_split_modules: list[str] = []
+    _skip_keys_device_placement = ["past_key_values"]
+    _input_embed_layer = "embed_tokens"
+
+    def _add_heads(self) -> None:
+        self.lm_head = nn.Linear(self.config.hidden_size, self.config.vocab_size)
+        self.attachment_head = AttachmentHead(self.config)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do: embeddings and feed-forward layers by Xavier, depths from N(0, 1).
+
+        Only modules with parameters of their own come here: transformers skips others of custom code.
+        """
+        if isinstance(module, DepthEmbedding):
+            init.normal_(module.weight)
+        elif isinstance(module, nn.Embedding):
+            init.xavier_uniform_(module.weight)
+        elif isinstance(module, nn.Linear):
+            bound = module.in_features**-0.5
+            if isinstance(module, FeedForwardLinear):
+                init.xavier_uniform_(module.weight, gain=module.gain)
+            else:
+                init.uniform_(module.weight, -bound, bound)
+            if module.bias is not None:
+                init.uniform_(module.bias, -bound, bound)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+
+class PushdownModel(PushdownPreTrainedModel):
+    """The Transformer with a stack tape.
+
+    Args:
+        config: sizes.
+        add_heads: have the heads, too, with which trees are found where none are given.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+
+    def __init__(self, config: PushdownConfig, add_heads: bool = True):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([PushdownLayer(config, number) for number in range(config.num_hidden_layers)])
+        self.dropout = nn.Dropout(config.dropout)
+        self.has_heads = add_heads
+        if add_heads:
+            self._add_heads()
+        else:
+            self._tied_weights_keys = {}
+        self.post_init()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Scaled embeddings [.., D]."""
+        return self.embed_tokens(tokens) * self.config.hidden_size**0.5
+
+    def clip_tape(self, tape: Tensor) -> Tensor:
+        """Rows of the depth tables for the numbers on a tape."""
+        return tape.clamp(max=1 if self.config.stack_tape == "binary" else self.config.num_depths - 1)
+
+    def decode(self, embedded: Tensor, mask: Tensor, distance: Tensor, tape: Tensor, cache: Any = None) -> list[Tensor]:
+        """Run the layers.
+
+        Args:
+            embedded: [B, P, D].
+            mask: [B, P, S], True = the row sees the column; the last P columns are the rows.
+            distance: [B, P, S] how far the column is before the row.
+            tape: [B, P, S] numbers on the tape.
+            cache: keys and values of the columns before; see `PushdownAttention`.
+
+        Returns:
+            The embeddings and the states after each layer, each [B, P, D].
+        """
+        states, tape = [self.dropout(embedded)], self.clip_tape(tape)
+        for layer in self.layers:
+            states.append(layer(states[-1], mask, distance, tape, cache))
+        return states
+
+    def lay_out(self, input_ids: Tensor, mask: Tensor, attachments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Put the begin token before the tokens of each row, and read the attachments.
+
+        Args:
+            input_ids: [B, T].
+            mask: [B, T], True = token, the begin token left out.
+            attachments: [B, T] positions, counted from 0 at the begin token; negative = none.
+
+        Returns:
+            Ids and attachments [B, P], negative where there are none, and the tape [B, P, P].
+
+        Raises:
+            ValueError: attachments are no integers [B, T], or a position is attached where no constituent ends.
+        """
+        if attachments.shape != input_ids.shape or attachments.is_floating_point():
+            raise ValueError(
+                f"attachments are {attachments.dtype} {tuple(attachments.shape)}, input_ids {tuple(input_ids.shape)}. "
+                "Give one position per input id."
+            )
+        refuse_empty_rows(mask)
+        ids = F.pad(tokens_first(input_ids.masked_fill(~mask, 0), mask), (1, 0), value=self.config.bos_token_id)
+        decisions = F.pad(tokens_first(attachments.masked_fill(~mask, IGNORED), mask), (1, 0), value=IGNORED)
+        place = torch.arange(ids.shape[1], device=ids.device)
+        # The end word is not attached on the tape, as in the authors' training.
+        given = (
+            (decisions >= 0)
+            if self.config.end_token_id is None
+            else (decisions >= 0) & (ids != self.config.end_token_id)
+        )
+        return ids, decisions, stack_tape(torch.where(given, decisions, place))
+
+    def run(self, ids: Tensor, tape: Tensor) -> list[Tensor]:
+        """`decode` of whole rows [B, P], padded on the right."""
+        place = torch.arange(ids.shape[1], device=ids.device)
+        distance = (place[:, None] - place).expand(len(ids), -1, -1)
+        return self.decode(self.embed(ids), distance >= 0, distance.clamp(min=0), tape)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attachments: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> SyntacticModelOutput:
+        """States of sentences with their trees.
+
+        Args:
+            input_ids: [B, T] token ids, with or without the begin token.
+            attachments: [B, T] see `PushdownForCausalLM.forward`; default: those of the best tree that `parse` finds.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            output_hidden_states: also return `hidden_states`, all or those at the places given: the embeddings and the
+                states of every layer.
+            output_attentions: refused.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
+
+        Returns:
+            `SyntacticModelOutput` with `last_hidden_state` [B, T, D]; at padding that of the token before.
+
+        Raises:
+            ValueError: for bad shapes and ids, and for attachments that are not legal.
+            TypeError: for other keyword arguments.
+
+        Cost: O(L P (P D + D^2)).
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        refuse_layer_outputs(self.config, NO_ATTENTIONS, output_attentions=output_attentions)
+        wanted = wanted_states(self.config, output_hidden_states, len(self.layers) + 1)
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if attachments is None:
+            if not self.has_heads:
+                raise ValueError("attachments are missing: parse of the model around this PushdownModel finds them.")
+            attachments = best_attachments(self, input_ids, mask)
+        ids, _, tape = self.lay_out(input_ids, mask, attachments)
+        states = [after_columns(state, mask) for state in self.run(ids, tape)]
+        return SyntacticModelOutput(last_hidden_state=states[-1], hidden_states=kept_states(states, wanted))
+
+
+@torch.no_grad()
+def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """Attachments of the best trees.
+
+    Args:
+        model: with heads.
+        input_ids: [B, T].
+        mask: [B, T], True = token, the begin token left out.
+
+    Returns:
+        [B, T], -100 where there are none.
+    """
+    with evaluation_mode(model):
+        search = PushdownSearch(PushdownMachine(model), model.config.scoring_num_beams)
+        actions = parse_with_search(search, input_ids, mask).actions[:, 0]
+    # After the action 0 of each token stands its attachment, if it has one.
+    token = (actions == 0).cumsum(1) - 1
+    found = torch.full((len(mask), mask.shape[1] + 1), IGNORED, device=mask.device)
+    found.scatter_(1, torch.where(actions > 0, token, mask.shape[1]), torch.where(actions > 0, actions - 1, IGNORED))
+    order = (mask.cumsum(1) - 1).clamp(min=0)
+    return found.gather(1, order).masked_fill(~mask, IGNORED)
+
+
+class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
+    """Pushdown Layers with their heads: training objective, marginal next-token distribution, search.
+
+    A generated sentence ends with `eos_token_id`, after any word; its tree is what the attachments make, closed to the
+    right.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    stack_machine_class = PushdownMachine
+
+    def __init__(self, config: PushdownConfig):
+        super().__init__(config)
+        self.model = PushdownModel(config, add_heads=False)
+        self._add_heads()
+        self.post_init()
+
+    def word_search(
+        self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
+    ) -> PushdownSearch:
+        """Word-synchronous search with this model.
+
+        Args:
+            num_beams: width K; None = `config.scoring_num_beams`.
+            eos_token_ids: ids that end a generated sentence.
+            renormalize: not used.
+
+        Returns:
+            The search.
+        """
+        width = self.config.scoring_num_beams if num_beams is None else num_beams
+        return PushdownSearch(PushdownMachine(self), width, eos_token_ids)
+
+    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict) -> None:
+        super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
+        if not generation_config.synchronous:
+            raise ValueError("synchronous=False is an option of GPST; Pushdown Layers search word by word.")
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        attachments: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_logits: bool = False,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        loss_shares: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> SyntacticLMOutput:
+        """Training objective and probability of given trees with `attachments`, next-token log-probabilities without.
+
+        With `attachments`: loss = language_model + attachment, the means of - log p over the labels and over the
+        attachments. Without: `logits`, log p(next token | prefix) with the trees summed out over the search; nothing
+        after a position changes its value.
+
+        Args:
+            input_ids: [B, T] token ids, one sentence per row, with or without the begin token.
+            attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
+            attachments: [B, T] for every token the position that it is attached to, counted from 0 at the begin token
+                (see `pushdown_tape.tree_attachments`); -100 = none, as at end tokens: the search shifts those inside
+                a text with probability 1, too.
+            labels: [B, T] = `input_ids` with -100 where the word loss shall not count; default: all tokens.
+            past_key_values: search state to continue from.
+            use_cache: return the search state.
+            logits_to_keep: compute `logits` for this many last positions only (0 = all), without `attachments`.
+            output_logits: also return `action_logits` [B, P, P + 1] (row t attaches position t + 1; P positions) and
+                `token_logits_given_tree` [B, P, V] (row t predicts position t + 1) of the given trees.
+            output_hidden_states: also return `hidden_states` of the given trees (see `PushdownModel.forward`).
+            output_attentions: refused.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`).
+            **kwargs: only None values, which wrappers pass for arguments of other models.
+
+        Returns:
+            `SyntacticLMOutput`; with `attachments` its `joint_log_prob` [B] is log p(text, tree).
+
+        Raises:
+            ValueError: for bad shapes and ids, attachments that are not legal, and labels without attachments.
+            TypeError: for other keyword arguments.
+
+        Cost: objective: one pass over all positions. Logits: T words, each a pass over `scoring_num_beams` rows.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        refuse_layer_outputs(self.config, NO_ATTENTIONS, output_attentions=output_attentions)
+        if attachments is None:
+            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
+            if labels is not None or output_logits:
+                raise ValueError(
+                    "labels and output_logits need attachments: Pushdown Layers are trained on trees. "
+                    "hf_synlm.models.pushdown.tape.tree_attachments makes them of a binary tree."
+                )
+            return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
+        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError(
+                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with attachments."
+            )
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        counted = counted_words(input_ids, labels, mask)
+        ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments)
+        wanted = wanted_states(self.config, output_hidden_states, self.config.num_hidden_layers + 1)
+        states = self.model.run(ids, tape)
+        hidden = states[-1]
+        is_word = tokens_first(mask, mask)
+        weights = tokens_first(counted, mask)[is_word].float() / counted.sum().clamp(min=1)
+        word, losses = linear_cross_entropy(
+            hidden[:, :-1][is_word], weight_of(self.lm_head), ids[:, 1:][is_word], weights,
+            unwrapped(self.lm_head).bias,
+        )  # fmt: skip
+        scores = self._attachment_scores(hidden, ids, tape)
+        attached = decisions[:, 1:] >= 0
+        decided = F.cross_entropy(scores[attached].float(), decisions[:, 1:][attached], reduction="none")
+        attachment = decided.sum() / max(1, len(decided))
+        check_shares(loss_shares, ("language_model", "attachment"))
+        word = word * share_of(loss_shares, "language_model")
+        attachment = attachment * share_of(loss_shares, "attachment")
+        joint = losses.new_zeros(len(ids)).index_add(0, is_word.nonzero()[:, 0], -losses)
+        joint = joint.index_add(0, attached.nonzero()[:, 0], -decided.detach().to(joint.dtype))
+        output = SyntacticLMOutput(
+            loss=word + attachment,
+            losses={"language_model": word.detach(), "attachment": attachment.detach()},
+            joint_log_prob=joint,
+            hidden_states=kept_states([after_columns(state, mask) for state in states], wanted) if wanted else None,
+        )
+        if output_logits:
+            output.action_logits, output.token_logits_given_tree = scores, self.lm_head(hidden)
+        return output
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """Count the items over which each part of the loss is a mean; see `training.steps.to_shares`.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: its other arguments.
+
+        Returns:
+            Numbers of labels ("language_model") and of attachments ("attachment").
+        """
+        mask = attended_tokens(self.config, input_ids, others.get("attention_mask"))
+        counted = counted_words(input_ids, others.get("labels"), mask)
+        attached = (others["attachments"] >= 0) & mask
+        return {"language_model": int(counted.sum()), "attachment": int(attached.sum())}
+
+    def _attachment_scores(self, hidden: Tensor, ids: Tensor, tape: Tensor) -> Tensor:
+        """Scores [B, P - 1, P] of attaching the positions from 1 on."""
+        before = torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1)
+        return self.attachment_head(
+            hidden[:, :-1],
+            self.model.embed_tokens(ids[:, 1:]),
+            self.attachment_head.keys(hidden[:, :-1]),
+            self.model.clip_tape(tape[:, :-1, :-1]),
+            before,
+        )
+
+    @torch.no_grad()
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        num_beams: int | None = None,
+        num_return_sequences: int = 1,
+        stepwise: bool = False,
+        lexical: bool = False,
+    ) -> ParseOutput:
+        """n-best trees with their joint probabilities, and prefix probabilities; see `parse_with_search`.
+
+        Several histories of attachments may give one tree: what is left on the stack at the end closes to the right.
+
+        Args:
+            input_ids: [B, T]; a begin token is the beginning itself.
+            attention_mask: [B, T], 1 = token; None = all but padding.
+            word_ends: [B, T], True at the last piece of every word: no constituent crosses a word.
+            num_beams: width K; None = `config.scoring_num_beams`.
+            num_return_sequences: trees per sentence, at most K.
+            stepwise: also compute `stepwise_log_probs`.
+            lexical: also compute `lexical_log_probs`.
+
+        Returns:
+            `ParseOutput`. In `actions` 0 is a word, and 1 + a its attachment to position a.
+
+        Raises:
+            ValueError: see `parse_with_search`.
+
+        Cost: T words, each a pass over K rows.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        refuse_empty_rows(mask)
+        with evaluation_mode(self):
+            return parse_with_search(
+                self.word_search(num_beams), input_ids, mask, word_ends=word_ends,
+                num_return_sequences=num_return_sequences, stepwise=stepwise, lexical=lexical,
+            )  # fmt: skip

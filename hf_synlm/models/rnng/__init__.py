@@ -1,0 +1,1 @@
+"""RNNG, recurrent neural network grammars (Dyer et al., 2016; Noji and Oseki, 2021)."""

@@ -1,0 +1,385 @@
+"""NT, SHIFT, REDUCE and FINISH: the actions of RNNG, which build labeled n-ary trees (Noji & Oseki 2021).
+
+`TransitionSystem` says which actions are legal, and turns trees into actions and back. The ids are those of the
+authors' checkpoints, where PAD is 0. `models/rnng/plan.py` lays out its steps for batched computation; the
+batched machine of the search is in `models/rnng/stack_machine.py`. The slow and obvious version is `stacks_of` in
+tests/reference/trees.py.
+
+A, in costs, is the length of an action sequence.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+from hf_synlm.trees.spans import Span, validate_spans
+
+LabeledSpan: TypeAlias = tuple[int, int, int]  # (label id, i, j)
+
+PAD = 0
+SHIFT = 1
+REDUCE = 2
+FINISH = 3  # top-down alone gives this id to its first nonterminal
+
+
+@dataclass(slots=True)
+class Stack:
+    """The stack of one sentence: what the last action did to it, and what decides which action is legal next.
+
+    Fields:
+        action: The last action.
+        place: Number of elements below what the action made. An in-order NT goes below its left corner.
+        start: First token of the constituent that the action opened or closed, or the token that it shifted.
+        depth: Number of elements after the action.
+        num_tokens: Number of tokens shifted so far.
+        open_nodes: Place and first token of every open nonterminal.
+        corner: Place and first token of the last complete element, which an in-order NT takes as its left corner.
+        elements: First token of every element (binary), of every word (no opening).
+    """
+
+    action: int = PAD
+    place: int = 0
+    start: int = 0
+    depth: int = 0
+    num_tokens: int = 0
+    open_nodes: list[tuple[int, int]] = field(default_factory=list)
+    corner: tuple[int, int] = (0, 0)
+    elements: list[int] = field(default_factory=list)
+    after_nonterminal: bool = False
+    inside_word: bool = False
+    is_finished: bool = False
+
+
+# The id of every NT in the tables below.
+_NT = -1
+_NO_OPEN = (lambda stack: not stack.open_nodes, "REDUCE finds no open nonterminal")
+_SHIFT_OUTSIDE = "SHIFT needs an open nonterminal: take an NT first"
+# For every action what makes it illegal, besides the rules of `_problem`, and the message.
+_Rules: TypeAlias = dict[int, list[tuple[Callable[[Stack], bool], str]]]
+_TOP_DOWN: _Rules = {
+    _NT: [],
+    SHIFT: [(lambda stack: not stack.open_nodes, _SHIFT_OUTSIDE)],
+    REDUCE: [
+        _NO_OPEN,
+        (lambda stack: stack.after_nonterminal, "REDUCE finds a nonterminal without children: SHIFT first"),
+    ],
+}
+_IN_ORDER: _Rules = {
+    _NT: [
+        (
+            lambda stack: stack.num_tokens == 0 or stack.after_nonterminal,
+            "an in-order NT needs a complete element, its left corner, on top of the stack",
+        )
+    ],
+    SHIFT: [(lambda stack: not stack.open_nodes and stack.num_tokens > 0, _SHIFT_OUTSIDE)],
+    REDUCE: [_NO_OPEN],
+    FINISH: [
+        (
+            lambda stack: bool(stack.open_nodes) or stack.depth != 1,
+            "FINISH needs exactly one complete element on the stack",
+        )
+    ],
+}
+
+
+_BINARY: _Rules = {
+    _NT: [(lambda stack: stack.depth < 2, "a binary constituent needs two elements on the stack")],
+    SHIFT: [],
+    REDUCE: [(lambda stack: True, "a binary constituent is closed by its label")],
+    FINISH: [(lambda stack: stack.depth != 1, "FINISH needs exactly one element on the stack")],
+}
+_NO_OPENING: _Rules = {
+    _NT: [(lambda stack: stack.num_tokens == 0, "a label closes words, and there is none yet")],
+    SHIFT: [],
+    REDUCE: [(lambda stack: True, "a constituent is closed by its label")],
+    FINISH: [(lambda stack: not stack.after_nonterminal, "FINISH needs the label of the whole sentence before it")],
+}
+_RULES = {"top_down": _TOP_DOWN, "in_order": _IN_ORDER, "binary": _BINARY, "no_opening": _NO_OPENING}
+
+
+@dataclass(frozen=True)
+class TransitionSystem:
+    """A transition system for labeled trees: top-down, in-order, binary or no opening, with its labels.
+
+    The ids are PAD 0, SHIFT 1, REDUCE 2, FINISH 3 but for top-down, then one per label, in the order of the labels.
+    Trees are n-ary, unary chains included, but for binary; their leaves are tokens; words have no
+    part-of-speech tags.
+
+    * top-down, the order of Dyer et al. (2016): NT(label), the children, REDUCE. The sentence ends with the REDUCE
+      that closes the root.
+    * in-order, left-corner: the first child, NT(label), the other children, REDUCE. FINISH ends the sentence. Where the
+      first child is a word of several pieces, all of them are shifted before the NT.
+    * binary, bottom-up: a label takes the two last elements as its children. FINISH ends the sentence. The pieces of a
+      word are one element. (GEN and COMP of GPST, with labels.)
+    * no opening, bottom-up: a label closes a constituent, and nothing says where it began: trees that differ in this
+      have the same actions, and no tree can be read off. FINISH ends the sentence.
+
+    Source: Noji & Oseki (2021), sections 2 and 3; utils.py and action_dict.py of the authors' code.
+
+    Attributes:
+        name: "top_down", "in_order", "binary" or "no_opening".
+        num_labels: number Y of labels.
+    """
+
+    name: str
+    num_labels: int
+
+    def __post_init__(self) -> None:
+        if self.name not in _RULES:
+            raise ValueError(f"the transition system is {self.name!r}: choose one of {list(_RULES)}")
+        if self.num_labels < 1:
+            raise ValueError(f"num_labels is {self.num_labels}: a tree needs at least one label")
+
+    @cached_property
+    def first_nonterminal(self) -> int:
+        """The id of NT(label 0)."""
+        return REDUCE + 1 if self.name == "top_down" else FINISH + 1
+
+    @cached_property
+    def num_actions(self) -> int:
+        """The number of action ids, PAD included."""
+        return self.first_nonterminal + self.num_labels
+
+    def spans_to_actions(
+        self, labeled_spans: Sequence[LabeledSpan], num_tokens: int, word_ends: Sequence[bool] | None = None
+    ) -> list[int]:
+        """Write a labeled tree as the actions that build it. Inverse of `actions_to_spans`.
+
+        Args:
+            labeled_spans: (label id, i, j) of every constituent, the whole sentence included, in any order but for
+                unary chains, which stand from the bottom to the top; width 1 is allowed. In-order also takes a sentence
+                of one token without any constituent. Binary takes a binary tree over the words.
+            num_tokens: length n of the sentence in tokens.
+            word_ends: per token, True if it is the last piece of its word; default: every token is a word.
+
+        Returns:
+            n SHIFT, one NT and one REDUCE per constituent, and FINISH at the end for in-order; n SHIFT, one label per
+            constituent, and FINISH for binary and no opening.
+
+        Raises:
+            ValueError: the spans cross, leave the sentence, cut a word, lack the whole sentence or, for binary, are no
+                binary tree; a label id is out of range; `word_ends` has another length or ends inside a word.
+
+        Cost: O(n + s log s) for s spans.
+        """
+        spans = [(start, end) for _, start, end in labeled_spans]
+        validate_spans(spans, num_tokens, min_width=1, allow_duplicates=True)
+        num_words = num_tokens if word_ends is None else sum(word_ends)
+        if self.name == "binary" and (len(set(spans)), len(spans)) != (num_words - 1, num_words - 1):
+            raise ValueError(
+                f"{len(spans)} spans over {num_words} words are not a binary tree, which has {num_words - 1}: see "
+                "binary_constituents"
+            )
+        is_bare_token = not spans and (self.name == "binary" or (self.name == "in_order" and num_tokens == 1))
+        if (0, num_tokens) not in spans and not is_bare_token:
+            raise ValueError(
+                f"the whole-sentence span (0, {num_tokens}) is missing, so the {len(spans)} spans are a forest: "
+                "add a constituent over the whole sentence"
+            )
+        if word_ends is not None:
+            _check_word_boundaries(spans, num_tokens, word_ends)
+        for label, start, end in labeled_spans:
+            if not 0 <= label < self.num_labels:
+                raise ValueError(
+                    f"the label id of ({label}, {start}, {end}) is out of range: there are {self.num_labels} labels, "
+                    "counted from 0"
+                )
+        # By end, then by descending start, is post-order; the sort is stable, so unary chains keep their order.
+        ordered = sorted(labeled_spans, key=lambda span: (span[2], -span[1]))
+        if self.name == "in_order":
+            return self._in_order_actions(ordered, num_tokens, word_ends)
+        if self.name == "top_down":
+            return self._top_down_actions(ordered, num_tokens)
+        closing: list[list[int]] = [[] for _ in range(num_tokens + 1)]
+        for label, _, end in ordered:
+            closing[end].append(self.first_nonterminal + label)
+        return [*(action for end in range(1, num_tokens + 1) for action in (SHIFT, *closing[end])), FINISH]
+
+    def _top_down_actions(self, ordered: Sequence[LabeledSpan], num_tokens: int) -> list[int]:
+        """Write spans in post-order as top-down actions."""
+        opening: list[list[int]] = [[] for _ in range(num_tokens)]
+        num_closing = [0] * (num_tokens + 1)
+        for label, start, end in ordered:
+            opening[start].append(self.first_nonterminal + label)
+            num_closing[end] += 1
+        actions: list[int] = []
+        for token in range(num_tokens):
+            # In post-order the innermost of the constituents that begin here comes first; it is opened last.
+            actions.extend(reversed(opening[token]))
+            actions.append(SHIFT)
+            actions.extend([REDUCE] * num_closing[token + 1])
+        return actions
+
+    def _in_order_actions(
+        self, ordered: Sequence[LabeledSpan], num_tokens: int, word_ends: Sequence[bool] | None
+    ) -> list[int]:
+        """Write spans in post-order as in-order actions."""
+        # Per boundary the constituents that begin there, the innermost at the end of the list.
+        waiting: list[list[tuple[int, int]]] = [[] for _ in range(num_tokens)]
+        for label, start, end in reversed(ordered):
+            waiting[start].append((self.first_nonterminal + label, end))
+        actions: list[int] = []
+        open_spans: list[Span] = []
+        first_piece = 0
+        for end in range(1, num_tokens + 1):
+            actions.append(SHIFT)
+            if word_ends is not None and not word_ends[end - 1]:
+                continue
+            # What is complete, a word at first, is the left corner of the next constituent that begins where it does.
+            corner, first_piece = first_piece, end
+            while True:
+                if waiting[corner]:
+                    action, last = waiting[corner].pop()
+                    actions.append(action)
+                    open_spans.append((corner, last))
+                if not open_spans or open_spans[-1][1] != end:
+                    break
+                actions.append(REDUCE)
+                corner = open_spans.pop()[0]
+        return [*actions, FINISH]
+
+    def actions_to_spans(
+        self, actions: Sequence[int], word_ends: Sequence[bool] | None = None, *, forest: bool = False
+    ) -> list[LabeledSpan]:
+        """Run actions and list the constituents that are closed. Inverse of `spans_to_actions`.
+
+        Args:
+            actions: action ids; padding (0) may follow at the end.
+            word_ends: per token, True if it is the last piece of its word; default: every token is a word. In-order
+                needs it to tell where a left corner of several pieces begins.
+            forest: accept a sequence that stops before the sentence is finished (a prefix of a derivation).
+
+        Returns:
+            (label id, i, j) in the order of the REDUCE actions, which is post-order, unary chains from the bottom to
+            the top.
+
+        Raises:
+            ValueError: an action is unknown or illegal where it stands, or the sequence is not finished and `forest` is
+                False; it names the position. Without openings: no tree can be read off.
+
+        Cost: O(A).
+        """
+        if self.name == "no_opening":
+            raise ValueError("labels without openings do not say where constituents begin: there is no tree to read")
+        open_labels: list[int] = []
+        spans: list[LabeledSpan] = []
+        for stack in self.steps(_without_padding(actions), word_ends, forest=forest):
+            if stack.after_nonterminal and self.name == "binary":
+                spans.append((stack.action - self.first_nonterminal, stack.start, stack.num_tokens))
+            elif stack.after_nonterminal:
+                open_labels.append(stack.action - self.first_nonterminal)
+            elif stack.action == REDUCE:
+                spans.append((open_labels.pop(), stack.start, stack.num_tokens))
+        return spans
+
+    def steps(
+        self, actions: Sequence[int], word_ends: Sequence[bool] | None = None, *, forest: bool = False
+    ) -> Iterator[Stack]:
+        """Run actions on a stack and check each of them.
+
+        Args:
+            actions: action ids, without padding.
+            word_ends: as in `actions_to_spans`.
+            forest: as in `actions_to_spans`.
+
+        Yields:
+            The stack after each action, always the same object.
+
+        Raises:
+            ValueError: as `actions_to_spans`.
+        """
+        stack = Stack()
+        for position, action in enumerate(actions):
+            problem = self._problem(action, stack, word_ends)
+            if problem:
+                raise ValueError(f"action {action} at position {position} is illegal: {problem}")
+            self._take(action, stack)
+            if action == SHIFT and word_ends is not None:
+                stack.inside_word = not word_ends[stack.num_tokens - 1]
+            yield stack
+        num_words = stack.num_tokens if word_ends is None else len(word_ends)
+        if not forest and (not stack.is_finished or stack.num_tokens != num_words):
+            raise ValueError(
+                f"the {len(actions)} actions stop with {len(stack.open_nodes)} open nonterminal(s) after "
+                f"{stack.num_tokens} token(s){'' if word_ends is None else f' of {num_words}'}, before the sentence is "
+                "finished: add the missing actions"
+            )
+
+    def _problem(self, action: int, stack: Stack, word_ends: Sequence[bool] | None) -> str:
+        """Say why an action must not be taken, or return an empty string if it may be."""
+        if not PAD < action < self.num_actions:
+            return (
+                f"the {self.num_actions} ids of {self.name} with {self.num_labels} labels are 1 to "
+                f"{self.num_actions - 1}, and {PAD} pads at the end only"
+            )
+        if stack.is_finished:
+            return "the sentence is finished"
+        if word_ends is not None and action == SHIFT and stack.num_tokens == len(word_ends):
+            return f"SHIFT, but word_ends has only {stack.num_tokens} tokens"
+        if stack.inside_word:
+            return "" if action == SHIFT else "it stands between the pieces of a word, where only SHIFT is legal"
+        for is_violated, message in _RULES[self.name][_NT if action >= self.first_nonterminal else action]:
+            if is_violated(stack):
+                return message
+        return ""
+
+    def _take(self, action: int, stack: Stack) -> None:
+        """Change the stack by a legal action."""
+        if self.name in ("binary", "no_opening"):
+            self._take_bottom_up(action, stack)
+            return
+        stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
+        if action == SHIFT:
+            stack.place, stack.start = stack.depth, stack.num_tokens
+            if not stack.inside_word:
+                stack.corner = stack.place, stack.start
+            stack.num_tokens += 1
+            stack.depth += 1
+        elif action == REDUCE:
+            stack.place, stack.start = stack.corner = stack.open_nodes.pop()
+            stack.depth = stack.place + 1
+            stack.is_finished = not stack.open_nodes and self.name == "top_down"
+        elif stack.after_nonterminal:
+            below = stack.corner if self.name == "in_order" else (stack.depth, stack.num_tokens)
+            stack.place, stack.start = below
+            stack.open_nodes.append(below)
+            stack.depth += 1
+        else:
+            stack.is_finished = True
+
+    def _take_bottom_up(self, action: int, stack: Stack) -> None:
+        """Change the stack by a legal action of a system whose labels stand after words."""
+        stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
+        if stack.after_nonterminal:
+            if self.name == "binary":
+                stack.elements.pop()
+        elif action == SHIFT:
+            if not stack.inside_word:
+                stack.elements.append(stack.num_tokens)
+            stack.num_tokens += 1
+        else:
+            stack.is_finished = True
+        stack.depth, stack.start, stack.place = len(stack.elements), stack.elements[-1], len(stack.elements) - 1
+
+
+def _without_padding(actions: Sequence[int]) -> Sequence[int]:
+    length = len(actions)
+    while length > 0 and actions[length - 1] == PAD:
+        length -= 1
+    return actions[:length]
+
+
+def _check_word_boundaries(spans: Sequence[Span], num_tokens: int, word_ends: Sequence[bool]) -> None:
+    """Raise ValueError unless spans begin and end where words do."""
+    if len(word_ends) != num_tokens or not word_ends[-1]:
+        raise ValueError(
+            f"word_ends has {len(word_ends)} entries for {num_tokens} tokens, the last one {list(word_ends[-1:])}: "
+            "give one per token, and True for the last token, which ends a word"
+        )
+    for start, end in spans:
+        for boundary in (start, end):
+            if boundary > 0 and not word_ends[boundary - 1]:
+                raise ValueError(
+                    f"span ({start}, {end}) cuts a word at boundary {boundary}: constituents consist of whole words"
+                )

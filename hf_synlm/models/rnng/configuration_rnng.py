@@ -1,0 +1,153 @@
+"""Configuration of RNNG, the recurrent neural network grammar, in its batched form (Noji and Oseki, ACL Findings 2021).
+
+One flat dataclass: sizes, transition system and composition, the labels of the nonterminals, and the search.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+
+from hf_synlm.core.configuration_base import SyntacticConfig
+
+TRANSITION_SYSTEMS = ("top_down", "in_order")
+COMPOSITIONS = ("lstm", "attention")
+LOSS_NORMALIZATIONS = ("batch", "sum", "action", "token")
+NORMALIZATIONS = ("search", "train")
+
+# The constituent labels of the Penn Treebank.
+PTB_NONTERMINALS = (
+    "ADJP ADVP CONJP FRAG INTJ LST NAC NP NX PP PRN PRT QP RRC S SBAR SBARQ SINV SQ UCP VP WHADJP WHADVP WHNP WHPP X"
+).split()
+
+# Sizes published with the paper: a word model of 15 M parameters and a subword model of 35 M.
+PRESETS: dict[str, dict[str, Any]] = {
+    "rnng-15m": {},
+    "rnng-35m": {"vocab_size": 30720, "embedding_size": 656, "hidden_size": 656, "subwords": True},
+}
+
+
+def check_labels(nonterminals: Sequence[str]) -> None:
+    """Raise ValueError unless the labels of nonterminals are distinct words without brackets, at least one."""
+    if not nonterminals or len(set(nonterminals)) < len(nonterminals):
+        raise ValueError(f"nonterminals must be distinct labels, at least one, and are {nonterminals}.")
+    for label in nonterminals:
+        if not label or set(label) & set("() \t\n"):
+            raise ValueError(f"The nonterminal {label!r} is empty or holds brackets or white space. Rename it.")
+
+
+@strict
+class RNNGConfig(SyntacticConfig):
+    """Sizes, transition system and search of an RNNG; the defaults are the published model of 15 M parameters.
+
+    Sizes:
+        vocab_size: number of token ids (V).
+        embedding_size: width of words, labels and composed vectors (w).
+        hidden_size: width of the stack LSTM (h).
+        num_layers: layers of the stack LSTM.
+        dropout: on embeddings, between the layers of the stack LSTM, before the output layer, and in the composition.
+        initializer_range: draw all parameters from U(-x, x); None: as PyTorch does (the authors' default).
+    Structure:
+        transition_system: "top_down" (a nonterminal is opened before its children) or "in_order" (after the first).
+        composition: "lstm" or "attention".
+        nonterminals: labels; action ids follow their order.
+        subwords: tokens are pieces of words, and the model holds which tokens end a word (`word_final`). All pieces
+            of a word are children of its parent, and nothing but SHIFT is allowed between them.
+        loss_normalization: the summed loss is divided by the number of sentences ("batch"), by 1 ("sum"), by the number
+            of actions ("action"), or of tokens ("token").
+    Search:
+        scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
+        action_beam_size: derivations kept after each action inside a word.
+        fast_track_size: derivations that reach the next word although they are not among the best.
+        normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
+            the authors' search does; "train" leaves it where it is, so that scores are those of the training loss.
+        output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and
+            `compute_metrics` see them. They cost a search per batch, many times the loss.
+        max_open_nonterminals: maximum number of constituents that are open at once.
+        max_consecutive_nonterminals: nonterminals opened in a row without a word between (in_order: also unary chains);
+            None = 8 for top_down, 3 for in_order, as the authors' search.
+    Special tokens: pad_token_id is never a word (its row is trained as that of a word which never comes), and it stands
+        for the beginning and the end of a sentence, too (bos_token_id, eos_token_id): sentences begin and end by their
+        tree.
+    Presets: "rnng-15m" and "rnng-35m".
+
+    Raises:
+        ValueError: when a field is out of range or two fields do not fit; the message names the value. (A value of
+            the wrong type raises the `StrictDataclassFieldValidationError` of huggingface_hub.)
+    """
+
+    model_type = "rnng"
+    presets = PRESETS
+    attribute_map = {"num_hidden_layers": "num_layers"}
+
+    vocab_size: int = 50000
+    embedding_size: int = 256
+    hidden_size: int = 256
+    num_layers: int = 2
+    dropout: float | int = 0.1
+    initializer_range: float | int | None = None
+
+    transition_system: str = "top_down"
+    composition: str = "lstm"
+    nonterminals: list[str] | tuple[str, ...] | None = None
+    subwords: bool = False
+    loss_normalization: str = "batch"
+
+    scoring_num_beams: int = 10
+    action_beam_size: int = 100
+    fast_track_size: int = 1
+    normalization: str = "search"
+    output_marginal_logits: bool = False
+    max_open_nonterminals: int = 100
+    max_consecutive_nonterminals: int | None = None
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int = 0
+    bos_token_id: int | None = 0
+    eos_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs: Any):
+        self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
+        super().__post_init__(**kwargs)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the transition system is the in-order one."""
+        return self.transition_system == "in_order"
+
+    @property
+    def first_nonterminal(self) -> int:
+        """Action id that opens the first nonterminal; padding, SHIFT, REDUCE (and FINISH) come before."""
+        return 4 if self.in_order else 3
+
+    @property
+    def num_actions(self) -> int:
+        """Number of action ids, padding included."""
+        return self.first_nonterminal + len(self.nonterminals)
+
+    @property
+    def consecutive_limit(self) -> int:
+        """`max_consecutive_nonterminals`, or its default."""
+        return self.max_consecutive_nonterminals or (3 if self.in_order else 8)
+
+    def validate_architecture(self) -> None:
+        """Check that the fields are in range and fit together (called at construction and before saving)."""
+        sizes = "vocab_size embedding_size hidden_size num_layers scoring_num_beams action_beam_size"
+        self.check_least(1, *sizes.split(), "max_open_nonterminals")
+        if self.max_consecutive_nonterminals is not None:
+            self.check_least(1, "max_consecutive_nonterminals")
+        self.check_least(0, "fast_track_size")
+        self.check_dropout("dropout")
+        if self.initializer_range is not None:
+            self.check_finite("initializer_range", positive=True)
+        self.check_choices(
+            transition_system=TRANSITION_SYSTEMS,
+            composition=COMPOSITIONS,
+            loss_normalization=LOSS_NORMALIZATIONS,
+            normalization=NORMALIZATIONS,
+        )
+        check_labels(self.nonterminals)
+        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
+        if not self.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings=False: words are read and written with one matrix. Leave it True.")

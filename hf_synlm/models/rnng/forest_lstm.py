@@ -1,0 +1,215 @@
+"""LSTM over forests: the state before a step is that of its parent, and all steps of one depth run together.
+
+The slow and obvious version is `naive_forest_lstm` in `tests/reference/rnng.py`.
+
+A chain is the usual LSTM. A tree is a stack machine: every push is a step whose parent is the push under it, so that
+all stacks of a batch, at all times, are one forest, and a pass over it takes as many steps as the deepest stack.
+
+    i, f, g, o = W_ih x + b_ih + W_hh h[parent] + b_hh;   c = sigmoid(f) c[parent] + sigmoid(i) tanh(g)
+    h = sigmoid(o) tanh(c);   roots have h[parent] = c[parent] = 0
+
+Shapes: G independent LSTMs (directions), P steps, N steps of one depth, I input, D hidden.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hf_synlm.core.matrix_products import linear_map, uses_onednn, weight_gradient
+
+Parents = Tensor | None
+"""[N] index of each step's parent among the steps one level up; None = the first N of them, in order."""
+
+
+@torch.compiler.disable
+def forest_lstm(
+    gates_GPD: Tensor, weight_hh_GDD: Tensor, sizes: Sequence[int], parents: Sequence[Parents]
+) -> tuple[Tensor, Tensor]:
+    """Run an LSTM over a forest, level by level.
+
+    The recurrent weights get their gradient in one multiplication over all steps, and no state is copied when several
+    steps share a parent. Under autocast the multiplications run in its type and the states stay in float32.
+
+    Args:
+        gates_GPD: W_ih x + b_ih + b_hh of all steps [G, P, 4 D], roots first, then level by level; gates in the order
+            input, forget, cell, output.
+        weight_hh_GDD: recurrent weights [G, 4 D, D].
+        sizes: number of steps of each level; they sum to P.
+        parents: for each level after the first, see `Parents`.
+
+    Returns:
+        Hidden states and cells of all steps, each [G, P, D]. No gradient flows to the cells.
+
+    Cost: as many sequential steps as levels; O(P D^2) multiplications. No double backward.
+    """
+    return _ForestLSTM.apply(gates_GPD, weight_hh_GDD, tuple(sizes), tuple(parents))
+
+
+def by_activation(values: Tensor, dim: int = 0) -> Tensor:
+    """Bring the gates i, f, g, o along `dim` into the order o, i, f, g of `lstm_step`, in a new tensor.
+
+    So the three sigmoids stand side by side, and so do the three gates whose gradients come from the cell.
+    """
+    i, f, g, o = values.chunk(4, dim)
+    return torch.cat([o, i, f, g], dim)
+
+
+def _in_usual_order(values: Tensor, dim: int) -> Tensor:
+    """Inverse of `by_activation`."""
+    o, i, f, g = values.chunk(4, dim)
+    return torch.cat([i, f, g, o], dim)
+
+
+def lstm_step(gates: Tensor, cell: Tensor, out: Tensor) -> None:
+    """One step of an LSTM.
+
+    Args:
+        gates: sum of the gate inputs [..., N, 4 D] in the order o, i, f, g; overwritten with their activations.
+        cell: cell before the step [..., N, D].
+        out: takes the hidden state and the cell [..., N, 2 D].
+    """
+    size = gates.shape[-1] // 4
+    gates[..., : 3 * size].sigmoid_()
+    gates[..., 3 * size :].tanh_()
+    o, i, f, g = gates.split(size, -1)
+    hidden, new = out.split(size, -1)
+    torch.mul(i, g, out=new).addcmul_(f, cell)
+    torch.mul(o, new.tanh(), out=hidden)
+
+
+def lstm_slopes(acts: Tensor, cell: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """What the gradients of any number of steps are multiplied with, in a few operations for all of them.
+
+    Args:
+        acts: activations of the gates [..., P, 4 D] in the order o, i, f, g.
+        cell: cells before the steps [..., P, D].
+        new: cells after them.
+
+    Returns:
+        d hidden / d cell [..., P, D]; and per gate [..., P, 4 D] d hidden / d o and d cell / d i, f, g, before the
+        activation.
+    """
+    o, i, f, g = acts.chunk(4, -1)
+    activated = new.tanh()
+    # d sigmoid = s (1 - s), d tanh = 1 - t^2
+    slopes = torch.addcmul(acts, acts, acts, value=-1)
+    size = o.shape[-1]
+    slopes[..., : 3 * size].mul_(torch.cat([activated, g, cell], -1))
+    slopes[..., 3 * size :] = torch.addcmul(i, i, g.square(), value=-1)
+    return torch.addcmul(o, o, activated.square(), value=-1), slopes
+
+
+def lstm_step_backward(
+    slopes: tuple[Tensor, Tensor], forget: Tensor, grad: Tensor, grad_gates: Tensor, grad_cell: Tensor
+) -> None:
+    """Gradients of `lstm_step`.
+
+    Args:
+        slopes: `lstm_slopes` of the step.
+        forget: activation of the forget gate [..., N, D].
+        grad: gradients of the hidden state and the new cell [..., N, 2 D].
+        grad_gates: takes the gradients of the gate inputs [..., N, 4 D], in the order o, i, f, g.
+        grad_cell: takes the gradient of the cell before the step [..., N, D].
+    """
+    through, factors = slopes
+    size = forget.shape[-1]
+    grad_hidden, grad_new = grad.split(size, -1)
+    grad_new = torch.addcmul(grad_new, grad_hidden, through)
+    torch.mul(grad_hidden, factors[..., :size], out=grad_gates[..., :size])
+    cell_gates = (value[..., size:].unflatten(-1, (3, size)) for value in (factors, grad_gates))
+    torch.mul(next(cell_gates), grad_new[..., None, :], out=next(cell_gates))
+    torch.mul(grad_new, forget, out=grad_cell)
+
+
+def batched_map(weight_GOI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor, Tensor], None]:
+    """The map (total, x) -> total += x W^T for several matrices, x [G, R, I] and total [G, R, O]; see `linear_map`."""
+    if uses_onednn(weight_GOI):
+        maps = [linear_map(weight, num_rows, num_uses) for weight in weight_GOI]
+
+        def add_products(total: Tensor, x_GRI: Tensor) -> None:
+            for part, apply, x in zip(total, maps, x_GRI, strict=True):
+                part.add_(apply(x))
+
+        return add_products
+    transposed, dtype = weight_GOI.mT, weight_GOI.dtype
+
+    def add_product(total: Tensor, x_GRI: Tensor) -> None:
+        if total.dtype == dtype:
+            total.baddbmm_(x_GRI, transposed)
+        else:
+            total.add_(torch.bmm(x_GRI.to(dtype), transposed))
+
+    return add_product
+
+
+class _ForestLSTM(torch.autograd.Function):
+    """All states stand in one buffer, level after level: hidden state and cell [G, P, 2 D]."""
+
+    @staticmethod
+    def forward(ctx, gates_GPD, weight_hh_GDD, sizes, parents):
+        dtype, size = gates_GPD.dtype, weight_hh_GDD.shape[2]
+        acts = by_activation(gates_GPD, 2).to(torch.promote_types(dtype, torch.float32))
+        recur = batched_map(by_activation(weight_hh_GDD, 1).to(dtype), max(sizes), len(sizes))
+        states = acts.new_empty(*acts.shape[:2], 2 * size)
+        before = torch.zeros_like(states)  # those of the parents
+        levels = _levels(sizes)
+        for level, rows in enumerate(levels):
+            if level:
+                _read_parents(states[:, levels[level - 1]], parents[level - 1], before[:, rows])
+                recur(acts[:, rows], before[:, rows, :size])
+            lstm_step(acts[:, rows], before[:, rows, size:], states[:, rows])
+        ctx.save_for_backward(weight_hh_GDD, acts, states, before)
+        ctx.sizes, ctx.parents, ctx.dtype = sizes, parents, dtype
+        hidden, cells = states.split(size, 2)
+        ctx.mark_non_differentiable(cells)
+        return hidden, cells
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_hidden_GPD, _):
+        weight_hh_GDD, acts, states, before = ctx.saved_tensors
+        sizes, dtype, size = ctx.sizes, ctx.dtype, weight_hh_GDD.shape[2]
+        recur_back = batched_map(by_activation(weight_hh_GDD, 1).to(dtype).mT, max(sizes), len(sizes))
+        through, factors = lstm_slopes(acts, before[..., size:], states[..., size:])
+        forget, grads, grad_gates = acts[..., 2 * size : 3 * size], torch.zeros_like(states), torch.empty_like(acts)
+        grads[..., :size] = grad_hidden_GPD
+        down = torch.zeros_like(states)  # what flows to the parents
+        levels = _levels(sizes)
+        for level in range(len(sizes) - 1, -1, -1):
+            rows = levels[level]
+            slopes = through[:, rows], factors[:, rows]
+            lstm_step_backward(slopes, forget[:, rows], grads[:, rows], grad_gates[:, rows], down[:, rows, size:])
+            if level:
+                recur_back(down[:, rows, :size], grad_gates[:, rows])
+                _add_to_parents(grads[:, levels[level - 1]], down[:, rows], ctx.parents[level - 1])
+        grad_gates = grad_gates.to(dtype)
+        pairs = zip(grad_gates[:, sizes[0] :], before[:, sizes[0] :, :size].to(dtype), strict=True)
+        grad_weight = torch.zeros_like(weight_hh_GDD)
+        if len(sizes) > 1:
+            grad_weight = torch.stack([weight_gradient(*pair) for pair in pairs]).to(weight_hh_GDD.dtype)
+        return _in_usual_order(grad_gates, 2), _in_usual_order(grad_weight, 1), None, None
+
+
+def _levels(sizes: Sequence[int]) -> list[slice]:
+    """The steps of every level."""
+    ends = list(itertools.accumulate(sizes))
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _read_parents(above: Tensor, parent: Parents, out: Tensor) -> None:
+    """Rows of the parents in the level above [G, N', 2 D]."""
+    if parent is None:
+        out.copy_(above[:, : out.shape[1]])
+    else:
+        torch.index_select(above, 1, parent, out=out)
+
+
+def _add_to_parents(above: Tensor, more: Tensor, parent: Parents) -> None:
+    """Add the rows of the children to those of the level above [G, N', 2 D]."""
+    if parent is None:
+        above[:, : more.shape[1]] += more
+    else:
+        above.index_add_(1, parent, more)

@@ -1,0 +1,326 @@
+"""What the language models with labeled derivations share: search, `parse`, generation, and which tokens end a word.
+
+`models/rnng/fast_track.py` searches; here are the methods of a model that call it. RNNG and Tree LM inherit them.
+
+Shapes: B sentences, T tokens, A actions, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationConfig
+
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
+from hf_synlm.core.token_batch import attended_tokens, between_padding
+from hf_synlm.generation.mixin import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
+from hf_synlm.models.rnng.fast_track import FastTrackSearch
+from hf_synlm.models.rnng.fast_track_generation import FastTrackDecoder
+from hf_synlm.models.rnng.particles import ParticleSearch
+from hf_synlm.search.parsing import parse_with_search, refuse_empty_rows
+from hf_synlm.search.state import SyntacticCache
+
+DEFAULT_PARTICLES = 1000
+
+
+class WordFinalTokens:
+    """Mixin of models that hold which tokens end a word: `word_final` of the base model, with `config.subwords`."""
+
+    def resize_token_embeddings(self: Any, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resize the vocabulary as transformers does; with `config.subwords` new tokens end a word."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        base = self.base_model
+        if self.config.subwords:
+            flags, new = base.word_final, base.word_final.new_ones(self.config.vocab_size)
+            new[: len(flags)] = flags[: len(new)]
+            base.word_final = new
+        return embeddings
+
+    def word_ends_of(self: Any, input_ids: Tensor) -> Tensor | None:
+        """Which tokens end a word.
+
+        Args:
+            input_ids: token ids, any shape.
+
+        Returns:
+            True at the last pieces, in the same shape; None where every token ends a word.
+        """
+        return self.base_model.word_final[input_ids.long()] if self.config.subwords else None
+
+
+class FastTrackGenerationMixin(SyntacticGenerationMixin):
+    """`parse`, `generate` and next-token logits of a language model with labeled derivations.
+
+    The class that inherits it sets `stack_machine_class`.
+    """
+
+    generation_options = {**SYNTACTIC_GENERATION_DEFAULTS, "fast_track_size": None}
+
+    def _marginal_forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: SyntacticCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        word_ends: Tensor | None = None,
+    ) -> SyntacticLMOutput:
+        """Next-token log-probabilities, derivations summed out over the word-synchronous search."""
+        if attention_mask is None:
+            attended_tokens(self.config, input_ids, None)  # checks
+            attention_mask = self._default_attention_mask(input_ids).bool()
+            begun = getattr(past_key_values, "begun", None)
+            if begun is not None and len(begun) == len(input_ids):
+                # The begin token of these rows has been read: everything but padding is a word.
+                words = between_padding(input_ids, self.config.pad_token_id)
+                attention_mask = torch.where(begun[:, None], words, attention_mask)
+        return super()._marginal_forward(
+            input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+        )
+
+    def count_loss_items(
+        self, input_ids: Tensor, actions: Tensor, attention_mask: Tensor | None = None, **others: Any
+    ) -> dict[str, int]:
+        """How many items the parts of the loss are divided by; empty if `config.loss_normalization` is "sum".
+
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            actions: [B, A].
+            attention_mask: [B, T] or `None`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            Counts by the names of `losses`.
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        kind = self.config.loss_normalization
+        if kind == "sum":
+            return {}
+        if kind == "token":
+            count = int(attended_tokens(self.config, input_ids, attention_mask).sum())
+        else:
+            count = len(input_ids) if kind == "batch" else int((actions != 0).sum())
+        return {"action": count, "word": count}
+
+    # ------------------------------------------------------------------------------------------------------ search
+    def word_search(
+        self,
+        num_beams: int | None = None,
+        eos_token_ids: Tensor | None = None,
+        renormalize: bool = False,
+        *,
+        action_beam_size: int | None = None,
+        fast_track_size: int | None = None,
+        normalization: str | None = None,
+    ) -> FastTrackDecoder:
+        """Word-synchronous search with this model.
+
+        Args:
+            num_beams: word beam; None = `config.scoring_num_beams`, at most `action_beam_size`.
+            eos_token_ids: ids that stand for the end of a sentence [E]; None = sentences go on.
+            renormalize: not used: see `normalization`.
+            action_beam_size: beam inside a word; None = `config.action_beam_size`, at least `num_beams`.
+            fast_track_size: None = `config.fast_track_size`.
+            normalization: "search" or "train"; None = `config.normalization`.
+
+        Returns:
+            The search.
+        """
+        width = self._default_width(action_beam_size) if num_beams is None else num_beams
+        if action_beam_size is None:
+            action_beam_size = max(self.config.action_beam_size, width if isinstance(width, int) else 0)
+        track = self.config.fast_track_size if fast_track_size is None else fast_track_size
+        machine = self.stack_machine_class(self, normalization, eos_token_ids)
+        return FastTrackDecoder(machine, width, action_beam_size, track, eos_token_ids)
+
+    def _default_width(self, action_beam_size: int | None) -> int:
+        """Word beam where none is asked for."""
+        width = self.config.scoring_num_beams
+        return width if not isinstance(action_beam_size, int) else max(1, min(width, action_beam_size))
+
+    def decoding_searches(
+        self, config: GenerationConfig, renormalize: bool
+    ) -> tuple[FastTrackDecoder, FastTrackDecoder]:
+        """The searches of `generate`; see `SyntacticGenerationMixin`.
+
+        Under normalization "train" the probabilities of what may come sum to less than one; sampling draws every action
+        and word in proportion to them.
+
+        Args:
+            config: of the generation.
+            renormalize: not used: see `normalization`.
+
+        Returns:
+            The search that reads prompts, and the one that generates.
+        """
+        options = self._search_options(config)
+        width = max(self._default_width(config.action_beam_size), config.num_beams)
+        return (
+            self.word_search(width, **options),
+            self.word_search(config.num_beams, config._eos_token_tensor, **options),
+        )
+
+    @staticmethod
+    def _search_options(config: GenerationConfig) -> dict[str, Any]:
+        return {
+            "action_beam_size": config.action_beam_size,
+            "fast_track_size": config.fast_track_size,
+        }
+
+    def _new_cache(self, config: GenerationConfig, ends: Tensor | None) -> SyntacticCache:
+        return SyntacticCache(self._default_width(config.action_beam_size), ends, **self._search_options(config))
+
+    def _check_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
+        for name in ("action_beam_size", "fast_track_size"):
+            asked, has = getattr(config, name), cache.options.get(name)
+            if asked is not None and asked != has:
+                raise ValueError(f"{name}={asked}, but past_key_values was made with {has}. Leave {name} out.")
+
+    def _default_attention_mask(self, prompt: Tensor) -> Tensor:
+        # The stock inference gives up where padding and end have one id; here padding is never a word. Where it is the
+        # begin token, too, the one right before the text stays: the first word is predicted from it.
+        word = (prompt != self.config.pad_token_id).long()
+        before = word.cumsum(1) == 0
+        mask = word.flip(1).cummax(1).values.flip(1).bool() & ~before
+        if self.config.bos_token_id == self.config.pad_token_id:
+            mask = mask | (before & ~F.pad(before[:, 1:], (0, 1)))
+        return mask.long()
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        if model_kwargs.get("context_sentence_ids") is not None:
+            raise ValueError(
+                f"context_sentence_ids: {type(self).__name__} reads one sentence; leave out what stands before it."
+            )
+        super()._validate_model_kwargs(model_kwargs)
+
+    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict) -> None:
+        super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
+        if not generation_config.synchronous:
+            raise ValueError(f"synchronous=False is an option of GPST; {type(self).__name__} searches word by word.")
+        decay = generation_config.exponential_decay_length_penalty
+        if decay is not None and generation_config.structure_mode == "joint":
+            raise ValueError(
+                "exponential_decay_length_penalty scales the probability of an end token; a sentence here ends when "
+                "its tree is closed. Leave it out, or take structure_mode='marginal'."
+            )
+
+    @torch.no_grad()
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        num_beams: int | None = None,
+        action_beam_size: int | None = None,
+        fast_track_size: int | None = None,
+        num_return_sequences: int = 1,
+        method: str = "search",
+        num_particles: int | None = None,
+        normalization: str | None = None,
+        stepwise: bool = False,
+        lexical: bool = False,
+    ) -> ParseOutput:
+        """Parse given text: n-best labeled trees, and prefix probabilities.
+
+        The surprisal of token t is `-token_log_probs[:, t]`, in nats; it conditions on a sentence that goes on, and
+        there is no term for its end: perplexity = exp(-sum of `token_log_probs` / number of words).
+
+        Args:
+            input_ids: [B, T], one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            num_beams: word beam; default `config.scoring_num_beams`.
+            action_beam_size: beam inside a word; default `config.action_beam_size`, at least `num_beams`.
+            fast_track_size: default `config.fast_track_size`.
+            num_return_sequences: number of trees per sentence, at most `num_beams`.
+            method: "search", or "particle" for the authors' variable-width beam.
+            num_particles: number of particles ("particle" only); default 1,000. As in the authors' code, an action that
+                gets less than half a particle is dropped, so a sentence may lose all its derivations where they are few
+                and labels many: then its `log_probs` are -inf, and it has no tree.
+            normalization: "search" or "train"; default `config.normalization`. Under "search" `log_probs` are higher
+                than the `joint_log_prob` of `forward` for the same tree: by a nat or so for a trained model, by far
+                more for an untrained one.
+            stepwise: also return `stepwise_log_probs`.
+            lexical: also return `lexical_log_probs`.
+
+        Returns:
+            `ParseOutput` with `labels`; spans and labels list every constituent, unary chains from the bottom up.
+
+        Raises:
+            ValueError: for an unknown method, options that the method does not have, and bad input (see `forward`).
+
+        Cost: about ten steps per word of up to `action_beam_size` states.
+        Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` and `variable_beam_search` of their code.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        refuse_empty_rows(mask)
+        if word_ends is None:
+            word_ends = self.word_ends_of(input_ids.masked_fill(~mask, 0))
+        with evaluation_mode(self):
+            search = self._parsing_search(
+                method, num_particles, num_beams, action_beam_size, fast_track_size, normalization, stepwise
+            )
+            return parse_with_search(
+                search,
+                input_ids,
+                mask,
+                word_ends=word_ends,
+                num_return_sequences=num_return_sequences,
+                stepwise=stepwise,
+                lexical=lexical,
+            )
+
+    def _parsing_search(
+        self,
+        method: str,
+        num_particles: int | None,
+        num_beams: int | None,
+        action_beam_size: int | None,
+        fast_track_size: int | None,
+        normalization: str | None,
+        stepwise: bool,
+    ) -> FastTrackSearch:
+        """The search that `parse` asks for."""
+        if method == "search":
+            if num_particles is not None:
+                raise ValueError(f"num_particles={num_particles}: only with method='particle'.")
+            return self.word_search(
+                num_beams,
+                action_beam_size=action_beam_size,
+                fast_track_size=fast_track_size,
+                normalization=normalization,
+            )
+        if method != "particle":
+            raise ValueError(f"method {method!r} is unknown. Choose 'search' or 'particle'.")
+        if any(value is not None for value in (num_beams, action_beam_size, fast_track_size)) or stepwise:
+            raise ValueError(
+                "method='particle' takes num_particles instead of num_beams, action_beam_size and fast_track_size, "
+                "and gives no stepwise probabilities."
+            )
+        particles = DEFAULT_PARTICLES if num_particles is None else num_particles
+        return ParticleSearch(self.stack_machine_class(self, normalization), particles)
+
+
+@torch.no_grad()
+def best_derivations(model: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
+    """Actions [B, A] of the best trees that the search with the heads of a model finds."""
+    refuse_empty_rows(mask)
+    config = model.config
+    width = max(config.action_beam_size, config.scoring_num_beams)
+    with evaluation_mode(model):
+        search = FastTrackSearch(
+            model.stack_machine_class(model), config.scoring_num_beams, width, config.fast_track_size
+        )
+        output = parse_with_search(search, input_ids, mask, word_ends=word_ends)
+    # In-order, the tree of one word may be the bare word: no span, but a derivation.
+    missing = [row for row, trees in enumerate(output.spans) if not trees]
+    if missing:
+        raise ValueError(f"The search finds no tree of row {missing[0]}. Pass actions, or raise action_beam_size.")
+    return output.actions[:, 0]

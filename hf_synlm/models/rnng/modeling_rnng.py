@@ -1,0 +1,612 @@
+"""RNNG: recurrent neural network grammars, batched (Dyer et al. 2016; Noji and Oseki 2021).
+
+A stack LSTM reads the partial tree: SHIFT pushes a word, NT(x) an open nonterminal, REDUCE replaces a finished
+constituent by one composed vector. The state on the top of the stack predicts the next action and, if it is SHIFT, the
+next word. With given actions (teacher forcing), nothing here runs action by action, except attention composition,
+which reads the stack: compositions run by height, pushes by stack depth, over all sentences of a batch together.
+
+The slow and obvious version is `naive_log_prob` in `tests/reference/rnng.py`.
+
+Shapes: B sentences, T tokens, A actions of one sentence (or of all, where said), P pushes, W words of all sentences,
+w element size, h stack size, V vocabulary, Y nonterminals. Log-probabilities and losses in nats.
+
+Source: the authors' `models.py`, `fixed_stack_models.py` and `fixed_stack_in_order_models.py` (aistairc/rnng-pytorch).
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.hidden_states import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    wanted_states,
+)
+from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
+from hf_synlm.core.module_tools import NoOffloading, weight_of
+from hf_synlm.core.outputs import SyntacticClassifierOutput, SyntacticLMOutput
+from hf_synlm.core.token_batch import attended_tokens
+from hf_synlm.models.rnng.composition import AttentionComposition, LSTMComposition, chain_inputs
+from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
+from hf_synlm.models.rnng.generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
+from hf_synlm.models.rnng.plan import Chains, RNNGPlan, make_plan
+from hf_synlm.models.rnng.stack_lstm import StackLSTM
+from hf_synlm.models.rnng.stack_machine import RNNGStackMachine
+from hf_synlm.search.outputs import SyntacticModelOutput
+from hf_synlm.search.parsing import only_token_ids
+from hf_synlm.trees.given import check_actions, counted_words
+
+NO_HIDDEN_STATES = (
+    "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."
+)
+
+
+# ---------------------------------------------------------------------------------------------- base model
+class RNNGPreTrainedModel(WordFinalTokens, NoOffloading, PreTrainedModel):
+    """Loading, saving and initialization shared by the RNNG models."""
+
+    config: RNNGConfig
+    base_model_prefix = "model"
+    accepts_loss_kwargs = False  # `loss_normalization` says what the loss is divided by
+    # No module is a shard: embedding and head share a matrix, and the base model's methods run without hooks.
+    _no_split_modules: list[str] = []
+    _skip_keys_device_placement = ["past_key_values"]
+    _input_embed_layer = "embed_tokens"
+    stack_machine_class = RNNGStackMachine
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do: PyTorch's defaults, or everything from U(-x, x)."""
+        bound = self.config.initializer_range
+        if isinstance(module, nn.Embedding):
+            init.normal_(module.weight) if bound is None else init.uniform_(module.weight, -bound, bound)
+            if module.padding_idx is not None and bound is None:
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.Linear):
+            limit = module.in_features**-0.5 if bound is None else bound
+            init.uniform_(module.weight, -limit, limit)
+            if module.bias is not None:
+                init.uniform_(module.bias, -limit, limit)
+        elif isinstance(module, (nn.LSTM, nn.LSTMCell)):
+            limit = module.hidden_size**-0.5 if bound is None else bound
+            for parameter in module.parameters():
+                init.uniform_(parameter, -limit, limit)
+        elif isinstance(module, RNNGModel):
+            initial = module.initial_element
+            init.normal_(initial) if bound is None else init.uniform_(initial, -bound, bound)
+            if self.config.subwords:
+                init.ones_(module.word_final)
+
+
+class RNNGModel(RNNGPreTrainedModel):
+    """The stack machine: states of derivations, from which heads predict actions and words.
+
+    Args:
+        config: sizes.
+        add_heads: have the heads, too, with which derivations are found where none are given. Models that have heads
+            of their own leave them out.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+
+    def __init__(self, config: RNNGConfig, add_heads: bool = True):
+        super().__init__(config)
+        size, labels = config.embedding_size, len(config.nonterminals)
+        self.embed_tokens = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+        self.embed_nonterminals = nn.Embedding(labels, size)
+        self.initial_element = nn.Parameter(torch.zeros(size))
+        self.stack_lstm = StackLSTM(size, config.hidden_size, config.num_layers, config.dropout)
+        self.composition: LSTMComposition | AttentionComposition
+        if config.composition == "lstm":
+            self.composition = LSTMComposition(size, config.dropout)
+        else:
+            self.composition = AttentionComposition(size, labels, config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(config.hidden_size, size)
+        if config.subwords:
+            self.register_buffer("word_final", torch.ones(config.vocab_size, dtype=torch.bool))
+        self.has_heads = add_heads
+        if add_heads:
+            self.action_head = nn.Linear(size, config.num_actions)
+            self.lm_head = nn.Linear(size, config.vocab_size)
+        else:
+            self._tied_weights_keys = {}
+        self.post_init()
+
+    def make_plan(
+        self,
+        actions: Tensor,
+        mask: Tensor,
+        word_ends: Tensor | None = None,
+        run_last: bool = False,
+    ) -> RNNGPlan:
+        """Lay out given derivations; see `rnng_plan.make_plan`.
+
+        Args:
+            actions: [B, A], 0 = padding.
+            mask: [B, T], True = token.
+            word_ends: [B, T], True at the last piece of every word.
+            run_last: also execute the last action of each derivation.
+
+        Returns:
+            The plan, on the device of the model.
+
+        Raises:
+            ValueError: for sequences that are not valid derivations of the tokens.
+        """
+        check_actions(actions, mask, word_ends)
+        rows = [[action for action in row if action] for row in actions.tolist()]
+        ends = None
+        if word_ends is not None:
+            ends = [
+                [end for end, token in zip(*pair, strict=True) if token]
+                for pair in zip(word_ends.tolist(), mask.tolist(), strict=True)
+            ]
+        plan = make_plan(
+            rows,
+            transition_system=self.config.transition_system,
+            num_labels=len(self.config.nonterminals),
+            num_words=mask.sum(1).tolist(),
+            word_ends=ends,
+            by_level=self.config.composition == "lstm",
+            run_last=run_last,
+        )
+        return plan.to(self.initial_element.device)
+
+    def run(self, input_ids: Tensor, mask: Tensor, plan: Any, every_layer: bool = False) -> list[Tensor]:
+        """Run the stack machine on given derivations.
+
+        Args:
+            input_ids: [B, T].
+            mask: [B, T], True = token.
+            plan: of the derivations (a `LevelPlan`, or a `StepPlan` if the composition reads the stack).
+            every_layer: return the states of all layers.
+
+        Returns:
+            States of the last layer of the stack LSTM, or of every layer, after every push [P, h], in the order of the
+            plan.
+        """
+        # Hooks of NEFTune expect [B, T, w] and read the length of a text from it.
+        words = self.embed_tokens(input_ids.long().masked_fill(~mask, 0))[_word_places(plan, mask)]
+        bottoms = self.initial_element.expand(plan.num_sentences, -1)
+        parts = [bottoms, words, self.embed_nonterminals(plan.label)]
+        elements = self.dropout(torch.cat(parts))
+        if not self.composition.reads_stack:
+            for chains in plan.compositions:
+                elements = torch.cat([elements, self.composition(chain_inputs(elements, chains), chains)])
+            if not plan.compositions and torch.is_grad_enabled():
+                # Distributed training waits for a gradient of every parameter, even if all trees are flat.
+                elements = elements + 0.0 * sum(value.sum() for value in self.composition.parameters())
+            return self.stack_lstm.by_level(elements, plan, every_layer)
+        first = torch.arange(plan.num_sentences, device=elements.device)
+        place = torch.cat([first, plan.word_push, plan.label_push])
+        elements = elements.new_zeros(sum(plan.sizes), elements.shape[1]).index_copy(0, place, elements)
+        parameters = [*self.composition.parameters(), *self.output.parameters()]
+        return self.stack_lstm.by_step(elements, plan, self._compose_on_stack, parameters, every_layer)
+
+    def _compose_on_stack(self, inputs: Tensor, chains: Chains, labels: Tensor, tops: Tensor) -> Tensor:
+        return self.composition(inputs, chains, labels, self.predictor(tops))
+
+    def predictor(self, hidden: Tensor) -> Tensor:
+        """The vector that action head and word head share: ReLU(W_o h + b_o).
+
+        Args:
+            hidden: states of the last layer [..., h].
+
+        Returns:
+            [..., w].
+        """
+        return F.relu(self.output(self.dropout(hidden)))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        actions: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> SyntacticModelOutput:
+        """States of derivations, which a search finds where they are not given.
+
+        Args:
+            input_ids: [B, T] token ids.
+            actions: [B, A] complete derivations, 0 = padding; default: the best that the search finds, as `parse` of
+                the language model does.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            output_hidden_states: also return `hidden_states`, all or those at the places given: the word embeddings,
+                the state of every layer of the stack LSTM after each token, and what `last_hidden_state` is.
+            output_attentions: refused: there are no attention weights over tokens.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
+
+        Returns:
+            `SyntacticModelOutput` with `last_hidden_state` [B, T, w] (the prediction vector right after each token;
+            zeros at padding), `action_hidden_state` [B, A, w] (before each action), `sentence_state` [B, h] (the
+            stack's state when the derivation is over).
+
+        Raises:
+            ValueError: for bad shapes and ids, for sequences that are not valid derivations of the tokens, where
+                attentions are asked for, and when the search finds no tree of a sentence.
+            TypeError: for other keyword arguments.
+
+        Cost: see `rnng_plan`; without `actions` that of `parse`, hundreds of times more.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        wanted = self.wanted_states(output_hidden_states, output_attentions)
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
+        if actions is None:
+            if not self.has_heads:
+                raise ValueError("actions are missing: parse of the model around this RNNGModel finds them.")
+            actions = best_derivations(self, input_ids, mask, word_ends)
+        plan = self.make_plan(actions, mask, word_ends, run_last=True)
+        layers = self.run(input_ids, mask, plan, bool(wanted))
+        hidden = layers[-1]
+        states = self.predictor(hidden[plan.context])
+        before = states.new_zeros(*actions.shape, states.shape[1])
+        before[plan.action_row, plan.action_column] = states
+        return SyntacticModelOutput(
+            last_hidden_state=_after_words(states, mask, plan),
+            action_hidden_state=before,
+            sentence_state=hidden[plan.final],
+            hidden_states=self.hidden_states(input_ids, mask, plan, layers, states, wanted),
+        )
+
+    def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
+        """Places of the hidden states that a call wants.
+
+        Args:
+            choice: `output_hidden_states` of a call.
+            output_attentions: of a call.
+
+        Returns:
+            Their places.
+
+        Raises:
+            ValueError: for places that do not exist, and if attentions are wanted.
+        """
+        reason = "an RNNG keeps no attention weights (it attends in its composition, over children). Leave it out."
+        refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
+        return wanted_states(self.config, choice, self.config.num_layers + 2)
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        mask: Tensor,
+        plan: RNNGPlan,
+        layers: list[Tensor],
+        states: Tensor,
+        wanted: frozenset[int],
+    ) -> tuple[Tensor | None, ...] | None:
+        """Hidden states after each token.
+
+        Args:
+            input_ids: [B, T].
+            mask: [B, T], True = token.
+            plan: of the derivations.
+            layers: states [P, h] of every layer after every push.
+            states: prediction vectors [A, w] before every action.
+            wanted: places to keep.
+
+        Returns:
+            Tensors [B, T, *], 0 at padding, and None at other places; None if `wanted` is empty.
+        """
+        if not wanted:
+            return None
+        embedded = self.embed_tokens(input_ids.long().masked_fill(~mask, 0)) * mask[..., None]
+        after = [_after_words(layer[plan.context], mask, plan) for layer in layers]
+        return kept_states([embedded, *after, _after_words(states, mask, plan)], wanted)
+
+
+def _after_words(states: Tensor, mask: Tensor, plan: RNNGPlan) -> Tensor:
+    """Move states from before every action [A, X] to after every token [B, T, X], 0 at padding."""
+    after = states.new_zeros(*mask.shape, states.shape[1])
+    # A SHIFT is never the last action: the state after a word is the one before the next action.
+    after[_word_places(plan, mask)] = states[plan.shifts + 1]
+    return after
+
+
+def _check_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
+    """Check that a plan made ahead fits the derivations; tensors on a GPU are not read."""
+    if hasattr(plan, "steps") != reads_stack:
+        raise ValueError(
+            f"plan is a {type(plan).__name__}, which this composition cannot use. Make it with "
+            f"by_level={not reads_stack}."
+        )
+    matches = plan.num_sentences == len(mask) == len(actions)
+    if matches and actions.device.type == plan.action.device.type == "cpu":
+        taken, words = actions != 0, plan.word_row.bincount(minlength=len(mask))
+        matches = torch.equal(actions[taken], plan.action) and torch.equal(words, mask.sum(1))
+    if not matches:
+        raise ValueError("plan was made for other actions or tokens. Make it anew, or leave it out.")
+
+
+# ---------------------------------------------------------------------------------------------- language model
+class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
+    """RNNG with its heads: training objective, marginal next-token distribution, search.
+
+    `generate` takes `fast_track_size` besides the options of `SyntacticGenerationMixin.generate`; `num_beams` is the
+    word beam and `action_beam_size` the beam inside a word. A generated sentence ends when its tree is closed, which
+    `eos_token_id` stands for. With `eos_token_id=None` it goes on until a stopping criterion, which closes its tree.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: RNNGConfig):
+        super().__init__(config)
+        self.model = RNNGModel(config, add_heads=False)
+        self.action_head = nn.Linear(config.embedding_size, config.num_actions)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        actions: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        plan: RNNGPlan | None = None,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_logits: bool = False,
+        output_marginal_logits: bool | None = None,
+        loss_shares: Mapping[str, float] | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        return_loss: bool = True,
+        **kwargs: Any,
+    ) -> SyntacticLMOutput:
+        """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
+
+        With `actions`: loss = - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j), normalized as
+        `config.loss_normalization` says (by all words and actions, also where `labels` leave words out); the softmaxes
+        run over all classes, as in the authors' training. Without:
+        `logits`, log p(next token | prefix) with the derivations summed out over the search; nothing after a position
+        changes its value. The sentence is taken to go on: the end of the tree has no part in it.
+
+        Args:
+            input_ids: [B, T] token ids, one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
+            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            plan: plan of `actions`, if it was made ahead (`rnng_plan.make_plan`).
+            past_key_values: search state to continue from.
+            use_cache: return the search state.
+            logits_to_keep: compute `logits` for this many last positions only (0 = all).
+            output_logits: also return `action_logits` [B, A, Y] and `token_logits_given_tree` [B, T, V] of the given
+                derivations.
+            output_marginal_logits: with `actions`, compute `logits` as well, at the cost of those alone; default:
+                `config.output_marginal_logits`, in evaluation mode.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            output_hidden_states: also return `hidden_states` of the given derivations (see `RNNGModel.forward`).
+            output_attentions: refused: see `RNNGModel.forward`.
+            return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
+            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
+                Trainer drops a column of this name unless it is among its `label_names`. Besides, None values, which
+                wrappers pass for arguments of other models.
+
+        Returns:
+            `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
+
+        Raises:
+            ValueError: for bad shapes and ids, sequences that are not valid derivations of the tokens, labels without
+                actions, and options that exclude each other.
+            TypeError: for other keyword arguments.
+
+        Cost: objective: as many sequential steps as trees are high and stacks deep (LSTM composition). Logits: T
+            words, each about ten steps of `config.action_beam_size` states.
+        """
+        labels = kwargs.pop("labels", None)  # not in the signature: Trainer takes what is there for required
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        check_shares(loss_shares, ("action", "word"))
+        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
+        if actions is None:
+            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
+            if labels is not None or plan is not None or output_logits:
+                raise ValueError(
+                    "labels, plan and output_logits need actions: RNNG is trained on trees. Pass the derivations of a "
+                    "treebank, or those that parse finds."
+                )
+            return self._marginal_forward(
+                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+            )
+        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError(
+                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
+            )
+        result = self._objective(
+            input_ids, attention_mask, labels, actions, word_ends, plan, output_logits, loss_shares, wanted
+        )
+        if not return_loss:
+            result.loss = None
+        if self.wants_logits_beside(output_marginal_logits):
+            result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
+        return result
+
+    def _objective(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        actions: Tensor,
+        word_ends: Tensor | None,
+        plan: RNNGPlan | None,
+        output_logits: bool,
+        loss_shares: Mapping[str, float] | None,
+        wanted: frozenset[int],
+    ) -> SyntacticLMOutput:
+        """Log-probabilities of the actions and words of given derivations: teacher forcing, one product per head."""
+        for name, value in (("labels", labels), ("word_ends", word_ends)):
+            if value is not None and value.shape != input_ids.shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if plan is None:
+            word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
+            plan = self.model.make_plan(actions, mask, word_ends)
+        else:
+            _check_plan(plan, self.model.composition.reads_stack, actions, mask)
+            plan = plan.to(input_ids.device)
+        layers = self.model.run(input_ids, mask, plan, bool(wanted))
+        parts = _score_derivations(self, layers[-1], input_ids, mask, labels, plan)
+        sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
+        divisor = sizes[self.config.loss_normalization]
+        action = parts.action_total * (share_of(loss_shares, "action") / divisor)
+        word = parts.word_total * (share_of(loss_shares, "word") / divisor)
+        output = SyntacticLMOutput(
+            loss=action + word,
+            losses={"action": action.detach(), "word": word.detach()},
+            joint_log_prob=parts.joint,
+            hidden_states=self.model.hidden_states(input_ids, mask, plan, layers, parts.states, wanted),
+        )
+        if output_logits:
+            output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
+            output.action_logits[plan.action_row, plan.action_column] = parts.action_logits
+            logits = self.lm_head(parts.before_words)
+            output.token_logits_given_tree = logits.new_zeros(*input_ids.shape, logits.shape[1])
+            output.token_logits_given_tree[_word_places(plan, mask)] = logits
+        return output
+
+
+class _Scores(NamedTuple):
+    """Scores of given derivations."""
+
+    states: Tensor
+    """[A, w] prediction vectors before the actions."""
+    action_logits: Tensor
+    """[A, Y] of all actions."""
+    action_loss: Tensor
+    """[A] - log p of each action."""
+    action_total: Tensor
+    """Their sum."""
+    before_words: Tensor
+    """[W, w] prediction vectors before the words."""
+    word_loss: Tensor
+    """[W] - log p of each word, detached."""
+    word_total: Tensor
+    """Sum of those that count."""
+    joint: Tensor
+    """[B] log p(text, tree), detached."""
+
+
+def _score_derivations(
+    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, labels: Tensor | None, plan: RNNGPlan
+) -> _Scores:
+    """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
+    states = model.model.predictor(hidden[plan.context])
+    action_logits = model.action_head(states)
+    action_logits = action_logits.to(torch.promote_types(action_logits.dtype, torch.float32))
+    action_loss = F.cross_entropy(action_logits, plan.action, reduction="none")
+    before, place = states[plan.shifts], _word_places(plan, mask)
+    words = input_ids[place].long()
+    counted = counted_words(input_ids, labels, mask)[place].float()
+    word_total, word_loss = linear_cross_entropy(before, weight_of(model.lm_head), words, counted, model.lm_head.bias)
+    joint = action_loss.new_zeros(len(mask)).index_add(0, plan.action_row, -action_loss.detach())
+    joint = joint.index_add(0, plan.word_row, -word_loss.to(joint.dtype))
+    return _Scores(states, action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)
+
+
+def _word_places(plan: RNNGPlan, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns [W] of the words of a plan in the input."""
+    column = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
+    return plan.word_row, column[plan.word_row, plan.word_position]
+
+
+# ---------------------------------------------------------------------------------------------- classification
+class RNNGForSequenceClassification(RNNGPreTrainedModel):
+    """RNNG with a classifier on the state of the stack when the tree of the sentence is closed.
+
+    Its weights are those of `RNNGForCausalLM`, so that it starts from a language model, and the classifier's.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: RNNGConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = RNNGModel(config, add_heads=False)
+        self.action_head = nn.Linear(config.embedding_size, config.num_actions)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        actions: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> SyntacticClassifierOutput:
+        """Classify sentences by their trees, which the model's own search finds where they are not given.
+
+        That search is nearly all of the time: to classify one text often, keep the actions of
+        `RNNGForCausalLM.parse` and pass them.
+
+        With `labels`, loss = classification loss + negative log-probability of texts and trees per action and word, so
+        that the model stays a language model.
+
+        Args:
+            input_ids: [B, T] token ids, one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
+            actions: [B, A] derivations, 0 = padding.
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            output_hidden_states: also return `hidden_states` (see `RNNGModel.forward`).
+            output_attentions: refused: see `RNNGModel.forward`.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
+
+        Returns:
+            `SyntacticClassifierOutput`.
+
+        Raises:
+            ValueError: see `RNNGForCausalLM.forward`; and when the search finds no tree of a sentence.
+            TypeError: for other keyword arguments.
+
+        Cost: without `actions` that of `parse`, hundreds of times more than with them.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
+        if actions is None:
+            actions = best_derivations(self, input_ids, mask, word_ends)
+        plan = self.model.make_plan(actions, mask, word_ends, run_last=True)
+        layers = self.model.run(input_ids, mask, plan, bool(wanted))
+        hidden = layers[-1]
+        logits = self.score(hidden[plan.final])
+        result = SyntacticClassifierOutput(logits=logits)
+        if wanted:
+            states = self.model.predictor(hidden[plan.context])
+            result.hidden_states = self.model.hidden_states(input_ids, mask, plan, layers, states, wanted)
+        if labels is not None:
+            classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+            parts = _score_derivations(self, hidden, input_ids, mask, None, plan)
+            count = len(parts.action_loss) + len(parts.word_loss)
+            result.loss = classification + (parts.action_total + parts.word_total) / count
+            result.losses = {
+                "classification": classification.detach(),
+                "action": parts.action_total.detach() / count,
+                "word": parts.word_total.detach() / count,
+            }
+        return result

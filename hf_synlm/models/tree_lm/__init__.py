@@ -1,0 +1,1 @@
+"""Tree LM and Transformer Grammars (Sartran et al., TACL 2022)."""

@@ -1,0 +1,190 @@
+"""Configuration of Tree LM, a Transformer over linearized trees, and of Transformer Grammars (Sartran et al. 2022).
+
+One flat dataclass: sizes, the structure that attention sees, the labels of the nonterminals, and the search.
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+from hf_synlm.core.configuration_base import SyntacticConfig
+from hf_synlm.models.rnng.configuration_rnng import LOSS_NORMALIZATIONS, NORMALIZATIONS, PTB_NONTERMINALS, check_labels
+
+STRUCTURES = ("causal", "stack_compose")
+LINEARIZATIONS = ("top_down", "binary", "no_opening")
+
+# The sizes of the paper: 252 M parameters.
+PRESETS: dict[str, dict[str, Any]] = {
+    "transformer-grammar": {"structure_attention": "stack_compose"},
+    "txl-trees": {},
+}
+
+
+@strict
+class TreeLMConfig(SyntacticConfig):
+    """Sizes, structure and search of a Tree LM; the defaults are the published size of 252 M parameters.
+
+    Sizes:
+        vocab_size: number of word ids (V). The labels of openings and closings have a table of their own.
+        hidden_size: width (D).
+        num_hidden_layers: layers (L).
+        num_attention_heads: heads of each layer.
+        intermediate_size: width inside the feed-forward layers.
+        dropout: on embeddings, positions, attention weights, attention output, inside and after the feed-forward
+            layers, and on the output of the last layer.
+        backbone_config: of a decoder of transformers whose layers take the place of our own, and whose sizes and
+            dropout count (see `TreeLMForCausalLM.from_backbone`); None = our own. "causal" only.
+    Structure:
+        linearization: "top_down" (opening labels, words, closing labels), "binary" (a label takes the two last
+            elements: GEN and COMP of GPST, with labels) or "no_opening" (words and closing labels, from which no tree
+            can be read). The last two need "causal" and an end token.
+        structure_attention: "causal" (a position sees all before it, and its distance to them) or "stack_compose"
+            (Transformer Grammars: it sees the stack, and differences of depth; a closing label composes).
+        min_relative_position, max_relative_position: differences of depth are clipped to these ("stack_compose").
+        nonterminals: labels; action ids follow their order.
+        subwords: tokens are pieces of words, and the model holds which tokens end a word (`word_final`). All pieces
+            of a word are children of its parent, and no label stands between them.
+        loss_normalization: the summed loss is divided by the number of actions ("action": the mean over the tokens of
+            the linearized tree, as in the paper), of sentences ("batch"), of words ("token"), or by 1 ("sum").
+    Search:
+        scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
+        action_beam_size: derivations kept after each action inside a word.
+        fast_track_size: derivations that reach the next word although they are not among the best.
+        normalization: "search" spreads the probability of illegal labels and of the padding word over the others;
+            "train" leaves it where it is, as the papers do, so that scores are those of the training loss.
+        output_marginal_logits: in evaluation mode, return `logits` also with actions; they cost a search per batch.
+        max_open_nonterminals: maximum number of constituents that are open at once; without openings, that end
+            after the same word.
+        max_consecutive_nonterminals: nonterminals opened in a row without a word between.
+    Special tokens: bos_token_id is what every sequence begins with; pad_token_id is never a word. A sentence ends when
+        its tree is closed, which eos_token_id stands for.
+    Presets: "transformer-grammar" and "txl-trees", its control without structure in attention.
+
+    Raises:
+        ValueError: when a field is out of range or two fields do not fit; the message names the value.
+    """
+
+    model_type = "tree_lm"
+    presets = PRESETS
+    sub_configs = {"backbone_config": AutoConfig}
+
+    vocab_size: int = 32768
+    hidden_size: int = 1024
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 8
+    intermediate_size: int = 4096
+    dropout: float | int = 0.1
+    backbone_config: dict | PreTrainedConfig | None = None
+
+    linearization: str = "top_down"
+    structure_attention: str = "causal"
+    min_relative_position: int = -1
+    max_relative_position: int = 62
+    nonterminals: list[str] | tuple[str, ...] | None = None
+    subwords: bool = False
+    loss_normalization: str = "action"
+
+    scoring_num_beams: int = 10
+    action_beam_size: int = 100
+    fast_track_size: int = 1
+    normalization: str = "search"
+    output_marginal_logits: bool = False
+    max_open_nonterminals: int = 100
+    max_consecutive_nonterminals: int = 8
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int = 0
+    bos_token_id: int = 0
+    eos_token_id: int | None = 0
+
+    in_order = False
+
+    def __post_init__(self, **kwargs: Any):
+        self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
+        if isinstance(self.backbone_config, dict):
+            fields = dict(self.backbone_config)
+            kind = fields.pop("model_type", None)
+            if kind not in CONFIG_MAPPING:
+                raise ValueError(f"backbone_config has the model_type {kind!r}, which transformers does not know.")
+            self.backbone_config = CONFIG_MAPPING[kind](**fields)
+        if self.backbone_config is not None:
+            for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+                if not hasattr(self.backbone_config, name):
+                    raise ValueError(
+                        f"The backbone {self.backbone_config.model_type!r} has no {name}: choose a decoder."
+                    )
+                setattr(self, name, getattr(self.backbone_config, name))
+        super().__post_init__(**kwargs)
+
+    @property
+    def transition_system(self) -> str:
+        """`linearization`, by the name that the search knows (see `TransitionSystem`)."""
+        return self.linearization
+
+    @property
+    def first_nonterminal(self) -> int:
+        """Action id of the first label."""
+        return 4 if self.is_bottom_up else 3
+
+    @property
+    def num_label_tokens(self) -> int:
+        """Number of tokens that are labels: openings and closings, or (bottom-up) closings alone."""
+        return len(self.nonterminals) * (1 if self.is_bottom_up else 2)
+
+    @property
+    def num_actions(self) -> int:
+        """Number of action ids, padding included."""
+        return self.first_nonterminal + len(self.nonterminals)
+
+    @property
+    def consecutive_limit(self) -> int:
+        """Maximum number of labels in a row that are no REDUCE, by the name that the search knows."""
+        return self.max_open_nonterminals if not self.gives_trees else self.max_consecutive_nonterminals
+
+    @property
+    def is_bottom_up(self) -> bool:
+        """Whether labels stand after their words only."""
+        return self.linearization != "top_down"
+
+    @property
+    def gives_trees(self) -> bool:
+        """False for labels without openings: they do not say where constituents begin."""
+        return self.linearization != "no_opening"
+
+    def validate_architecture(self) -> None:
+        """Check that the fields are in range and fit together (called at construction and before saving)."""
+        self.check_least(
+            1, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "scoring_num_beams", "action_beam_size", "max_open_nonterminals", "max_consecutive_nonterminals",
+        )  # fmt: skip
+        self.check_least(0, "fast_track_size")
+        self.check_dropout("dropout")
+        self.check_choices(
+            structure_attention=STRUCTURES,
+            linearization=LINEARIZATIONS,
+            loss_normalization=LOSS_NORMALIZATIONS,
+            normalization=NORMALIZATIONS,
+        )
+        if self.backbone_config is not None and self.structure_attention != "causal":
+            raise ValueError(
+                f"structure_attention is {self.structure_attention!r}, but a backbone attends to all positions before. "
+                "Choose 'causal', or leave backbone_config out."
+            )
+        if self.backbone_config is None and self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of 2 x {self.num_attention_heads} heads. Change one."
+            )
+        if not self.min_relative_position <= 0 <= self.max_relative_position:
+            raise ValueError(
+                f"Relative positions from {self.min_relative_position} to {self.max_relative_position} leave out 0. "
+                "Set min_relative_position <= 0 <= max_relative_position."
+            )
+        if self.is_bottom_up and (self.structure_attention != "causal" or self.eos_token_id is None):
+            raise ValueError(
+                f"linearization is {self.linearization!r}, structure_attention {self.structure_attention!r} and "
+                f"eos_token_id {self.eos_token_id}: labels after words need 'causal', and an end token."
+            )
+        check_labels(self.nonterminals)
+        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

@@ -1,0 +1,102 @@
+"""The layers of Tree LM: a Transformer-XL with post-norm, whose relative positions may be differences of tree depths.
+
+    h' = LN1(h + W_o attend(h)),   h'' = LN2(h' + W_2 gelu(W_1 h'))
+    score(t, s) = ((q_t + u) . k_s + (q_t + v) . W_R R(p_ts)) / sqrt(d)
+
+with p_ts from the linearization and R(p) = [sin(p w_j) for all j; cos(p w_j) for all j], w_j = 10000^(-2j/D).
+
+Source: Sartran et al. 2022; `core.py` and `common.py` of the authors' program.
+
+Shapes: B sentences, P positions (rows), S columns, R values of a position, D width, H heads, d = D / H.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+
+from hf_synlm.search.tree_attention import RelativeTerm, tree_attention
+
+
+def position_vectors(lowest: int, highest: int, size: int, like: Tensor) -> Tensor:
+    """R(p) [highest - lowest + 1, size] for all p from `lowest` to `highest`, in device and type of `like`."""
+    position = torch.arange(lowest, highest + 1, device=like.device, dtype=torch.float32)
+    frequency = 10000.0 ** (-torch.arange(0, size, 2, device=like.device, dtype=torch.float32) / size)
+    angle = position[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], -1).to(like.dtype)
+
+
+class TreeLMAttention(nn.Module):
+    """Multi-head attention with relative positions.
+
+    Args:
+        config: sizes.
+        number: of the layer, by which caches know it.
+    """
+
+    def __init__(self, config: PreTrainedConfig, number: int):
+        super().__init__()
+        size = config.hidden_size
+        self.number, self.num_heads, self.dropout = number, config.num_attention_heads, config.dropout
+        self.q_proj = nn.Linear(size, size, bias=False)
+        self.k_proj = nn.Linear(size, size, bias=False)
+        self.v_proj = nn.Linear(size, size, bias=False)
+        self.relative_proj = nn.Linear(size, size, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(size))
+        self.position_bias = nn.Parameter(torch.zeros(size))
+        self.o_proj = nn.Linear(size, size)
+
+    def _heads(self, value: Tensor) -> Tensor:
+        """[.., P, D] -> [.., H, P, d]."""
+        return value.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
+
+    def forward(self, hidden: Tensor, mask: Tensor, index: Tensor, positions: Tensor, cache: Any = None) -> Tensor:
+        """Attend.
+
+        Args:
+            hidden: [B, P, D].
+            mask: [B, P, S].
+            index: [B, P, S] rows of `positions`.
+            positions: [R, D].
+            cache: holds the keys and values of columns before those of the call; None = there are none.
+
+        Returns:
+            [B, P, D].
+        """
+        query, key, value = self.q_proj(hidden), self._heads(self.k_proj(hidden)), self._heads(self.v_proj(hidden))
+        if cache is not None:
+            key, value = cache.update(key, value, self.number)
+        by_position = RelativeTerm(
+            self._heads(query + self.position_bias), self._heads(self.relative_proj(positions)), index
+        )
+        dropout = self.dropout if self.training else 0.0
+        attended = tree_attention(self._heads(query + self.content_bias), key, value, mask, [by_position], dropout)
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+class TreeLMLayer(nn.Module):
+    """Attention and feed-forward layer, each followed by a layer norm.
+
+    Args:
+        config: sizes.
+        number: of the layer.
+    """
+
+    def __init__(self, config: PreTrainedConfig, number: int):
+        super().__init__()
+        size = config.hidden_size
+        self.attention = TreeLMAttention(config, number)
+        self.attention_norm = nn.LayerNorm(size)
+        self.up_proj = nn.Linear(size, config.intermediate_size)
+        self.down_proj = nn.Linear(config.intermediate_size, size)
+        self.feed_forward_norm = nn.LayerNorm(size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden: Tensor, mask: Tensor, index: Tensor, positions: Tensor, cache: Any = None) -> Tensor:
+        """Run the layer; see `TreeLMAttention.forward`."""
+        attended = self.attention(hidden, mask, index, positions, cache)
+        hidden = self.attention_norm(hidden + self.dropout(attended))
+        inner = self.dropout(F.gelu(self.up_proj(hidden), approximate="tanh"))
+        return self.feed_forward_norm(hidden + self.dropout(self.down_proj(inner)))

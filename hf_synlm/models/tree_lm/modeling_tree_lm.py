@@ -1,0 +1,587 @@
+"""Tree LM: a Transformer over linearized trees, and Transformer Grammars (Sartran et al. 2022).
+
+    (S (NP the blue bird) (VP sings))  ->  <s> (S (NP the blue bird NP) (VP sings VP) S)
+
+One softmax predicts words, opening labels and closing labels. Under `structure_attention="stack_compose"` a closing
+label composes its constituent (see `models/tree_lm/linearization.py`). Words are read and written with one table,
+labels with another, so that the vocabulary of words is that of the tokenizer.
+
+The slow and obvious version is in `tests/reference/tree_lm.py`.
+
+Shapes: B sentences, T tokens, A actions, P positions, N predicted tokens of all sentences, D width, V vocabulary, Y
+labels. Log-probabilities and losses in nats.
+
+Source: the authors' program (google-deepmind/transformer_grammars), whose numbers this gives. It counts illegal labels
+and clips gradients as described in docs/models/tree-lm.md.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.hidden_states import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    wanted_states,
+)
+from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
+from hf_synlm.core.module_tools import NoOffloading, unwrapped, weight_of
+from hf_synlm.core.outputs import SyntacticClassifierOutput, SyntacticLMOutput
+from hf_synlm.core.token_batch import attended_tokens
+from hf_synlm.models.rnng.actions import SHIFT
+from hf_synlm.models.rnng.generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
+from hf_synlm.models.tree_lm.backbone import check_backbone, make_backbone, run_backbone
+from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
+from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
+from hf_synlm.models.tree_lm.layers import TreeLMAttention, TreeLMLayer, position_vectors
+from hf_synlm.models.tree_lm.linearization import Linearization, check_derivations, linearize
+from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine, action_logits
+from hf_synlm.search.outputs import SyntacticModelOutput
+from hf_synlm.search.parsing import only_token_ids
+from hf_synlm.trees.given import check_actions, counted_words
+
+NO_HIDDEN_STATES = (
+    "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."
+)
+
+
+class TreeLMPreTrainedModel(WordFinalTokens, NoOffloading, PreTrainedModel):
+    """Loading, saving and initialization shared by the Tree LMs."""
+
+    config: TreeLMConfig
+    base_model_prefix = "model"
+    accepts_loss_kwargs = False  # `loss_normalization` says what the loss is divided by
+    _no_split_modules: list[str] = []
+    _skip_keys_device_placement = ["past_key_values"]
+    _input_embed_layer = "embed_tokens"
+    stack_machine_class = TreeLMStackMachine
+
+    def __init__(self, config: TreeLMConfig):
+        super().__init__(config)
+        self.supports_gradient_checkpointing = config.backbone_config is not None
+        machines = {"binary": BinaryTreeLMStackMachine, "no_opening": NoOpeningTreeLMStackMachine}
+        self.stack_machine_class = machines.get(config.linearization, TreeLMStackMachine)
+
+    def _add_heads(self) -> None:
+        config = self.config
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.label_head = nn.Linear(config.hidden_size, config.num_label_tokens)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do: variance 2 / L over the inputs of a layer; embeddings uniform, 1 over D."""
+        if isinstance(module, nn.Embedding):
+            bound = (3 / module.embedding_dim) ** 0.5
+            init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, nn.Linear):
+            deviation = (2 / self.config.num_hidden_layers / module.in_features) ** 0.5
+            init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, TreeLMAttention):
+            deviation = len(module.content_bias) ** -0.5
+            for bias in (module.content_bias, module.position_bias):
+                init.trunc_normal_(bias, std=deviation, a=-2 * deviation, b=2 * deviation)
+        elif isinstance(module, TreeLMModel) and self.config.subwords:
+            init.ones_(module.word_final)
+
+
+# ---------------------------------------------------------------------------------------------- base model
+class TreeLMModel(TreeLMPreTrainedModel):
+    """The Transformer over linearized derivations, from whose states heads predict words and labels.
+
+    Args:
+        config: sizes.
+        add_heads: have the heads, too, with which derivations are found where none are given. Models that have heads
+            of their own leave them out.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight", "label_head.weight": "embed_labels.weight"}
+
+    def __init__(self, config: TreeLMConfig, add_heads: bool = True):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_labels = nn.Embedding(config.num_label_tokens, config.hidden_size)
+        if config.backbone_config is None:
+            self.layers = nn.ModuleList([TreeLMLayer(config, number) for number in range(config.num_hidden_layers)])
+            self.dropout = nn.Dropout(config.dropout)
+        else:
+            self.backbone = make_backbone(config.backbone_config)
+        if config.subwords:
+            self.register_buffer("word_final", torch.ones(config.vocab_size, dtype=torch.bool))
+        self.has_heads = add_heads
+        if add_heads:
+            self._add_heads()
+        else:
+            self._tied_weights_keys = {}
+        self.post_init()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [.., D] of words and labels [..]; labels count from V on, openings first."""
+        is_word = tokens < self.config.vocab_size
+        words = self.embed_tokens(tokens.masked_fill(~is_word, 0))
+        labels = self.embed_labels((tokens - self.config.vocab_size).clamp(min=0))
+        return torch.where(is_word[..., None], words, labels)
+
+    def decode(self, embedded: Tensor, mask: Tensor, index: Tensor, cache: Any = None) -> list[Tensor]:
+        """Run the layers.
+
+        Args:
+            embedded: [B, P, D].
+            mask: [B, P, S], True = the row sees the column; the last P columns are the rows.
+            index: [B, P, S] relative positions, counted from the smallest.
+            cache: keys and values of the columns before; see `TreeLMAttention`.
+
+        Returns:
+            The embeddings and the states after each layer, each [B, P, D]. (A backbone with a cache: the last ones.)
+        """
+        if self.config.backbone_config is not None:
+            return run_backbone(self.backbone, embedded, mask, index, cache)
+        config, hidden = self.config, self.dropout(embedded)
+        lowest, highest = 0, mask.shape[2] - 1
+        if config.structure_attention == "stack_compose":
+            lowest, highest = config.min_relative_position, config.max_relative_position
+        positions = self.dropout(position_vectors(lowest, highest, config.hidden_size, hidden))
+        states = [hidden]
+        for layer in self.layers:
+            states.append(layer(states[-1], mask, index, positions, cache))
+        states[-1] = self.dropout(states[-1])
+        return states
+
+    def lay_out(self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None) -> Linearization:
+        """Check derivations and linearize them.
+
+        Args:
+            input_ids: [B, T].
+            actions: [B, A].
+            mask: [B, T], True = token.
+            word_ends: [B, T], True at the last piece of every word; None = what the model knows.
+
+        Returns:
+            The linearization.
+
+        Raises:
+            ValueError: for sequences that are not valid derivations of the tokens.
+        """
+        word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
+        check_actions(actions, mask, word_ends)
+        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
+        ends = None if word_ends is None else word_ends.gather(1, order)
+        check_derivations(actions, mask.sum(1), ends, self.config)
+        return linearize(actions, input_ids.long().masked_fill(~mask, 0).gather(1, order), self.config)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        actions: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> SyntacticModelOutput:
+        """States of derivations, which a search finds where they are not given.
+
+        Args:
+            input_ids: [B, T] token ids.
+            actions: [B, A] complete derivations, 0 = padding; default: the best that the search finds, as `parse` of
+                the language model does.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            output_hidden_states: also return `hidden_states`, all or those at the places given: the embeddings and the
+                states of every layer, at the tokens.
+            output_attentions: refused: weights are not kept.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
+
+        Returns:
+            `SyntacticModelOutput` with `last_hidden_state` [B, T, D] (right after each token; zeros at padding),
+            `action_hidden_state` [B, A, D] (before each action), `sentence_state` [B, D] (when the tree is closed).
+
+        Raises:
+            ValueError: for bad shapes and ids, for sequences that are not valid derivations of the tokens, where
+                attentions are asked for, and when the search finds no tree of a sentence.
+            TypeError: for other keyword arguments.
+
+        Cost: O(L P (P D + D^2)) for P positions, all at once; without `actions` that of `parse`, far more.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        wanted = self.wanted_states(output_hidden_states, output_attentions)
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if actions is None:
+            if not self.has_heads:
+                raise ValueError("actions are missing: parse of the model around this TreeLMModel finds them.")
+            ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
+            actions = best_derivations(self, input_ids, mask, ends)
+        plan = self.lay_out(input_ids, actions, mask, word_ends)
+        states = self.decode(self.embed(plan.tokens), plan.mask, plan.relative)
+        before = _rows(states[-1], plan.last[:, :-1]) * (actions != 0)[..., None]
+        return SyntacticModelOutput(
+            last_hidden_state=_after_words(states[-1], plan, actions, mask),
+            action_hidden_state=before,
+            sentence_state=_rows(states[-1], plan.last[:, -1:])[:, 0],
+            hidden_states=self.hidden_states(states, plan, actions, mask, wanted),
+        )
+
+    def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
+        """Places of the hidden states that a call wants.
+
+        Args:
+            choice: `output_hidden_states` of a call.
+            output_attentions: of a call.
+
+        Returns:
+            Their places.
+
+        Raises:
+            ValueError: for places that do not exist, and if attentions are wanted.
+        """
+        reason = "a Tree LM keeps no attention weights, which are over the tokens of linearized trees. Leave it out."
+        refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
+        return wanted_states(self.config, choice, self.config.num_hidden_layers + 1)
+
+    def hidden_states(
+        self, states: list[Tensor], plan: Linearization, actions: Tensor, mask: Tensor, wanted: frozenset[int]
+    ) -> tuple[Tensor | None, ...] | None:
+        """Hidden states at each token.
+
+        Args:
+            states: embeddings and states of all layers [B, P, D].
+            plan: of the derivations.
+            actions: [B, A].
+            mask: [B, T], True = token.
+            wanted: places to keep.
+
+        Returns:
+            Tensors [B, T, D], 0 at padding, and None at other places; None if `wanted` is empty.
+        """
+        if not wanted:
+            return None
+        return kept_states([_after_words(state, plan, actions, mask) for state in states], wanted)
+
+
+def _rows(states: Tensor, places: Tensor) -> Tensor:
+    """States [B, X, D] at positions [B, X]."""
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
+
+
+def _after_words(states: Tensor, plan: Linearization, actions: Tensor, mask: Tensor) -> Tensor:
+    """States [B, T, D] at the positions of tokens, 0 at padding."""
+    after = states.new_zeros(*mask.shape, states.shape[2])
+    after[mask] = _rows(states, plan.last[:, 1:])[actions == SHIFT]
+    return after
+
+
+# ---------------------------------------------------------------------------------------------- language model
+class _Scores(NamedTuple):
+    """Scores of given derivations."""
+
+    loss: Tensor
+    """Weighted sum of - log p of all tokens."""
+    action: Tensor
+    """The part of the labels, detached."""
+    word: Tensor
+    """The part of the words, detached."""
+    joint: Tensor
+    """[B] log p(text, tree), detached."""
+
+
+def _score_derivations(
+    model: Any, hidden: Tensor, plan: Linearization, actions: Tensor, weight_of_labels: float, weight_of_words: Tensor
+) -> _Scores:
+    """Predict every token of linearized trees from the states [B, P, D]; the words [W] have weights of their own."""
+    taken, shifts = actions != 0, actions == SHIFT
+    weights = torch.full_like(actions, weight_of_labels, dtype=torch.float32)
+    weights[shifts] = weight_of_words
+    table = torch.cat([weight_of(model.lm_head), weight_of(model.label_head)])
+    bias = torch.cat([unwrapped(model.lm_head).bias, unwrapped(model.label_head).bias])
+    before = _rows(hidden, plan.last[:, :-1])[taken]
+    total, loss = linear_cross_entropy(before, table, plan.targets[taken], weights[taken], bias)
+    word = (loss * weights[taken])[shifts[taken]].sum()
+    joint = loss.new_zeros(len(actions)).index_add(0, taken.nonzero()[:, 0], -loss)
+    return _Scores(total, total.detach() - word, word, joint)
+
+
+class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
+    """Tree LM with its heads: training objective, marginal next-token distribution, search.
+
+    `generate` takes `fast_track_size` besides the options of `SyntacticGenerationMixin.generate`; `num_beams` is the
+    word beam and `action_beam_size` the beam inside a word. A generated sentence ends when its tree is closed, which
+    `eos_token_id` stands for. With `eos_token_id=None` it goes on until a stopping criterion, which closes its tree.
+    """
+
+    _tied_weights_keys = {
+        "lm_head.weight": "model.embed_tokens.weight",
+        "label_head.weight": "model.embed_labels.weight",
+    }
+
+    def __init__(self, config: TreeLMConfig):
+        super().__init__(config)
+        self.model = TreeLMModel(config, add_heads=False)
+        self._add_heads()
+        self.post_init()
+
+    @classmethod
+    def from_backbone(
+        cls, name: str, nonterminals: Sequence[str], *, dtype: torch.dtype = torch.float32, **fields: Any
+    ) -> Self:
+        """Make a Tree LM of a decoder of the Hub, such as GPT-2, Llama or Qwen, whose weights it keeps.
+
+        Given the same ids it computes what the decoder computes. The rows of the labels are drawn around the mean of
+        the words', as transformers does for new tokens. What it knows of trees it has to learn: train it on a treebank.
+
+        Args:
+            name: folder or Hub name of a causal language model with full attention.
+            nonterminals: labels.
+            dtype: of the weights.
+            **fields: of `TreeLMConfig`.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: the model is not a decoder, or its attention does not see all positions before.
+        """
+        source = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
+        backbone, vocab_size = copy.deepcopy(source.config), source.get_input_embeddings().num_embeddings
+        check_backbone(backbone)
+        end = backbone.eos_token_id[0] if isinstance(backbone.eos_token_id, list) else backbone.eos_token_id
+        special = {"bos_token_id": backbone.bos_token_id, "pad_token_id": backbone.pad_token_id}
+        special = {name: end if token is None else token for name, token in special.items()}
+        decided = {"tie_word_embeddings": backbone.tie_word_embeddings, "eos_token_id": end, **special}
+        sizes = {"vocab_size": vocab_size, "nonterminals": list(nonterminals), "backbone_config": backbone}
+        model = cls(cls.config_class(**{**decided, **fields, **sizes})).to(dtype)
+        source.resize_token_embeddings(vocab_size + model.config.num_label_tokens)
+        model._take_over(source)
+        return model.eval()
+
+    @torch.no_grad()
+    def _take_over(self, source: PreTrainedModel) -> None:
+        """Copy the weights of a decoder, whose vocabulary holds the labels, too; check that nothing else is in it."""
+        base, place = self.model, torch.arange(4)[None]
+        expected = source(place).logits[..., : self.config.vocab_size]
+        tables = [
+            (source.get_input_embeddings(), (base.embed_tokens, base.embed_labels)),
+            (source.get_output_embeddings(), (self.lm_head, self.label_head)),
+        ]
+        for table, parts in tables:
+            for name, value in table.named_parameters():
+                for part, rows in zip(parts, value.tensor_split([self.config.vocab_size]), strict=True):
+                    getattr(part, name).copy_(rows)
+        source.base_model.set_input_embeddings(None)
+        base.backbone.load_state_dict(source.base_model.state_dict())
+        distance = place[:, :, None] - place[:, None]
+        found = self.lm_head(self.eval().model.decode(base.embed(place), distance >= 0, distance.clamp(min=0))[-1])
+        if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
+            raise ValueError(
+                f"{type(source).__name__} scales or caps its logits, which a Tree LM does not. Choose another decoder."
+            )
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        actions: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_logits: bool = False,
+        output_marginal_logits: bool | None = None,
+        loss_shares: Mapping[str, float] | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        return_loss: bool = True,
+        **kwargs: Any,
+    ) -> SyntacticLMOutput:
+        """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
+
+        With `actions`: loss = - sum_j log p(y_j | y_<j) over the tokens y of the linearized trees, normalized as
+        `config.loss_normalization` says; the softmax runs over all words and labels, legal or not, as in the authors'
+        training. Its parts are "action", the labels, and "word". Without: `logits`, log p(next token | prefix) with
+        the derivations summed out over the search; nothing after a position changes its value. The sentence is taken
+        to go on: the end of the tree has no part in it.
+
+        Args:
+            input_ids: [B, T] token ids, one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
+            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`; the system is
+                `config.linearization`).
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            past_key_values: search state to continue from.
+            use_cache: return the search state.
+            logits_to_keep: compute `logits` for this many last positions only (0 = all).
+            output_logits: also return `action_logits` [B, A, 3 + Y] (the softmax cut in two: SHIFT is any word) and
+                `token_logits_given_tree` [B, T, V] of the given derivations.
+            output_marginal_logits: with `actions`, compute `logits` as well, at the cost of those alone; default:
+                `config.output_marginal_logits`, in evaluation mode.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            output_hidden_states: also return `hidden_states` of the given derivations (see `TreeLMModel.forward`).
+            output_attentions: refused: see `TreeLMModel.forward`.
+            return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
+            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
+                Besides, None values, which wrappers pass for arguments of other models.
+
+        Returns:
+            `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
+
+        Raises:
+            ValueError: for bad shapes and ids, sequences that are not valid derivations of the tokens, labels without
+                actions, and options that exclude each other.
+            TypeError: for other keyword arguments.
+
+        Cost: objective: one pass over all positions (see `TreeLMModel.forward`). Logits: T words, each about ten steps
+            of `config.action_beam_size` states.
+        """
+        labels = kwargs.pop("labels", None)  # not in the signature: Trainer takes what is there for required
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        check_shares(loss_shares, ("action", "word"))
+        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
+        if actions is None:
+            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
+            if labels is not None or output_logits:
+                raise ValueError(
+                    "labels and output_logits need actions: a Tree LM is trained on trees. Pass the derivations of a "
+                    "treebank, or those that parse finds."
+                )
+            return self._marginal_forward(
+                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+            )
+        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError(
+                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
+            )
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        counted = counted_words(input_ids, labels, mask)
+        plan = self.model.lay_out(input_ids, actions, mask, word_ends)
+        states = self.model.decode(self.model.embed(plan.tokens), plan.mask, plan.relative)
+        sizes = {"batch": len(mask), "sum": 1, "action": int((actions != 0).sum()), "token": int(mask.sum())}
+        divisor = sizes[self.config.loss_normalization]
+        per_word = counted[mask].float() * (share_of(loss_shares, "word") / divisor)
+        per_label = share_of(loss_shares, "action") / divisor
+        parts = _score_derivations(self, states[-1], plan, actions, per_label, per_word)
+        output = SyntacticLMOutput(
+            loss=parts.loss if return_loss else None,
+            losses={"action": parts.action, "word": parts.word},
+            joint_log_prob=parts.joint,
+            hidden_states=self.model.hidden_states(states, plan, actions, mask, wanted),
+        )
+        if output_logits:
+            self._add_logits(output, states[-1], plan, actions, mask)
+        if self.wants_logits_beside(output_marginal_logits):
+            output.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
+        return output
+
+    def _add_logits(
+        self, output: SyntacticLMOutput, hidden: Tensor, plan: Linearization, actions: Tensor, mask: Tensor
+    ) -> None:
+        """Logits of the actions and words of given derivations, from the states [B, P, D]."""
+        taken, shifts = actions != 0, actions == SHIFT
+        before = _rows(hidden, plan.last[:, :-1])[taken]
+        words = self.lm_head(before)
+        found = action_logits(words, self.label_head(before), plan.open_label[taken], self.config)
+        if self.config.is_bottom_up:
+            words[:, self.config.eos_token_id] = float("-inf")  # an action of its own
+        output.action_logits = found.new_zeros(*actions.shape, found.shape[1])
+        output.action_logits[taken] = found
+        output.token_logits_given_tree = words.new_zeros(*mask.shape, words.shape[1])
+        output.token_logits_given_tree[mask] = words[shifts[taken]]
+
+
+# ---------------------------------------------------------------------------------------------- classification
+class TreeLMForSequenceClassification(TreeLMPreTrainedModel):
+    """Tree LM with a classifier on its state when the tree of the sentence is closed.
+
+    Its weights are those of `TreeLMForCausalLM`, so that it starts from a language model, and the classifier's.
+    """
+
+    _tied_weights_keys = {
+        "lm_head.weight": "model.embed_tokens.weight",
+        "label_head.weight": "model.embed_labels.weight",
+    }
+
+    def __init__(self, config: TreeLMConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = TreeLMModel(config, add_heads=False)
+        self._add_heads()
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        actions: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> SyntacticClassifierOutput:
+        """Classify sentences by their trees, which the model's own search finds where they are not given.
+
+        That search is nearly all of the time: to classify one text often, keep the actions of
+        `TreeLMForCausalLM.parse` and pass them.
+
+        With `labels`, loss = classification loss + negative log-probability of texts and trees per token of the
+        linearized tree, so that the model stays a language model.
+
+        Args:
+            input_ids: [B, T] token ids, one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
+            actions: [B, A] derivations, 0 = padding.
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            output_hidden_states: also return `hidden_states` (see `TreeLMModel.forward`).
+            output_attentions: refused: see `TreeLMModel.forward`.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
+
+        Returns:
+            `SyntacticClassifierOutput`.
+
+        Raises:
+            ValueError: see `TreeLMForCausalLM.forward`; and when the search finds no tree of a sentence.
+            TypeError: for other keyword arguments.
+
+        Cost: without `actions` that of `parse`, hundreds of times more than with them.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if actions is None:
+            ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
+            actions = best_derivations(self, input_ids, mask, ends)
+        plan = self.model.lay_out(input_ids, actions, mask, word_ends)
+        states = self.model.decode(self.model.embed(plan.tokens), plan.mask, plan.relative)
+        logits = self.score(_rows(states[-1], plan.last[:, -1:])[:, 0])
+        result = SyntacticClassifierOutput(
+            logits=logits, hidden_states=self.model.hidden_states(states, plan, actions, mask, wanted)
+        )
+        if labels is not None:
+            classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+            share = 1 / int((actions != 0).sum())
+            per_word = torch.full_like(input_ids[mask], share, dtype=torch.float32)
+            parts = _score_derivations(self, states[-1], plan, actions, share, per_word)
+            result.loss = classification + parts.loss
+            result.losses = {
+                "classification": classification.detach(), "action": parts.action, "word": parts.word
+            }  # fmt: skip
+        return result

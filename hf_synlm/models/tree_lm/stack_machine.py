@@ -1,0 +1,181 @@
+"""The stack machine of Tree LM for the search: legal actions are those of RNNG, states come from a Transformer.
+
+A state is a node of the pool. Under "causal" it attends to all nodes of its derivation, under "stack_compose" to those
+on its stack. Their keys and values are gathered, so that hypotheses share them. REDUCE under "stack_compose" is one
+call of two rows: the first composes, and its keys and values stay; the second reads, and nobody sees it again.
+
+Words, openings and closings share one softmax. For the search it is cut in two: log p(SHIFT) is that of all words
+together, log p(word | SHIFT) the rest; REDUCE is the closing of the innermost open label. The closings of other labels,
+which are never legal, hold the place of padding among the actions.
+
+Shapes: B sentences, R rows, M rows of a call, L columns before them, C positions of a row, S = L + C, D width,
+V vocabulary, Y labels, A action ids.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+
+from hf_synlm.models.rnng.actions import REDUCE
+from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen
+from hf_synlm.models.tree_lm.backbone import cache_width
+from hf_synlm.models.tree_lm.linearization import relative_depths
+from hf_synlm.search.stack import NodePool, Nodes
+from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
+from hf_synlm.search.tree_attention import PathCache
+
+# Numbers that are gathered for one call of a layer, or in one chunk of logits: memory does not grow with the beam.
+_GATHERED_ELEMENTS = 1 << 24
+
+
+def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor, config: PreTrainedConfig) -> Tensor:
+    """Logits of actions, whose softmax is that of the tokens they write.
+
+    Args:
+        word_logits: [M, V].
+        label_logits: [M, 2 Y] of openings, then closings; bottom-up [M, Y].
+        open_label: [M] label of the innermost open constituent; -1 = none.
+        config: a `TreeLMConfig`.
+
+    Returns:
+        [M, A], float32: other closings, any word, the legal closing, openings. Bottom-up: nothing, any word, nothing,
+        the end token, labels.
+    """
+    if config.is_bottom_up:
+        words = word_logits.float().clone()
+        finish = words[:, config.eos_token_id].clone()
+        words[:, config.eos_token_id] = NEG_INF
+        shift, nothing = words.logsumexp(1), torch.full_like(finish, NEG_INF)
+        return torch.cat([torch.stack([nothing, shift, nothing, finish], 1), label_logits.float()], 1)
+    opening, closing = label_logits.float().chunk(2, -1)
+    own = torch.arange(closing.shape[1], device=closing.device) == open_label[:, None]
+    reduce = closing.masked_fill(~own, NEG_INF).logsumexp(1)
+    others = closing.masked_fill(own, NEG_INF).logsumexp(1)
+    shift = word_logits.float().logsumexp(1)
+    return torch.cat([torch.stack([others, shift, reduce], 1), opening], 1)
+
+
+class TreeLMStackMachine(RNNGStackMachine):
+    """Runs a Tree LM on node pools.
+
+    Args:
+        model: with heads. Used attributes: `config`, `dtype`, `lm_head`, `label_head`; of its `base_model` `embed`,
+            `decode` and `word_ends_of`.
+        normalization: "search" or "train" (see `TreeLMConfig`); None = the config's.
+        end_token_ids: ids that stand for the end of a sentence [E] and are not words; None = all ids are words.
+
+    Raises:
+        ValueError: for another normalization.
+    """
+
+    def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
+        self.config, self.dtype = model.config, model.dtype
+        self.model, self.lm_head, self.label_head = model.base_model, model.lm_head, model.label_head
+        self.normalization = self.config.normalization if normalization is None else normalization
+        self.end_token_ids = end_token_ids
+        if self.normalization not in ("search", "train"):
+            raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
+        self.in_order, self.first = False, self.config.first_nonterminal
+        self.composes = self.config.structure_attention == "stack_compose"
+        self._make_tables()
+
+    # ---------------------------------------------------------------------------------------------------- nodes
+    @in_full_precision
+    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
+        """The pool and the state before the first action [B, 1]."""
+        width = self.config.hidden_size
+        kept = 2 * width if self.config.backbone_config is None else cache_width(self.config.backbone_config)
+        features = {f"layer_{number}": (kept, self.dtype) for number in range(self.config.num_hidden_layers)}
+        pool = NodePool(batch_size, {**features, "predictor": (width, self.dtype)}, device, links=LINKS, counts=COUNTS)
+        none = torch.full((batch_size, 1), -1, device=device)
+        zero = torch.zeros_like(none)
+        pool.append(Nodes(none, none, zero, none, none, none), *[none] * len(LINKS), *[zero] * len(COUNTS))
+        tokens = torch.full_like(none, self.config.bos_token_id)
+        self._read(pool, pool.places(zero)[:, 0], none[:, :0], tokens[:, 0], composes=False)
+        return pool, zero
+
+    @in_full_precision
+    def push(self, pool: NodePool, seen: Seen, actions: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
+        """Take one structural action from each of R states; see `RNNGStackMachine.push`."""
+        rows = int(live.sum(1).amax())
+        first = pool.reserve(rows)
+        own = torch.arange(first, first + rows, device=actions.device).expand(len(actions), -1)
+        if not rows:
+            return own
+        seen, actions, live = seen.rows(slice(rows)), actions[:, :rows], live[:, :rows]
+        pool.fields[:, first : first + rows] = self._structural(seen, own, actions, num_tokens)
+        opened = len(self.config.nonterminals) + seen.state(1).action
+        labels = torch.where(actions == REDUCE, opened, actions) - self.first
+        self._execute(pool, seen.nodes, own, self.config.vocab_size + labels, actions == REDUCE, live)
+        return own
+
+    @in_full_precision
+    def shift(
+        self,
+        pool: NodePool,
+        nodes: Tensor,
+        tokens: Tensor,
+        num_tokens: Tensor,
+        edges: WordEdges | None,
+        live: Tensor,
+    ) -> Tensor:
+        """Generate a word from each of R states; see `RNNGStackMachine.shift`."""
+        own = self._append_words(pool, nodes, tokens, num_tokens, edges)
+        self._execute(pool, nodes, own, tokens, torch.zeros_like(live), live)
+        return own
+
+    def _execute(
+        self, pool: NodePool, parents: Tensor, own: Tensor, tokens: Tensor, reduces: Tensor, live: Tensor
+    ) -> None:
+        """Run the layers on the new nodes `own` [B, R] that are `live`, which write `tokens` after `parents`."""
+        paths, places = self._paths(pool, parents, live), pool.places(own)
+        size = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * (paths.shape[2] + 2)))
+        for composes in (False, True):
+            chosen = live & ((reduces & self.composes) == composes)
+            parts = (values[chosen].split(size) for values in (places, paths, tokens))
+            for part in zip(*parts, strict=True):
+                if len(part[0]):  # a backbone may not take empty batches
+                    self._read(pool, *part, composes=composes)
+
+    def _paths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
+        """Flat places [B, R, L] of the nodes that the states `parents` [B, R] may see; -1 = none."""
+        length = pool.field("depth" if self.composes else "length", parents).masked_fill(~live, 0)
+        path = pool.follow("below" if self.composes else "predecessor", parents, int(length.amax()) + 1)
+        exists = torch.arange(path.shape[2], device=path.device) <= length[..., None]
+        return torch.where(exists, pool.places(path), -1)
+
+    def _read(self, pool: NodePool, own: Tensor, path: Tensor, tokens: Tensor, composes: bool) -> None:
+        """Run the layers on new nodes at the flat places `own` [M], which write `tokens` [M] after `path` [M, L]."""
+        fields = pool.fields.flatten(0, 1)
+        names = {name: fields[:, pool.names.index(name)] for name in ("action", "depth", "length", "num_open")}
+        count, before = 1 + composes, path.clamp(min=0)
+        columns = torch.cat([before, own[:, None].expand(-1, count)], 1)
+        mask = F.pad(path >= 0, (0, count), value=True)[:, None]
+        if composes:
+            # Children and opening stand at least as high on the stack as what replaces them.
+            inside = F.pad(names["depth"][before] >= names["depth"][own][:, None], (0, 1), value=True)
+            mask = mask & torch.stack([F.pad(inside, (0, 1)), F.pad(~inside[:, :-1], (0, 2), value=True)], 1)
+        if self.composes:
+            depth = names["num_open"] + ((names["action"] < self.first) & (names["action"] >= 0))
+            index = relative_depths(depth[own][:, None] - depth[columns], self.config)
+        else:
+            index = names["length"][own][:, None] - names["length"][columns]
+        index = index[:, None].expand(-1, count, -1)
+        embedded = self.model.embed(tokens)[:, None].expand(-1, count, -1)
+        hidden = self.model.decode(embedded, mask, index, PathCache(pool, before, own))[-1][:, -1]
+        pool.features["predictor"].flatten(0, 1)[own] = hidden.to(self.dtype)
+
+    # --------------------------------------------------------------------------------------------- probabilities
+    def action_logits(self, seen: Seen) -> Tensor:
+        """Logits [B, R, A] of the next action, float32."""
+        hidden = seen.predictor.flatten(0, 1)
+        labels = torch.where(seen.state(0).open >= 0, seen.state(1).action - self.first, -1).flatten()
+        size = max(1, _GATHERED_ELEMENTS // self.config.vocab_size)
+        parts = [
+            action_logits(self.lm_head(part), self.label_head(part), label, self.config)
+            for part, label in zip(hidden.split(size), labels.split(size), strict=True)
+        ]
+        return torch.cat(parts).view(*seen.nodes.shape, -1)

@@ -1,0 +1,306 @@
+"""URNNG: an unsupervised recurrent neural network grammar (Kim et al. 2019).
+
+Binary trees without labels are built bottom-up on a stack: GEN pushes a word, COMP replaces the two top constituents by
+their composition. A stack LSTM reads the stack; the state on its top predicts the next action, and before GEN the word:
+
+    p(COMP) = sigmoid(w . h + b), where two constituents stand on the stack; otherwise GEN is certain
+    p(word) = softmax(E h + b)
+
+A sentence may end in the end token, which is then the right part of the whole tree. Trees are learned without gold
+trees by `training/train_urnng.py`, whose inference network proposes them; search, `parse` and `generate` need the model
+alone and are those of GPST.
+
+Shapes: B sentences, T tokens, A actions, P pushes, V vocabulary, h width. Log-probabilities and losses in nats.
+
+Source: the authors' `models.py` and `utils.py` (harvardnlp/urnng), whose numbers this gives without dropout. There, an
+embedding is dropped again, with another mask, wherever it is read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.hidden_states import asked_of_layers, refuse_layer_outputs
+from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
+from hf_synlm.core.module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
+from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
+from hf_synlm.core.token_batch import attended_tokens
+from hf_synlm.generation.mixin import SyntacticGenerationMixin
+from hf_synlm.models.urnng.configuration_urnng import URNNGConfig
+from hf_synlm.models.urnng.layers import BinaryTreeLSTM, URNNGStackLSTM
+from hf_synlm.models.urnng.plan import URNNGPlan, make_plan
+from hf_synlm.models.urnng.stack_machine import URNNGStackMachine
+from hf_synlm.search.outputs import SyntacticModelOutput
+from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from hf_synlm.trees.actions import GEN, PAD_ACTION
+from hf_synlm.trees.given import counted_words
+
+# Probabilities of actions lie in [1e-7, 1 - 1e-7], as in the authors' code.
+_LARGEST_LOGIT = 16.118095
+_NO_LAYER_OUTPUTS = "URNNG returns states before actions: take `action_hidden_state` of URNNGModel. Leave it out."
+
+
+class URNNGPreTrainedModel(NoOffloading, PreTrainedModel):
+    """Loading, saving and initialization shared by the URNNG models."""
+
+    config: URNNGConfig
+    base_model_prefix = "model"
+    accepts_loss_kwargs = False  # the loss is a mean over sentences
+    _no_split_modules: list[str] = []
+    _skip_keys_device_placement = ["past_key_values"]
+    _input_embed_layer = "embed_tokens"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do: everything from U(-x, x)."""
+        if isinstance(module, (nn.Embedding, nn.Linear)):
+            for parameter in module.parameters(recurse=False):
+                init.uniform_(parameter, -self.config.initializer_range, self.config.initializer_range)
+
+
+class URNNGModel(URNNGPreTrainedModel):
+    """The stack of given derivations: states from which heads predict actions and words."""
+
+    def __init__(self, config: URNNGConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.stack_lstm = URNNGStackLSTM(config.hidden_size, config.num_layers, config.dropout)
+        self.composition = BinaryTreeLSTM(config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.post_init()
+
+    def run(self, input_ids: Tensor, mask: Tensor, plan: URNNGPlan) -> Tensor:
+        """Run the stack on given derivations.
+
+        Args:
+            input_ids: [B, T].
+            mask: [B, T], True = token.
+            plan: of the derivations.
+
+        Returns:
+            States [P, h] of the pushes, in the order of the plan.
+
+        Cost: as many sequential steps as trees are high and stacks deep.
+        """
+        words = self.embed_tokens(input_ids.masked_fill(~mask, 0))
+        begin = self.embed_tokens(input_ids.new_full((1, 1), self.config.bos_token_id))[0]  # hooks expect [B, T, D]
+        elements = self.composition.compose_all(
+            self.dropout(torch.cat([begin, words.flatten(0, 1)])), plan.compositions
+        )
+        return self.stack_lstm(elements.index_select(0, plan.source), plan.sizes, plan.parents)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        actions: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SyntacticModelOutput:
+        """States of given derivations.
+
+        Args:
+            input_ids: [B, T] token ids.
+            actions: [B, A] GEN and COMP, -1 = padding.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
+
+        Returns:
+            `SyntacticModelOutput` with `last_hidden_state` [B, T, h] (right after each token; 0 at padding),
+            `action_hidden_state` [B, A, h] (before each action) and `sentence_state` [B, h] (when the tree is built).
+
+        Raises:
+            ValueError: for bad shapes and ids, and actions that are missing or no derivations of the tokens.
+            TypeError: for other keyword arguments.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
+        if actions is None:
+            raise ValueError("actions are missing: `parse` of URNNGForCausalLM finds them.")
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        plan = make_plan(actions, mask)
+        live = F.pad(actions != PAD_ACTION, (1, 0), value=True)
+        states = self.run(input_ids, mask, plan)[plan.place] * live[..., None]
+        last = states.new_zeros(*mask.shape, states.shape[2])
+        last[mask] = states[:, 1:][actions == GEN]
+        final = states[torch.arange(len(states), device=states.device), live.sum(1) - 1]
+        return SyntacticModelOutput(last_hidden_state=last, action_hidden_state=states[:, :-1], sentence_state=final)
+
+
+class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
+    """URNNG with its heads: probabilities of given trees, marginal next-token distribution, search."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    stack_machine_class = URNNGStackMachine
+
+    def __init__(self, config: URNNGConfig):
+        super().__init__(config)
+        self.model = URNNGModel(config)
+        self.action_head = nn.Linear(config.hidden_size, 1)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def action_log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of GEN and COMP where both are legal.
+
+        Args:
+            hidden: states [..., h].
+
+        Returns:
+            [..., 2], float32 or wider.
+        """
+        logit = self.action_head(hidden)
+        logit = logit.to(torch.promote_types(logit.dtype, torch.float32)).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
+        return F.logsigmoid(torch.cat([-logit, logit], -1))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        actions: Tensor | None = None,
+        action_weight: float = 1.0,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_marginal_logits: bool | None = None,
+        loss_shares: Mapping[str, float] | None = None,
+        return_loss: bool = True,
+        **kwargs: Any,
+    ) -> SyntacticLMOutput:
+        """Probability of given trees with `actions`, next-token log-probabilities without.
+
+        With `actions`: loss = - mean over sentences of log p(words | tree) + action_weight log p(tree), each the
+        product over the steps of the derivation. Without: `logits`, log p(next token | prefix) with the trees summed
+        out over the search; nothing after a position changes its value.
+
+        Args:
+            input_ids: [B, T] token ids, one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
+            actions: [B, A] GEN and COMP of the tree of all tokens, an end token included; -1 = padding.
+            action_weight: weight of log p(tree) in the loss.
+            past_key_values: search state to continue from.
+            use_cache: return the search state.
+            logits_to_keep: compute `logits` for this many last positions only (0 = all).
+            output_marginal_logits: with `actions`, compute `logits` as well, at the cost of those alone; default:
+                `config.output_marginal_logits`, in evaluation mode.
+            loss_shares: by part, the share of a step's sentences that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
+            **kwargs: `word_ends` [B, T] without actions (see `parse`); with actions `labels` [B, T] = `input_ids` with
+                -100 where the word loss shall not count. Besides, None values, which wrappers pass for arguments of
+                other models.
+
+        Returns:
+            `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(words, tree), and `action_logits`
+            [B, A, 2] are the log-probabilities of GEN and COMP (0 and -inf where COMP is illegal).
+
+        Raises:
+            ValueError: for bad shapes and ids, actions that are no derivations of the tokens, and options that exclude
+                each other.
+            TypeError: for other keyword arguments.
+
+        Cost: with actions see `URNNGModel.run`. Logits: T words, each a few passes over the beam.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        word_ends, labels = kwargs.pop("word_ends", None), kwargs.pop("labels", None)
+        refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
+        check_shares(loss_shares, ("action", "word"))
+        if actions is None:
+            if labels is not None or loss_shares is not None or action_weight != 1.0:
+                raise ValueError(
+                    "labels, loss_shares and action_weight need actions: pass the trees that `parse` or an inference "
+                    "network finds."
+                )
+            return self._marginal_forward(
+                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+            )
+        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError(
+                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
+            )
+        if word_ends is not None and not self.wants_logits_beside(output_marginal_logits):
+            raise ValueError("word_ends go with next-token logits: the actions say what the tree is. Leave them out.")
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        plan = make_plan(actions, mask)
+        states = self.model.dropout(self.model.run(input_ids, mask, plan))[plan.place[:, :-1]]
+        log_probs = self.action_log_probs(states)
+        certain = torch.zeros_like(log_probs)
+        certain[..., 1] = float("-inf")
+        log_probs = torch.where(plan.forced[..., None], certain, log_probs)
+        taken = log_probs.gather(2, actions.clamp(min=0)[..., None]).squeeze(2)
+        taken = torch.where((actions == PAD_ACTION) | plan.forced, 0.0, taken).sum(1)
+        shifts, row = actions == GEN, mask.nonzero()[:, 0]
+        per_word = counted_words(input_ids, labels, mask)[mask].float() / len(mask)
+        head, share = self.lm_head, share_of(loss_shares, "word")
+        word_loss, nats = linear_cross_entropy(
+            states[shifts], weight_of(head), input_ids[mask], per_word * share, unwrapped(head).bias
+        )
+        action_loss = -taken.mean() * (action_weight * share_of(loss_shares, "action"))
+        result = SyntacticLMOutput(
+            loss=word_loss + action_loss if return_loss else None,
+            losses={"action": action_loss.detach(), "word": word_loss.detach()},
+            joint_log_prob=taken.detach().index_add(0, row, -nats.to(taken.dtype)),
+            action_logits=log_probs.detach(),
+        )
+        if self.wants_logits_beside(output_marginal_logits):
+            result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
+        return result
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """How many sentences the parts of the loss are means over.
+
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            Counts by the names of `losses`.
+        """
+        return {"action": len(input_ids), "word": len(input_ids)}
+
+    @torch.no_grad()
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        num_beams: int | None = None,
+        num_return_sequences: int = 1,
+        stepwise: bool = False,
+        lexical: bool = False,
+    ) -> ParseOutput:
+        """Parse given text: n-best binary trees, and prefix probabilities.
+
+        Args:
+            input_ids: [B, T], one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            word_ends: [B, T], True at the last piece of every word: words stay whole.
+            num_beams: width of the search; default `config.scoring_num_beams`.
+            num_return_sequences: number of trees per sentence, at most `num_beams`.
+            stepwise: also return `stepwise_log_probs`.
+            lexical: also return `lexical_log_probs`.
+
+        Returns:
+            `ParseOutput`. The trees are those of the model alone, read from left to right; the inference network of
+            training, which reads whole sentences, finds others.
+
+        Raises:
+            ValueError: for bad input (see `forward`).
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        refuse_empty_rows(mask)
+        with evaluation_mode(self):
+            return parse_with_search(
+                self.word_search(num_beams), input_ids, mask, word_ends=word_ends,
+                num_return_sequences=num_return_sequences, stepwise=stepwise, lexical=lexical,
+            )  # fmt: skip

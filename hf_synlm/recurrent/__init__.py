@@ -1,0 +1,1 @@
+"""What ON-LSTM, PRPN, PaLM, Ordered Memory and LSTM share: language model, cache, syntactic distances."""

@@ -1,0 +1,217 @@
+"""The state of a recurrent network as `past_key_values`, and the segments of text that it reads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
+
+from hf_synlm.core.token_batch import check_columns, check_tokens
+
+
+class RecurrentCache(Cache):
+    """State of a recurrent network after a prefix.
+
+    Stock decoding loops treat it like any other cache. `forward` replaces the state in place and detaches it from the
+    graph, so that segments of a long text can be trained one after the other. It cannot be cropped: a recurrent
+    network does not go back.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.batch_dim = 0
+        self.state: tuple[Tensor, ...] | None = None
+        self.num_columns = 0
+
+    def store(self, state: tuple[Tensor, ...], num_columns: int, batch_dim: int = 0) -> None:
+        """Replace the state.
+
+        Args:
+            state: tensors of the new state.
+            num_columns: input columns that were read since the old one.
+            batch_dim: dimension of the sentences in every tensor of the state.
+        """
+        self.batch_dim = batch_dim
+        # Copies: a slice would keep (and save) the states of the whole segment.
+        self.state = tuple(tensor.detach().clone() for tensor in state)
+        self.num_columns += num_columns
+
+    def read(self, shapes: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
+        """The state, checked.
+
+        Args:
+            shapes: of the tensors that the network keeps.
+            device: for the state.
+
+        Returns:
+            The tensors.
+
+        Raises:
+            ValueError: for the state of another network.
+        """
+        found = [list(tensor.shape) for tensor in self.state or ()]
+        if found != [list(shape) for shape in shapes]:
+            raise ValueError(
+                f"past_key_values holds tensors of the shapes {found}, but this network keeps "
+                f"{[list(shape) for shape in shapes]}. Pass the cache that this network has returned."
+            )
+        # Tensors made in inference mode can be used in training only after a copy outside of it.
+        copy = not torch.is_inference_mode_enabled()
+        return tuple((t.clone() if copy and t.is_inference() else t).to(device) for t in self.state or ())
+
+    def __bool__(self) -> bool:
+        """True: there are no layers to count."""
+        return True
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of input columns read, padding included."""
+        return self.num_columns
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was read."""
+        return self.state is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sentences; 0 before anything was read."""
+        return 0 if self.state is None else self.state[0].shape[self.batch_dim]
+
+    @property
+    def is_croppable(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """False."""
+        return False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the sentences `beam_idx` [B'], in that order."""
+        if self.state is not None:
+            self.state = tuple(tensor.index_select(self.batch_dim, beam_idx.to(tensor.device)) for tensor in self.state)
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sentence `repeats` times."""
+        if self.state is not None:
+            self.state = tuple(tensor.repeat_interleave(repeats, self.batch_dim) for tensor in self.state)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.state, self.num_columns = None, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Not possible."""
+        raise ValueError(
+            f"crop({tokens_to_remove}): a recurrent network cannot go back to words that it has read; start a new cache"
+        )
+
+
+def check_cache(cache: Any) -> None:
+    """Check `past_key_values`.
+
+    Args:
+        cache: the argument.
+
+    Raises:
+        ValueError: unless it can hold the state of a recurrent network.
+    """
+    if cache is not None and not hasattr(cache, "store"):
+        raise ValueError(
+            f"past_key_values is a {type(cache).__name__}, which holds keys and values of attention. Leave it out, or "
+            "pass the RecurrentCache that a call with use_cache=True returns."
+        )
+
+
+def store_state(
+    cache: RecurrentCache | None, wanted: bool | None, state: tuple[Tensor, ...], num_columns: int, batch_dim: int = 0
+) -> RecurrentCache | None:
+    """Store the state after a segment in the cache, or in a new one.
+
+    Args:
+        cache: the cache that the network has continued from.
+        wanted: whether to make one (`use_cache`).
+        state: see `RecurrentCache.store`.
+        num_columns: see there.
+        batch_dim: see there.
+
+    Returns:
+        The cache; None if there is none and none is wanted.
+    """
+    if cache is None and not wanted:
+        return None
+    cache = RecurrentCache() if cache is None else cache
+    cache.store(state, num_columns, batch_dim)
+    return cache
+
+
+def segment_mask(
+    config: PreTrainedConfig,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    attention_mask: Tensor | None,
+    cache: RecurrentCache | None,
+) -> Tensor | None:
+    """Check a segment of text, and find the columns that hold tokens.
+
+    Args:
+        config: for the vocabulary.
+        input_ids: [B, T], or None.
+        inputs_embeds: [B, T, E] instead of `input_ids`, or None.
+        attention_mask: 1 = token; [B, T], or over all columns read so far, those of `cache` included.
+        cache: state that the segment continues from.
+
+    Returns:
+        Boolean mask [B, T]; None without an attention mask: every column holds a token.
+
+    Raises:
+        ValueError: for wrong shapes and types, ids outside the vocabulary, or a cache of another kind or batch.
+    """
+    check_cache(cache)
+    columns = columns_of(input_ids, inputs_embeds)
+    if cache is not None and cache.is_initialized:
+        if cache.batch_size != len(columns):
+            raise ValueError(
+                f"past_key_values holds {cache.batch_size} rows and input_ids {len(columns)}. Pass the cache that "
+                "was returned for the same rows, or none."
+            )
+        both = (len(columns), cache.num_columns + columns.shape[-1])
+        if attention_mask is not None and attention_mask.shape == both:
+            attention_mask = attention_mask[:, cache.num_columns :]
+    if inputs_embeds is None:
+        check_tokens(config, input_ids, attention_mask)
+    else:
+        check_columns("inputs_embeds", columns, attention_mask)
+        if inputs_embeds.shape[2] != config.embedding_size:
+            raise ValueError(f"inputs_embeds are {inputs_embeds.shape[2]} wide, not {config.embedding_size}.")
+    return None if attention_mask is None else attention_mask.bool()
+
+
+def columns_of(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """A tensor [B, T] with a value for each column of a text that is given as ids or as embeddings.
+
+    Args:
+        input_ids: [B, T], or None.
+        inputs_embeds: [B, T, E], or None.
+
+    Returns:
+        The ids, or the first numbers of the embeddings.
+
+    Raises:
+        ValueError: unless one of them is given, with the right shape and type.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("Give input_ids or inputs_embeds: one of them, and not both.")
+    if inputs_embeds is None:
+        return input_ids
+    if inputs_embeds.dim() != 3 or not inputs_embeds.is_floating_point():
+        raise ValueError(
+            "inputs_embeds must be floats [batch, tokens, embedding_size], not "
+            f"{inputs_embeds.dtype} {tuple(inputs_embeds.shape)}."
+        )
+    return inputs_embeds[..., 0]

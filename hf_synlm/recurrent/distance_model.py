@@ -1,0 +1,147 @@
+"""Language models whose trees are read off syntactic distances, which gold trees may train: ON-LSTM and PRPN.
+
+Shapes: B sentences, T columns, V vocabulary. Losses are in nats.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers.utils import can_return_tuple
+
+from hf_synlm.core.outputs import ParseOutput
+from hf_synlm.recurrent.cache import RecurrentCache
+from hf_synlm.recurrent.distances import Decoder, check_gold_distances, count_pairs, distance_losses, distance_trees
+from hf_synlm.recurrent.language_model import (
+    RecurrentLanguageModel,
+    RecurrentLMOutput,
+    RecurrentModelOutput,
+    WeightedLoss,
+)
+from hf_synlm.trees.spans import Span
+
+
+class DistanceLanguageModel(RecurrentLanguageModel):
+    """Loss with gold distances, and trees, of a language model with syntactic distances."""
+
+    supervision_remedy: str
+    """How to configure a model that learns from gold trees."""
+
+    @property
+    def learns_from_trees(self) -> bool:
+        """Whether some layers have supervised distances."""
+        return False
+
+    @property
+    def language_model_weight(self) -> float:
+        """Weight of the language model's loss, penalties included."""
+        return self.config.language_model_weight
+
+    def supervised_losses(
+        self, input_ids: Tensor | None, output: RecurrentModelOutput, gold: Any
+    ) -> dict[str, WeightedLoss]:
+        """Ranking loss of the supervised distances; see `distance_losses`."""
+        return distance_losses(self.config, input_ids, output.token_mask, output.syd_distances, gold)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        distances: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> RecurrentLMOutput:
+        """Next-token log-probabilities, and with `labels` the training loss.
+
+        loss = language_model_weight * (CE + penalties) + syntactic_distance_weight * ranking loss, where CE is the mean
+        of -log p(x_t+1 | x_1..t). ON-LSTM has the penalties alpha mean(h^2) + beta mean((h_t+1 - h_t)^2), h the output
+        of the last layer before its dropout; PRPN has none. The ranking loss (see `ranking_loss`) is summed over the
+        supervised layers. The first token of a row is not predicted.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are.
+            labels: [B, T] = `input_ids` with -100 where the loss shall not count; they are shifted here.
+            distances: [B, T] gold distances, value t of the gap before token t; NaN where there is none. They need
+                labels, and a model with supervised distances. Without them nothing is learned from trees. What ends
+                with `eos_token_id` is a sentence.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
+                replace `labels`); `output_hidden_states` and `output_attentions` of the bare network.
+
+        Returns:
+            `RecurrentLMOutput` with `distances` [B, L, T] (and `syd_distances` [B, S, T]) and `logits` [B, T, V], log
+            p(next token | prefix), which are exact and carry gradients. With labels also `loss`, `losses`
+            ("language_model", "activation", "temporal_activation", "syntactic_distance", as far as the model has them;
+            without their weights) and `joint_log_prob` [B]; in training mode no `logits` then.
+
+        Raises:
+            ValueError: see the bare network; for bad labels, and for gold distances that nothing is trained on.
+            TypeError: for other keyword arguments.
+
+        Cost: see the bare network, and one row of V numbers per token; in training never all of them at once.
+        """
+        labeled = labels is not None or kwargs.get("shift_labels") is not None
+        remedy = None if self.learns_from_trees else self.supervision_remedy
+        return self.score_text(
+            input_ids,
+            labels,
+            logits_to_keep,
+            loss_shares,
+            kwargs,
+            check_gold_distances(input_ids, distances, labeled, remedy),
+            inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
+
+        Pairs of distances are counted inside the rows given here. Scope "batch", and the batch normalization of PRPN,
+        look at whole batches, which pieces of them cannot add up to.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: further arguments of `forward`.
+
+        Returns:
+            Counts by the names of `losses`.
+        """
+        counts = super().count_loss_items(input_ids, **others)
+        if self.learns_from_trees and self.config.syntactic_distance_reduction == "mean":
+            counts["syntactic_distance"] = count_pairs(
+                self.config, input_ids, others.get("attention_mask"), others.get("distances")
+            )
+        return counts
+
+    def _parse_distances(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        word_ends: Tensor | None,
+        method: str,
+        decoder: Decoder,
+        field: str,
+        layer: int,
+    ) -> ParseOutput:
+        """The common part of `parse`: trees of the distances of a `layer`, by its place in a field of the output."""
+        if method != "distance":
+            raise ValueError(f"method {method!r} is unknown. {type(self).__name__} parses with 'distance'.")
+
+        def read_trees(output: RecurrentModelOutput, starts: list[list[int]]) -> list[list[Span]]:
+            return distance_trees(output[field][:, layer], starts, decoder)
+
+        return self.parse_text(input_ids, attention_mask, word_ends, read_trees)

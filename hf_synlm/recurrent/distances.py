@@ -1,0 +1,291 @@
+"""Syntactic distances: one number per gap between words that says how high the tree splits there.
+
+The slow and obvious versions are `unbiased`, `biased` and `ranking_loss` in `tests/reference/on_lstm.py`.
+
+A sentence w_1 .. w_m has m distances; value i belongs to the gap before w_i, so that value 1 belongs to the gap between
+the beginning and the first word. The higher the value, the higher the node whose parts meet in the gap; only the order
+of the values matters.
+
+Shapes: B sentences, T tokens, N values that are compared with each other.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hf_synlm.recurrent.configuration_distances import SYNTACTIC_DISTANCE_REDUCTIONS, SYNTACTIC_DISTANCE_SCOPES
+from hf_synlm.trees.actions import COMP, spans_to_actions
+from hf_synlm.trees.binary import binarize_spans
+from hf_synlm.trees.spans import Span
+
+Decoder: TypeAlias = Literal["unbiased", "biased"]
+DECODERS = ("unbiased", "biased")
+
+
+def distances_to_spans(distances: Sequence[float], decoder: Decoder = "unbiased") -> list[Span]:
+    """Read the binary tree off the distances: split at the widest gap, then split the parts.
+
+    "unbiased" splits the words before the widest gap from the words after it. "biased" first takes the word right after
+    the widest gap, value 1 included, together with everything to its right: (left part, (word, right part)). Trees are
+    thus drawn to the right, which English parsing scores reward. Of equal gaps the leftmost counts as the widest.
+
+    Args:
+        distances: m values, value i of the gap before word i; "unbiased" does not read the first.
+        decoder: "unbiased" or "biased".
+
+    Returns:
+        The m - 1 half-open spans of width >= 2 in post-order.
+
+    Raises:
+        ValueError: for an unknown decoder, no distances, or a distance that is not a number.
+
+    Cost: O(m).
+    Source: "unbiased" is Algorithm 2 of Du et al. 2020, as in their code (each part ignores its first value); "biased"
+    is `build_tree` of PRPN and Ordered-Neurons.
+    """
+    if decoder not in DECODERS:
+        raise ValueError(f"decoder {decoder!r} is unknown. Choose one of {list(DECODERS)}.")
+    values = [float(value) for value in distances]
+    if not values:
+        raise ValueError("There are no distances: a tree needs at least one word. Leave empty sentences out.")
+    if any(value != value for value in values):
+        raise ValueError(f"Distance {[value != value for value in values].index(True)} is not a number.")
+    length, biased = len(values), decoder == "biased"
+    spans: list[Span] = []
+    # The gaps whose right part is still open, higher ones first. What stands below a gap bounds its left part.
+    open_gaps = [-1 if biased else 0]
+
+    def close(end: int) -> None:
+        gap = open_gaps.pop()
+        if not biased:
+            spans.append((open_gaps[-1], end))
+            return
+        start = open_gaps[-1] + 1
+        if gap + 1 < end:
+            spans.append((gap, end))
+        if start < gap:
+            spans.append((start, end))
+
+    for gap in range(0 if biased else 1, length):
+        while len(open_gaps) > 1 and values[open_gaps[-1]] < values[gap]:
+            close(gap)
+        open_gaps.append(gap)
+    while len(open_gaps) > 1:
+        close(length)
+    return spans
+
+
+def spans_to_distances(spans: Sequence[Span], num_words: int) -> list[int]:
+    """Distances of a given tree: the height of the node whose parts meet in the gap, less one.
+
+    A word has height 1, a node one more than the higher of its children. Nodes with more than two children are split to
+    the right first. `distances_to_spans` gives the binary tree back.
+
+    Args:
+        spans: half-open spans of width >= 2, the whole sentence included, in any order.
+        num_words: length m of the sentence.
+
+    Returns:
+        m values; the first, which belongs to no node, is one more than the largest.
+
+    Raises:
+        ValueError: the spans cross, repeat, leave the sentence, or the whole sentence is missing.
+
+    Cost: O(m log m).
+    Source: `helpers.py` of the SDLM code; Du et al. 2020 count node heights, which have the same order.
+    """
+    distances = [0] * num_words
+    stack: list[tuple[int, int]] = []  # first word and height of every finished part
+    next_word = 0
+    for action in spans_to_actions(binarize_spans(spans, num_words), num_words):
+        if action == COMP:
+            middle, right_height = stack.pop()
+            start, left_height = stack.pop()
+            distances[middle] = max(left_height, right_height)
+            stack.append((start, distances[middle] + 1))
+        else:
+            stack.append((next_word, 1))
+            next_word += 1
+    distances[0] = max(distances) + 1
+    return distances
+
+
+def distance_trees(
+    distances_BT: Tensor, starts: Sequence[Sequence[int]], decoder: Decoder = "unbiased"
+) -> list[list[Span]]:
+    """Trees of a batch of sentences.
+
+    Args:
+        distances_BT: distances, value t of the gap before column t.
+        starts: per sentence the columns at which its words begin.
+        decoder: see `distances_to_spans`.
+
+    Returns:
+        Per sentence the spans over its words.
+
+    Raises:
+        ValueError: see `distances_to_spans`.
+
+    Cost: O(T) per sentence.
+    """
+    rows = distances_BT.tolist()
+    return [
+        distances_to_spans([row[start] for start in places], decoder) for row, places in zip(rows, starts, strict=True)
+    ]
+
+
+def ranking_loss(
+    predicted_BT: Tensor,
+    gold_BT: Tensor,
+    *,
+    margin: float,
+    scope: str = "sentence",
+    reduction: str = "mean",
+    sentence_ids_BT: Tensor | None = None,
+) -> Tensor:
+    """Pairwise hinge loss of predicted distances: they shall be in the order of the gold distances.
+
+    loss = sum over pairs (i, j) with gold_i > gold_j of max(0, margin - (predicted_i - predicted_j)), or their mean.
+
+    Args:
+        predicted_BT: predicted distances.
+        gold_BT: gold distances; NaN where there is none.
+        margin: difference above which a pair costs nothing.
+        scope: "sentence" compares the gaps of a sentence, as the paper says; "batch" compares the rows of a batch at
+            the same column, as the released code does (0 for one row).
+        reduction: "sum" (the paper) or "mean" (the released code) over the pairs.
+        sentence_ids_BT: only values with the same id are compared (scope "sentence"); default: whole rows.
+
+    Returns:
+        Scalar loss in float32 or higher.
+
+    Raises:
+        ValueError: for an unknown scope or reduction, and shapes that differ.
+
+    Cost: O(B T^2) for "sentence", O(T B^2) for "batch".
+    Source: Du et al. 2020, Eq. 18, without the constant that pairs of equal gold distances add; `rankloss` in SDLM.
+    """
+    if scope not in SYNTACTIC_DISTANCE_SCOPES:
+        raise ValueError(f"scope {scope!r} is unknown. Choose one of {list(SYNTACTIC_DISTANCE_SCOPES)}.")
+    if reduction not in SYNTACTIC_DISTANCE_REDUCTIONS:
+        raise ValueError(f"reduction {reduction!r} is unknown. Choose one of {list(SYNTACTIC_DISTANCE_REDUCTIONS)}.")
+    if predicted_BT.shape != gold_BT.shape:
+        raise ValueError(f"Gold distances are {tuple(gold_BT.shape)}, predicted ones {tuple(predicted_BT.shape)}.")
+    predicted = predicted_BT.to(torch.promote_types(predicted_BT.dtype, torch.float32))
+    if scope == "batch":
+        predicted = predicted.t()
+    higher = _ordered_pairs(gold_BT, scope, sentence_ids_BT)
+    hinge = (margin - (predicted[:, :, None] - predicted[:, None, :])).relu()
+    total = torch.where(higher, hinge, torch.zeros_like(hinge)).sum()
+    return total if reduction == "sum" else total / higher.sum().clamp_min(1)
+
+
+def _ordered_pairs(gold_BT: Tensor, scope: str, sentence_ids_BT: Tensor | None) -> Tensor:
+    """Pairs of values that are compared, the first one higher: [B, T, T], or for scope "batch" [T, B, B]."""
+    gold = gold_BT.t() if scope == "batch" else gold_BT
+    higher = gold[:, :, None] > gold[:, None, :]  # False for NaN
+    if scope == "sentence" and sentence_ids_BT is not None:
+        higher = higher & (sentence_ids_BT[:, :, None] == sentence_ids_BT[:, None, :])
+    return higher
+
+
+def _gold_values(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Gold distances, NaN at masked columns, and the number of the sentence of each column."""
+    # Without an end token a row is one sentence.
+    ends = torch.zeros_like(input_ids, dtype=torch.bool)
+    if config.eos_token_id is not None:
+        ends = input_ids == config.eos_token_id
+    if mask_BT is not None:
+        gold_BT, ends = gold_BT.masked_fill(~mask_BT, torch.nan), ends & mask_BT
+    # An end token is the last token of its sentence.
+    return gold_BT, ends.cumsum(1) - ends.long()
+
+
+def count_pairs(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT: Tensor | None) -> int:
+    """Number of pairs that the ranking loss of a layer is a mean over.
+
+    Args:
+        config: see `distance_losses`.
+        input_ids: [B, T].
+        mask_BT: 1 = token; None = every column.
+        gold_BT: gold distances, NaN where there is none; None = none at all.
+
+    Returns:
+        The number.
+    """
+    if gold_BT is None:
+        return 0
+    mask_BT = None if mask_BT is None else mask_BT.bool()
+    gold_BT, sentence_ids_BT = _gold_values(config, input_ids, mask_BT, gold_BT)
+    return int(_ordered_pairs(gold_BT, config.syntactic_distance_scope, sentence_ids_BT).sum())
+
+
+def distance_losses(
+    config: Any, input_ids: Tensor | None, mask_BT: Tensor | None, predicted_BXT: Tensor | None, gold_BT: Tensor | None
+) -> dict[str, tuple[float, Tensor]]:
+    """Ranking loss of a model's supervised distances, summed over the layers that have them.
+
+    Args:
+        config: with `eos_token_id`, which ends a sentence (None: every row is one), and the fields of
+            `SyntacticDistanceConfig`.
+        input_ids: [B, T]; None without gold distances.
+        mask_BT: True = token; None = every column.
+        predicted_BXT: supervised distances of X layers; None: the model has none.
+        gold_BT: gold distances, NaN where there is none. None: the loss is 0, and every parameter still gets a
+            gradient.
+
+    Returns:
+        Weight and value of "syntactic_distance"; nothing for a model without supervised distances.
+    """
+    if predicted_BXT is None:
+        return {}
+    if gold_BT is None:
+        return {"syntactic_distance": (config.syntactic_distance_weight, 0 * predicted_BXT.sum())}
+    predicted_BXT = predicted_BXT * config.syntactic_distance_scale
+    gold_BT, sentence_ids_BT = _gold_values(config, input_ids, mask_BT, gold_BT.to(predicted_BXT))
+    losses = [
+        ranking_loss(
+            predicted_BT,
+            gold_BT,
+            margin=config.syntactic_distance_margin,
+            scope=config.syntactic_distance_scope,
+            reduction=config.syntactic_distance_reduction,
+            sentence_ids_BT=sentence_ids_BT,
+        )
+        for predicted_BT in predicted_BXT.unbind(1)
+    ]
+    return {"syntactic_distance": (config.syntactic_distance_weight, torch.stack(losses).sum())}
+
+
+def check_gold_distances(
+    input_ids: Tensor | None, distances: Tensor | None, labeled: bool, remedy: str | None
+) -> Tensor | None:
+    """Check the gold distances of a call.
+
+    Args:
+        input_ids: [B, T]; None if embeddings were given.
+        distances: [B, T] or None.
+        labeled: whether there are labels.
+        remedy: how to get a model that learns from them; None if this one does.
+
+    Returns:
+        `distances`.
+
+    Raises:
+        ValueError: unless they fit, and the model learns from them.
+    """
+    if distances is None:
+        return None
+    if not labeled:
+        raise ValueError("distances are for training. Pass labels, too, or leave distances out.")
+    if remedy is not None:
+        raise ValueError(f"This model learns from no trees. Leave distances out, or {remedy}.")
+    if input_ids is None:
+        raise ValueError("distances go with input_ids: an end token says where a sentence ends. Leave one of them out.")
+    if not isinstance(distances, Tensor):
+        raise ValueError(f"distances are a {type(distances).__name__}. Give a tensor, NaN where there is none.")
+    if distances.shape != input_ids.shape:
+        raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
+    return distances

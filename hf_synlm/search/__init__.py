@@ -1,0 +1,1 @@
+"""Word-synchronous beam search over words and trees: states, stacks, scores of words, parsing."""

@@ -1,0 +1,607 @@
+"""Reading given text with a beam of derivations: n-best trees, prefix probabilities, next-token distributions.
+
+Shapes: B sentences, T input columns, W words (tokens that count, moved to the left end), K hypotheses, A actions,
+V vocabulary. Log-probabilities in nats, float32.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_synlm.core.outputs import ParseOutput
+from hf_synlm.core.token_batch import check_tokens, first_token_mask
+from hf_synlm.search.actions import read_by_actions
+from hf_synlm.search.state import (
+    NEG_INF,
+    Candidates,
+    SearchState,
+    StackMachine,
+    SyntacticCache,
+    WordDecoder,
+    WordEdges,
+    WordSearch,
+)
+
+
+@dataclass
+class AlignedText:
+    """Tokens of a batch, moved to the left end of their rows.
+
+    Fields:
+        tokens: [B, W] token ids; arbitrary after the last token.
+        columns: [B, W] input column of each.
+        present: [B, W] True = token.
+        lengths: Number of tokens per row, on the host.
+    """
+
+    tokens: Tensor
+    columns: Tensor
+    present: Tensor
+    lengths: list[int]
+
+    @classmethod
+    def read(cls, input_ids: Tensor, mask: Tensor) -> "AlignedText":
+        """Align the tokens under `mask` [B, T]."""
+        count = mask.sum(1)
+        lengths = count.tolist()
+        width = max(lengths, default=0)
+        columns = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
+        present = torch.arange(width, device=mask.device) < count[:, None]
+        # Any id may stand at padding: it is looked up, but its result is not used.
+        tokens = input_ids.long().masked_fill(~mask, 0).gather(1, columns)
+        return cls(tokens, columns, present, lengths)
+
+    def align(self, values: Tensor) -> Tensor:
+        """Bring [B, T] to [B, W]."""
+        return values.gather(1, self.columns)
+
+    def restore(self, values: Tensor, width: int) -> Tensor:
+        """Bring [B, W] back to `width` input columns, 0 elsewhere."""
+        full = values.new_zeros(len(values), width)
+        return full.scatter(1, self.columns, values.masked_fill(~self.present, 0))
+
+    def active(self, step: int) -> Tensor | None:
+        """Rows that have a token at `step` [B]; None = all."""
+        return None if min(self.lengths) > step else self.present[:, step]
+
+
+def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """`input_ids`, of models that cannot read vectors instead.
+
+    Args:
+        input_ids: [B, T], as given to `forward`.
+        inputs_embeds: [B, T, D], as given to `forward`.
+
+    Returns:
+        `input_ids`.
+
+    Raises:
+        ValueError: for vectors, and where there are no ids.
+    """
+    if input_ids is None or inputs_embeds is not None:
+        raise ValueError(
+            "This model reads input_ids, not inputs_embeds: its trees, and the words that it predicts, are those of "
+            "the ids. Pass input_ids; with PEFT, take LoRA instead of prompt tuning."
+        )
+    return input_ids
+
+
+def check_length(machine: StackMachine, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
+    """Check that a text fits the positions of the model.
+
+    Args:
+        machine: Model side of the search.
+        num_tokens: Tokens of the text, context included.
+        what: Name of the text, for the message.
+        remedy: What the user can do, for the message.
+
+    Raises:
+        ValueError: if the text is too long.
+    """
+    if num_tokens > machine.max_tokens:
+        raise ValueError(
+            f"{what} of {num_tokens} tokens does not fit the {machine.max_tokens} positions of the model. {remedy}"
+        )
+
+
+def _split_inputs(
+    config: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    context_sentence_ids: Tensor | None,
+    bos_token_id: int | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Mask of the words to read [B, T], and the context's sentence ids without begin tokens."""
+    mask = checked_mask(config, input_ids, attention_mask)
+    mask = mask & ~first_token_mask(input_ids, mask, bos_token_id)
+    if context_sentence_ids is None:
+        return mask, None
+    if context_sentence_ids.shape != input_ids.shape:
+        raise ValueError(
+            f"context_sentence_ids has shape {tuple(context_sentence_ids.shape)}, input_ids {tuple(input_ids.shape)}. "
+            "Give one id per token: 1, 2, .. in sentences before the text, 0 in the text."
+        )
+    if context_sentence_ids.is_floating_point() or bool((context_sentence_ids < 0).any()):
+        raise ValueError(
+            f"context_sentence_ids ({context_sentence_ids.dtype}) must be integers that are not negative: 1, 2, .. in "
+            "sentences before the text, 0 in the text"
+        )
+    context_sentence_ids = context_sentence_ids.long() * mask
+    highest = context_sentence_ids.cummax(1).values
+    if bool(((context_sentence_ids < highest) & (context_sentence_ids > 0)).any()):
+        raise ValueError("context_sentence_ids must ascend along a row: number the sentences from left to right")
+    if bool((mask & (context_sentence_ids == 0)).cummax(1).values.logical_and(context_sentence_ids > 0).any()):
+        raise ValueError("context_sentence_ids: the sentences of the context must stand before the text of their row.")
+    return mask & (context_sentence_ids == 0), context_sentence_ids
+
+
+def checked_mask(config: Any, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Check ids and shapes, and give the mask [B, T] of the tokens; without an attention mask all are tokens.
+
+    Args:
+        config: For the vocabulary.
+        input_ids: [B, T].
+        attention_mask: [B, T], 1 = token; None = all.
+
+    Returns:
+        Boolean mask [B, T].
+
+    Raises:
+        ValueError: for wrong shapes and types, and for ids outside the vocabulary.
+    """
+    mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    check_tokens(config, input_ids, mask)
+    return mask
+
+
+def _check_word_ends(word_ends: Tensor | None, input_ids: Tensor) -> None:
+    if word_ends is not None and word_ends.shape != input_ids.shape:
+        raise ValueError(
+            f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
+        )
+
+
+def start_state(
+    search: WordSearch,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    context_sentence_ids: Tensor | None = None,
+    bos_token_id: int | None = None,
+) -> tuple[SearchState, AlignedText]:
+    """State before the first word of a text, and the text.
+
+    Args:
+        search: The search.
+        input_ids: [B, T].
+        attention_mask: [B, T], 1 = token; None = all are tokens. Padding may stand left or right.
+        context_sentence_ids: [B, T], > 0 at tokens of complete sentences before the text.
+        bos_token_id: Taken as the beginning itself where it is a row's first token.
+
+    Returns:
+        The state and the words to read.
+
+    Raises:
+        ValueError: for texts that do not fit the positions of the model, and context behind text.
+    """
+    mask, context = _split_inputs(search.machine.config, input_ids, attention_mask, context_sentence_ids, bos_token_id)
+    text = AlignedText.read(input_ids, mask)
+    total = max(text.lengths, default=0)
+    arguments = {}
+    if context is not None and bool((context > 0).any()):
+        total = int((mask.sum(1) + (context > 0).sum(1)).max())
+        arguments = {"input_ids": input_ids.masked_fill(context == 0, 0), "context_sentence_ids": context}
+    check_length(search.machine, total, "A text")
+    return search.begin(len(input_ids), input_ids.device, **arguments), text
+
+
+def cache_after_context(
+    search: WordDecoder,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    context_sentence_ids: Tensor,
+    bos_token_id: int | None = None,
+) -> SyntacticCache:
+    """Cache for `marginal_logits` of texts that have context: the context is read, the texts are not.
+
+    Args:
+        search: The search.
+        input_ids: [B, T] context and text.
+        attention_mask: [B, T], 1 = token.
+        context_sentence_ids: See `start_state`.
+        bos_token_id: See `start_state`.
+
+    Returns:
+        The cache; a begin token may still come before the text.
+
+    Raises:
+        ValueError: See `start_state`.
+    """
+    cache = SyntacticCache(search.num_beams, search.eos_token_ids)
+    cache.state, _ = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
+    cache.begun = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+    return cache
+
+
+def read_text(search: WordSearch, state: SearchState, text: AlignedText) -> SearchState:
+    """Read all words of a text.
+
+    Args:
+        search: The search.
+        state: State before its first word.
+        text: The words.
+
+    Returns:
+        State after them; rows of different lengths each after their own last word.
+    """
+    for step in range(text.tokens.shape[1]):
+        active = text.active(step)
+        chosen = search.propose(state, text.tokens[:, step], active=active)
+        wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
+        state, _ = search.commit(state, chosen, active, wanted)
+    return state
+
+
+# ------------------------------------------------------------------------------------------------------- parsing
+def refuse_empty_rows(mask: Tensor) -> None:
+    """Raise ValueError if a row of `mask` [B, T], True = token, is empty."""
+    empty_B = ~mask.any(1)
+    if bool(empty_B.any()):
+        row = int(empty_B.nonzero()[0])
+        raise ValueError(f"Row {row} of input_ids has no token (besides a begin token). Leave empty texts out.")
+
+
+@torch.no_grad()
+def parse_with_search(
+    search: WordSearch,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    word_ends: Tensor | None = None,
+    context_sentence_ids: Tensor | None = None,
+    bos_token_id: int | None = None,
+    num_return_sequences: int = 1,
+    synchronous: bool = True,
+    stepwise: bool = False,
+    lexical: bool = False,
+) -> ParseOutput:
+    """n-best trees of given text with their joint probabilities, and prefix probabilities.
+
+    Args:
+        search: The search; its `num_beams` is the width K.
+        input_ids: [B, T].
+        attention_mask: [B, T], 1 = token; None = all.
+        word_ends: [B, T], True at the last piece of every word: no constituent crosses a word. The end of the text
+            always ends a word.
+        context_sentence_ids: [B, T], > 0 at tokens of complete sentences before the text, which are not parsed.
+        bos_token_id: Taken as the beginning itself where it is a row's first token.
+        num_return_sequences: Number N of trees per sentence, at most K.
+        synchronous: False selects among actions instead of words (the paper's "w/o sync"): the K best derivations
+            with equally many actions, COMP forbidden before the softmax. Only `log_probs` and trees are returned then.
+        stepwise: Also compute `stepwise_log_probs`, which needs the distribution over the whole vocabulary.
+        lexical: Also compute `lexical_log_probs`; every word is scored once more for the derivations that are kept.
+
+    Returns:
+        `ParseOutput`; spans are in input columns.
+
+    Raises:
+        ValueError: for texts with holes or that do not fit the model, wrong shapes, types and ids, a row that is
+            context only, and N > K.
+
+    Cost: W words, each about one pass of the layers that predict words over up to 4 K rows.
+    Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
+    the positions after the last word one too small; here they are right.
+    """
+    is_count = isinstance(num_return_sequences, int) and not isinstance(num_return_sequences, bool)
+    if not is_count or not 1 <= num_return_sequences <= search.num_beams:
+        raise ValueError(
+            f"num_return_sequences={num_return_sequences!r} must be an integer from 1 to num_beams={search.num_beams}"
+        )
+    for name, value in (("stepwise", stepwise), ("lexical", lexical)):
+        if value and not synchronous:
+            raise ValueError(f"{name}=True needs a word-synchronous beam; leave synchronous=True")
+    _check_word_ends(word_ends, input_ids)
+    state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
+    if context_sentence_ids is not None and min(text.lengths) == 0:
+        raise ValueError(
+            f"context_sentence_ids: row {text.lengths.index(0)} is context only; leave the tokens to parse at 0"
+        )
+    offsets = text.columns[:, 0].tolist() if text.columns.shape[1] else [0] * len(input_ids)
+    expected = torch.tensor(offsets, device=input_ids.device)[:, None] + torch.arange(
+        text.tokens.shape[1], device=input_ids.device
+    )
+    if bool(((text.columns != expected) & text.present).any()):
+        raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side")
+    if word_ends is not None:
+        ends = text.align(word_ends.bool()) | ~text.present
+        last = text.present & ~F.pad(text.present[:, 1:], (0, 1))
+        state.edges = WordEdges.from_ends(ends | last)
+    if not synchronous:
+        state = read_by_actions(search, state, text.tokens, text.present.sum(1))  # type: ignore[arg-type]  # GPST only
+        return _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
+    edges, notes = state.edges, _Notes(input_ids.shape[1])
+    shared = _SharedPrefixes(text, edges, context_sentence_ids is not None)
+    for step in range(text.tokens.shape[1]):
+        rows = shared.split(state, step)
+        if edges is not None:
+            state.edges = edges.select_rows(rows)
+        tokens, present = text.tokens[rows, step], text.present[rows]
+        active = None if text.active(step) is None else present[:, step]
+        block = None
+        if stepwise:
+            log_probs = search.next_token_log_probs(state)  # type: ignore[attr-defined]  # of a WordDecoder
+            notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1)[shared.place])
+            block = state.block
+        chosen = search.propose(state, tokens, block, active)
+        words = search.log_probs_of_candidates(state, chosen) if lexical else None
+        # Level sizes may leave out sentences that are over: `close` counts again.
+        wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
+        if wanted is not None:
+            wanted = torch.zeros_like(tokens).index_add_(0, shared.place, wanted.long()) > 0
+        state, order = search.commit(state, chosen, active, wanted)
+        notes.add(search, state, chosen, order, shared.place, words)
+    state.select_rows(shared.place)
+    state.edges = edges
+    output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)
+    notes.write(output, text)
+    return output
+
+
+class _SharedPrefixes:
+    """Sentences that begin alike share one beam up to where they part.
+
+    Args:
+        text: Words of B sentences.
+        edges: Their word edges, if words must stay whole.
+        alone: Whether no two of them share anything, because they have contexts.
+
+    Fields:
+        place: [B] row of the beam that holds each sentence.
+    """
+
+    def __init__(self, text: AlignedText, edges: WordEdges | None, alone: bool) -> None:
+        batch = torch.arange(len(text.tokens), device=text.tokens.device)
+        keys = text.tokens.masked_fill(~text.present, -1)[..., None]
+        if edges is not None:
+            keys = torch.cat([keys, edges.is_end[..., None]], 2)
+        differs = (keys[:, None] != keys).any(3).cummax(2).values
+        if alone:
+            differs |= (batch[:, None] != batch)[..., None]
+        # The first sentence with the same prefix, for every step and sentence; one host sync.
+        self._leaders = batch[:, None].where(~differs, len(batch)).amin(1).T.tolist()
+        self.place = self._rows = batch
+        self._parted = list(range(len(batch)))
+
+    def split(self, state: SearchState, step: int) -> Tensor:
+        """Give every sentence that differs at `step` its own row of the beam, in place; one sentence of every row."""
+        leaders = self._leaders[step]
+        if leaders != self._parted:
+            rows, self._parted = sorted(set(leaders)), leaders
+            self._rows = torch.tensor(rows, device=self.place.device)
+            if len(rows) != state.pool.batch_size:
+                state.select_rows(self.place[self._rows])
+            self.place = torch.tensor([rows.index(leader) for leader in leaders], device=self.place.device)
+        return self._rows
+
+
+class _Notes:
+    """Statistics of the beam after every word."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.marginal: list[Tensor] = []
+        self.entropy: list[Tensor] = []
+        self.structural: list[Tensor] = []
+        self.depth: list[Tensor] = []
+        self.stepwise: list[Tensor] = []
+        self.lexical: list[Tensor] = []
+
+    def add(
+        self,
+        search: WordSearch,
+        state: SearchState,
+        chosen: Candidates,
+        order: Tensor,
+        place: Tensor,
+        words: Tensor | None = None,
+    ) -> None:
+        """Note the beam `state` that came from the candidates.
+
+        Args:
+            search: The search.
+            state: The beam.
+            chosen: The candidates.
+            order: Candidate of every hypothesis.
+            place: [B] row of the beam that holds each sentence.
+            words: Log-probabilities of the candidates' words.
+        """
+        marginal = state.scores.logsumexp(1)
+        # An empty beam has no posterior; its statistics are 0.
+        log_posterior = (state.scores - marginal[:, None]).nan_to_num(nan=NEG_INF)
+        posterior = log_posterior.exp()
+        order = order.clamp(max=chosen.num_structural.shape[1] - 1)
+        self.marginal.append(marginal[place])
+        self.entropy.append(-(posterior * log_posterior.clamp(min=-1e4)).sum(1)[place])
+        self.structural.append((posterior * chosen.num_structural.gather(1, order)).sum(1)[place])
+        self.depth.append((posterior * state.pool.field("depth", state.nodes)).sum(1)[place])
+        if words is not None:
+            # Of the same derivations just before the word; nothing is left after an impossible one.
+            before = (state.scores - words.gather(1, order)).nan_to_num(nan=NEG_INF, posinf=NEG_INF).logsumexp(1)
+            self.lexical.append((marginal - before).nan_to_num(nan=NEG_INF)[place])
+
+    def write(self, output: ParseOutput, text: AlignedText) -> None:
+        """Put the statistics into the output, in input columns."""
+
+        def columns(values: list[Tensor]) -> Tensor:
+            if not values:
+                return torch.zeros(len(text.tokens), self.width, device=text.tokens.device)
+            return text.restore(torch.stack(values, 1), self.width)
+
+        before = [torch.zeros_like(self.marginal[0]), *self.marginal[:-1]] if self.marginal else []
+        # After an impossible word both marginals are -inf; the later words then count 0.
+        ratios = [(m - p).nan_to_num(nan=0.0, neginf=NEG_INF) for m, p in zip(self.marginal, before, strict=True)]
+        output.token_log_probs = columns(ratios)
+        output.beam_entropy, output.num_actions = columns(self.entropy), columns(self.structural)
+        output.stack_depth = columns(self.depth)
+        if self.stepwise:
+            output.stepwise_log_probs = columns(self.stepwise)
+        if self.lexical:
+            output.lexical_log_probs = columns(self.lexical)
+
+
+def _parse_output(
+    search: WordSearch,
+    state: SearchState,
+    text: AlignedText,
+    offsets: list[int],
+    num_return_sequences: int,
+    word_ends: Tensor | None,
+) -> ParseOutput:
+    """Trees of the finished beam, best first."""
+    count, total = num_return_sequences, state.scores.logsumexp(1)
+    missing = max(0, count - state.scores.shape[1])
+    scores = F.pad(state.scores, (0, missing), value=NEG_INF)[:, :count]
+    nodes = state.pool.derivations(F.pad(state.nodes, (0, missing))[:, :count], scores > NEG_INF)
+    exists = (scores > NEG_INF).tolist()
+    trees, labels = search.machine.trees(nodes)
+    spans = [
+        [[(i + offset, j + offset) for i, j in tree] for tree, there in zip(row, kept, strict=True) if there]
+        for row, kept, offset in zip(trees, exists, offsets, strict=True)
+    ]
+    if labels is not None:
+        labels = [
+            [names for names, there in zip(row, kept, strict=True) if there]
+            for row, kept in zip(labels, exists, strict=True)
+        ]
+    ends = None
+    if word_ends is not None:
+        flags = text.align(word_ends.bool()).tolist()
+        ends = [
+            [offset + t + 1 for t in range(length) if row[t] or t == length - 1]
+            for row, length, offset in zip(flags, text.lengths, offsets, strict=True)
+        ]
+    return ParseOutput(
+        spans=spans,
+        labels=labels,
+        actions=nodes.action.clamp(min=search.machine.pad_action),
+        log_probs=scores,
+        text_log_probs=total,
+        offsets=offsets,
+        lengths=text.lengths,
+        word_ends=ends,
+    )
+
+
+# -------------------------------------------------------------------------------------------------- distributions
+@torch.no_grad()
+def marginal_logits(
+    search: WordDecoder,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    cache: SyntacticCache | None = None,
+    word_ends: Tensor | None = None,
+    bos_token_id: int | None = None,
+    logits_to_keep: int | Tensor = 0,
+) -> tuple[Tensor, SyntacticCache]:
+    """Log p(next token | prefix) after every token, derivations summed out over the beam.
+
+    Args:
+        search: The search.
+        input_ids: New columns [B, T].
+        attention_mask: [B, T' >= T], 1 = token, for the new columns or for all columns so far; None = all.
+        cache: State after the columns before; None = start.
+        word_ends: [B, T], True at the last piece of every word.
+        bos_token_id: Taken as the beginning itself where it is a row's first token.
+        logits_to_keep: Compute the last so many columns only (0 = all), or the columns in a tensor.
+
+    Returns:
+        [B, T or fewer, V], each position normalized; uniform at padding. And the state after the last column, which
+        is `cache` itself if one was given.
+
+    Raises:
+        ValueError: for wrong shapes, types and ids, a cache of another batch, and texts that do not fit the model.
+
+    Cost: as `parse_with_search`, with all structural successors at the columns that are kept.
+    """
+    cache = SyntacticCache(search.num_beams, search.eos_token_ids) if cache is None else cache
+    mask = _new_columns(search.machine.config, input_ids, attention_mask, cache)
+    _check_word_ends(word_ends, input_ids)
+    if isinstance(logits_to_keep, int) and logits_to_keep < 0:
+        raise ValueError(f"logits_to_keep={logits_to_keep} must not be negative: the number of last columns, 0 = all")
+    batch, width = input_ids.shape
+    text = AlignedText.read(input_ids, mask)
+    if cache.state is None:
+        cache.state, cache.begun = search.begin(batch, input_ids.device), torch.zeros_like(mask[:, 0])
+    state = cache.state
+    begins = text.align(first_token_mask(input_ids, mask, bos_token_id)) & ~cache.begun[:, None]
+    total = state.num_tokens + text.present.sum(1) - begins.sum(1)
+    check_length(
+        search.machine, int(total.max()), "A text",
+        "Shorten it; in generate, shorten the prompt or lower max_new_tokens.",
+    )  # fmt: skip
+    first_begins = bool(begins.any())
+    if word_ends is not None or state.edges is not None:
+        _extend_edges(search.machine, state, text, begins, word_ends)
+    if state.block is None and state.max_depth:
+        search.refresh(state)
+    kept = torch.arange(width, device=input_ids.device)
+    kept = kept[-logits_to_keep if logits_to_keep else 0 :] if isinstance(logits_to_keep, int) else kept[logits_to_keep]
+    target = torch.full((width,), len(kept), dtype=torch.long, device=input_ids.device)
+    target[kept] = torch.arange(len(kept), device=input_ids.device)
+    wanted = (target[text.columns] < len(kept)) & text.present
+    wanted_steps = wanted.any(0).tolist()
+    size = search.machine.config.vocab_size
+    # One column more takes what belongs to no kept position.
+    logits = torch.full((batch, len(kept) + 1, size), -torch.tensor(float(size)).log().item(), device=input_ids.device)
+    rows = torch.arange(batch, device=input_ids.device)
+    for step in range(text.tokens.shape[1]):
+        present, active = text.present[:, step], text.active(step)
+        if step == 0 and first_begins:
+            active = present & ~begins[:, 0]
+        if active is None or step > 0 or bool(active.any()):
+            chosen = search.propose(state, text.tokens[:, step], state.block, active)
+            state, _ = search.commit(state, chosen, active)
+        if wanted_steps[step]:
+            log_probs = search.next_token_log_probs(state)
+            logits[rows, torch.where(wanted[:, step], target[text.columns[:, step]], len(kept))] = log_probs
+    cache.state, cache.begun = state, cache.begun | mask.any(1)
+    cache.num_columns += width
+    return logits[:, : len(kept)], cache
+
+
+def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: SyntacticCache) -> Tensor:
+    """Check the inputs of `marginal_logits`; mask [B, T] of the tokens in the new columns."""
+    if attention_mask is not None:
+        allowed = [(len(input_ids), columns + input_ids.shape[-1]) for columns in (0, cache.num_columns)]
+        if tuple(attention_mask.shape) not in allowed:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)} after "
+                f"{cache.num_columns} columns in the cache. Give one value per new column, or per column so far."
+            )
+        attention_mask = attention_mask[:, -input_ids.shape[1] :]
+    mask = checked_mask(config, input_ids, attention_mask)
+    if cache.state is not None and cache.batch_size != len(input_ids):
+        raise ValueError(
+            f"past_key_values holds {cache.batch_size} sentences, input_ids {len(input_ids)} rows. Expand it with "
+            "past_key_values.batch_repeat_interleave, or start without one."
+        )
+    return mask
+
+
+def _extend_edges(
+    machine: StackMachine, state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None
+) -> None:
+    """Add the word edges of new columns; where none are given, those that the model knows, or every token is a word."""
+    present = text.present & ~begins
+    known = machine.word_ends_of(text.tokens) if word_ends is None else text.align(word_ends.bool())
+    ends = torch.ones_like(present) if known is None else known | ~present
+    if state.edges is None:
+        size = int(state.num_tokens.max()) if len(state.num_tokens) else 0
+        state.edges = WordEdges.from_ends(ends.new_ones(len(ends), size))
+    # A begin token takes no position in the derivation.
+    shift = begins[:, :1].long()
+    index = (torch.arange(ends.shape[1], device=ends.device) + shift).clamp(max=ends.shape[1] - 1)
+    state.edges = state.edges.extended(ends.gather(1, index), state.num_tokens)

@@ -1,0 +1,385 @@
+"""State of a beam search over derivations: word edges, blocks, the beam, and the beam as a cache; and its contracts.
+
+`StackMachine`, `WordSearch` and `WordDecoder` say what shared code needs of a model and of its search.
+
+Shapes: B sentences, K hypotheses, R rows of a block, C levels, T tokens, V vocabulary.
+All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.cache_utils import Cache
+
+from hf_synlm.core.matrix_products import without_autocast
+from hf_synlm.search.stack import Levels, NodePool, Nodes
+
+NEG_INF = float("-inf")
+
+
+@dataclass
+class WordEdges:
+    """Where the words of a text begin and end when tokens are word pieces: the end of a word is its last piece.
+
+    Fields:
+        is_end: [B, T] True at the last piece of a word; T counts tokens of the derivation.
+        word_start: [B, T] position of the first piece of the word that holds the token.
+    """
+
+    is_end: Tensor
+    word_start: Tensor
+
+    @classmethod
+    def from_ends(cls, is_end: Tensor) -> "WordEdges":
+        """Edges from the flags of the last pieces [B, T]."""
+        starts = torch.cat([torch.ones_like(is_end[:, :1]), is_end[:, :-1]], 1)
+        position = torch.arange(is_end.shape[1], device=is_end.device)
+        return cls(is_end, torch.where(starts, position, 0).cummax(1).values)
+
+    def extended(self, is_end: Tensor, num_tokens: Tensor) -> "WordEdges":
+        """Edges with the flags `is_end` [B, W] written from position `num_tokens` [B] on."""
+        width = is_end.shape[1]
+        table = torch.cat([self.is_end, torch.ones_like(is_end)], 1)
+        index = num_tokens[:, None] + torch.arange(width, device=is_end.device)
+        return WordEdges.from_ends(table.scatter(1, index, is_end))
+
+    def select_rows(self, index: Tensor) -> "WordEdges":
+        """Edges of the sentences `index`."""
+        return WordEdges(self.is_end[index], self.word_start[index])
+
+
+@dataclass
+class Block:
+    """States and their structural successors, level by level; row (c, k) is state k after c structural actions.
+
+    Fields:
+        nodes: [B, R] node ids.
+        scores: [B, R] joint log-probability of the derivation so far.
+        log_probs: [B, R, 2] log-probabilities of the next action: generate a word, take the structural action; -inf if
+            illegal.
+        origin: [B, R] which state of the beam the row descends from.
+        level: [R] structural actions since the last word.
+        levels: Which rows are state k after no structural action, after one, ..
+        cut: Whether states of the last level may have structural successors that are not laid out.
+        word_log_probs: [B, R, V], kept if they were computed.
+    """
+
+    nodes: Tensor
+    scores: Tensor
+    log_probs: Tensor
+    origin: Tensor
+    level: Tensor
+    levels: Levels
+    cut: bool = False
+    word_log_probs: Tensor | None = None
+
+
+@dataclass
+class SearchState:
+    """Beam of B sentences between two words.
+
+    Fields:
+        nodes: [B, R] last node of every hypothesis, deepest stack first.
+        scores: [B, R] joint log-probabilities; -inf = no hypothesis.
+        num_tokens: [B] tokens generated in the current derivation, or [B, R] where hypotheses differ.
+        level_sizes: Level c of the next block has at most this many rows.
+        origin: [B, R] state of the beam before this one in the same word; None right after a word.
+        level: Structural actions since the last word.
+        max_depth: Upper bound of all stack depths, known without asking the device.
+        max_length: Upper bound of the nodes of a derivation, those before its start included, known likewise.
+        block: All structural successors, if they are known already.
+        particles: [B, R] number of particles of every hypothesis (particle filter only).
+        next_log_probs: [B, V] distribution of the next word, if it is known already.
+    """
+
+    pool: NodePool
+    nodes: Tensor
+    scores: Tensor
+    num_tokens: Tensor
+    level_sizes: list[int]
+    edges: WordEdges | None = None
+    origin: Tensor | None = None
+    level: int = 0
+    max_depth: int = 0
+    max_length: int = 1
+    block: Block | None = None
+    particles: Tensor | None = None
+    next_log_probs: Tensor | None = None
+
+    def select_rows(self, index: Tensor) -> None:
+        """Keep the sentences `index` [B'], in that order, in place."""
+        self.pool.select_rows(index)
+        for name in ("nodes", "scores", "num_tokens"):
+            setattr(self, name, getattr(self, name).index_select(0, index))
+        if self.edges is not None:
+            self.edges = self.edges.select_rows(index)
+        for name in ("next_log_probs", "particles"):
+            if getattr(self, name) is not None:
+                setattr(self, name, getattr(self, name).index_select(0, index))
+        if self.block is not None:
+            for name in ("nodes", "scores", "log_probs", "origin", "word_log_probs"):
+                value = getattr(self.block, name)
+                if value is not None:
+                    setattr(self.block, name, value.index_select(0, index))
+
+    def with_hypotheses(self, index: Tensor) -> "SearchState":
+        """State over the same pool with the hypotheses `index` [B, R'], in that order; its levels are not counted."""
+        num_tokens = self.num_tokens if self.num_tokens.dim() == 1 else self.num_tokens.gather(1, index)
+        return replace(
+            self,
+            nodes=self.nodes.gather(1, index),
+            scores=self.scores.gather(1, index),
+            num_tokens=num_tokens,
+            level_sizes=[index.shape[1]],
+            block=None,
+            next_log_probs=None,
+        )
+
+
+@dataclass
+class Candidates:
+    """Chosen continuations by one word, best first.
+
+    Fields:
+        scores: [B, K] joint log-probability including the word.
+        parents: [B, K] node from which the word is generated.
+        tokens: [B, K] the words.
+        origin: [B, K] hypothesis of the beam that is continued.
+        num_structural: [B, K] structural actions before the word.
+    """
+
+    scores: Tensor
+    parents: Tensor
+    tokens: Tensor
+    origin: Tensor
+    num_structural: Tensor
+
+
+@dataclass
+class BlockTable:
+    """Rows of all blocks of one word."""
+
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows so far."""
+        return sum(block.nodes.shape[1] for block in self.blocks)
+
+    def candidates(self, scores: Tensor, rows: Tensor, tokens: Tensor) -> Candidates:
+        """Look up rows [B, K] of the table."""
+        nodes = torch.cat([block.nodes for block in self.blocks], 1)
+        origin = torch.cat([block.origin for block in self.blocks], 1)
+        level = torch.cat([block.level for block in self.blocks])
+        return Candidates(
+            scores,
+            nodes.gather(1, rows),
+            tokens,
+            origin.gather(1, rows),
+            level[rows],
+        )
+
+
+def keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candidates:
+    """Put the old beam in the place of the candidates of sentences that take no word.
+
+    Args:
+        state: Beam before the word.
+        chosen: Continuations by a word [B, K].
+        active: Sentences that take the word [B].
+
+    Returns:
+        Candidates, as many as the larger of both.
+    """
+    width = max(chosen.scores.shape[1], state.scores.shape[1])
+    own = torch.arange(width, device=active.device).expand(len(active), -1)
+    zero = torch.zeros_like(state.nodes)
+
+    def merge(new: Tensor, old: Tensor, fill: float = 0) -> Tensor:
+        new, old = (F.pad(x, (0, width - x.shape[1]), value=fill) for x in (new, old))
+        return torch.where(active[:, None], new, old)
+
+    return Candidates(
+        merge(chosen.scores, state.scores, NEG_INF),
+        merge(chosen.parents, state.nodes),
+        merge(chosen.tokens, zero),
+        merge(chosen.origin, own),
+        merge(chosen.num_structural, zero),
+    )
+
+
+def in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a method of a machine, whose model is `model`, in the type of the weights and without gradients.
+
+    Under autocast, rounding would decide which hypotheses survive.
+    """
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad(), without_autocast(self.model.device.type):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+class StackMachine(Protocol):
+    """The model side of a search.
+
+    Fields:
+        config: Configuration of the model: `vocab_size`, `pad_token_id`.
+        pad_action: Id that pads action sequences.
+        token_action: Id of the action that adds a token.
+    """
+
+    config: Any
+    pad_action: int
+    token_action: int
+
+    @property
+    def max_tokens(self) -> float:
+        """Number of tokens for which the model has positions."""
+
+    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
+        """The pool and the state before the first action [B, 1]."""
+
+    def word_ends_of(self, tokens: Tensor) -> Tensor | None:
+        """Which of the `tokens` [B, T] end a word, as far as the vocabulary tells; None = all."""
+
+    def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], list[list[list[str]]] | None]:
+        """Spans of derivations [B, K, A], and their labels if trees are labeled."""
+
+
+class WordSearch(Protocol):
+    """A word-synchronous search for given words."""
+
+    num_beams: int
+    eos_token_ids: Tensor | None
+
+    @property
+    def machine(self) -> StackMachine:
+        """The model side."""
+
+    def begin(self, batch_size: int, device: torch.device) -> SearchState:
+        """State before the first word. GPST also takes `input_ids` and `context_sentence_ids`."""
+
+    def refresh(self, state: SearchState) -> None:
+        """Count again what the next word needs, after sentences or hypotheses were selected."""
+
+    def keep(self, state: SearchState, index: Tensor) -> SearchState:
+        """The beam with the hypotheses `index` [B, R'] only."""
+
+    def propose(
+        self, state: SearchState, tokens: Tensor, block: Block | None = None, active: Tensor | None = None
+    ) -> Candidates:
+        """The best K derivations that generate one given word [B] per sentence."""
+
+    def commit(
+        self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
+    ) -> tuple[SearchState, Tensor]:
+        """Generate the chosen words: the new beam, and the candidate from which each hypothesis comes."""
+
+    def close(self, state: SearchState) -> SearchState:
+        """Complete the trees; hypotheses best first."""
+
+    def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
+        """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
+
+    def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
+        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+
+
+class WordDecoder(WordSearch, Protocol):
+    """A word-synchronous search that also generates words."""
+
+    def next_token_log_probs(self, state: SearchState) -> Tensor:
+        """Log-probabilities [B, V] of the next word given the prefix, derivations summed out."""
+
+    def propose_words(
+        self, state: SearchState, process: Any, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """The best K derivations that generate one more word; see `search_proposals.propose_words`."""
+
+    def draw_word(self, state: SearchState, process: Any) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next word per sentence; see `search_proposals.draw_word`."""
+
+
+class SyntacticCache(Cache):
+    """The beam of derivations after a prefix, as `past_key_values`.
+
+    Stock decoding loops treat it like any other cache: `reorder_cache`, `batch_repeat_interleave` and
+    `batch_select_indices` act on the sentences. It cannot be cropped: a beam forgets what it has dropped.
+
+    Args:
+        num_beams: Number K of derivations.
+        eos_token_ids: Words that may only be generated when exactly one tree is on the stack; None = no such rule.
+        **options: Further options of the model's search.
+    """
+
+    def __init__(self, num_beams: int, eos_token_ids: Tensor | None = None, **options: Any) -> None:
+        super().__init__(layers=[])
+        self.options = options
+        self.num_beams = num_beams
+        self.eos_token_ids = eos_token_ids
+        self.state: SearchState | None = None
+        self.begun: Tensor | None = None
+        self.num_columns = 0
+
+    def set_end_tokens(self, eos_token_ids: Tensor | None) -> None:
+        """Change the end tokens; distributions computed under other ones are forgotten."""
+        old, new = (None if ids is None else ids.tolist() for ids in (self.eos_token_ids, eos_token_ids))
+        self.eos_token_ids = eos_token_ids
+        if old != new and self.state is not None:
+            self.state.block = self.state.next_log_probs = None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of input columns read, padding included."""
+        return self.num_columns
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was read."""
+        return self.state is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sentences B; 0 before anything was read."""
+        return 0 if self.state is None else self.state.pool.batch_size
+
+    @property
+    def is_croppable(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """False."""
+        return False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the sentences `beam_idx` [B'], in that order."""
+        if self.state is not None:
+            index = beam_idx.to(self.state.pool.device, torch.long)
+            self.state.select_rows(index)
+            self.begun = self.begun.index_select(0, index)
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sentence `repeats` times."""
+        if self.state is not None:
+            self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.state, self.begun, self.num_columns = None, None, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Not possible."""
+        raise ValueError(
+            f"crop({tokens_to_remove}): a beam cannot go back to words that it has read; start a new cache"
+        )

@@ -1,0 +1,90 @@
+"""Attention whose mask and positions come from a tree.
+
+Every pair of a row and a column has an integer: a difference of tree depths (Transformer Grammars), a distance, or how
+often a column has been closed (the stack tape of Pushdown Layers). A table holds one vector for each integer, and
+
+    score(t, s) = (q_t . k_s + sum over terms of q'_t . table[index(t, s)]) / sqrt(d),   where mask(t, s)
+
+Each row is multiplied with the whole table once, and the products are gathered by the index: [T, R] numbers per head
+instead of [T, S, d]. The slow and obvious version is in `tests/reference/tree_lm.py`.
+
+Source: Sartran et al. 2022, whose program multiplies with one-hot vectors instead.
+
+Shapes: B sentences, H heads, T rows, S columns, R rows of a table, d width of a head.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_synlm.search.stack import NodePool
+
+
+class RelativeTerm(NamedTuple):
+    """One term of the score that depends on an integer of each pair."""
+
+    query: Tensor
+    """[B, H, T, d]."""
+    table: Tensor
+    """[H, R, d], or [1, R, d] for all heads alike."""
+    relative: Tensor
+    """[B, T, S] integers in [0, R)."""
+
+
+def tree_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, terms: Sequence[RelativeTerm], dropout: float = 0.0
+) -> Tensor:
+    """Attend to what a mask shows, with scores that depend on one integer per pair or several.
+
+    Args:
+        query: [B, H, T, d].
+        key: [B, H, S, d].
+        value: [B, H, S, d].
+        mask: [B, T, S], True = seen; every row must see something.
+        terms: what the score depends on besides the keys.
+        dropout: of the weights.
+
+    Returns:
+        [B, H, T, d].
+
+    Cost: O(T S d) multiplications and O(T R d) for each term; H T S numbers for the bias.
+    """
+    scale = query.shape[-1] ** -0.5
+    bias = query.new_zeros(()).masked_fill(~mask[:, None], float("-inf"))
+    for term in terms:
+        products = torch.einsum("bhtd,hrd->bhtr", term.query, term.table.expand(query.shape[1], -1, -1))
+        index = term.relative[:, None].expand(-1, query.shape[1], -1, -1)
+        bias = bias + products.gather(3, index) * scale
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=scale)
+
+
+class PathCache:
+    """Keys and values of the nodes before new ones, for one call of the layers in a search.
+
+    Args:
+        pool: of which the features `layer_0`, `layer_1`, .. hold keys and values.
+        before: [M, L] flat places of the nodes before each row.
+        own: [M] flat places of the new nodes.
+    """
+
+    def __init__(self, pool: NodePool, before: Tensor, own: Tensor) -> None:
+        self.pool, self.before, self.own = pool, before, own
+
+    def update(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Write keys and values [M, H, C, d] of the first position of every row; return those of all columns."""
+        store = self.pool.features[f"layer_{number}"].flatten(0, 1)
+        new = torch.stack([key, value], 1).transpose(2, 3)  # [M, 2, C, H, d]
+        store[self.own] = new[:, :, 0].flatten(1).to(store.dtype)
+        columns = torch.cat([self.before, self.own[:, None]], 1)
+        kept = store[columns].unflatten(2, (2, *new.shape[3:])).to(new.dtype).permute(2, 0, 3, 1, 4)
+        if new.shape[2] > 1:  # of the second position, which nobody sees later, nothing is kept
+            kept = torch.cat([kept, new[:, :, 1:].permute(1, 0, 3, 2, 4)], 3)
+        keys, values = kept.unbind(0)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Columns before each row, by the name that decoders of transformers ask for."""
+        return self.before.shape[1]

@@ -1,0 +1,126 @@
+"""The output layer of a model, as a search uses it: logits, and log-probabilities of given words with bounds of them.
+
+Shapes: N vectors, B sentences, R states, D width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_synlm.core.matrix_products import linear_map, uses_onednn
+from hf_synlm.core.module_tools import unwrapped, weight_of
+
+# Numbers in one chunk of logits where one of each row is kept: memory does not grow with the batch. On a CPU, a chunk
+# stays in the cache, but has so many rows that the weights are not read too often.
+_CHUNK_ELEMENTS, _CPU_CHUNK_ELEMENTS, _CPU_CHUNK_ROWS = 1 << 24, 1 << 18, 64
+# Rows and uses of packed weights in a search, roughly: they choose their layout.
+_ROWS, _USES = 16, 100
+# Upper bounds of probabilities look at this part of the vocabulary.
+_BOUND_SHARE = 16
+# Weights from which the selection of rows by bounds pays, though it runs several times.
+_BOUNDS_FROM = 1 << 20
+
+
+def rows_at_once(features: Tensor, width: int) -> int:
+    """Of how many vectors a product of some width should be computed at once, if it is not kept."""
+    if features.device.type == "cpu":
+        return max(_CPU_CHUNK_ROWS, _CPU_CHUNK_ELEMENTS // width)
+    return max(1, _CHUNK_ELEMENTS // width)
+
+
+class WordHead:
+    """Logits of the next word by the layer itself.
+
+    Args:
+        layer: From D to V.
+        vocab_size: V.
+        excluded: Words that may not be generated [E]; their logits are -inf. None = all may.
+    """
+
+    def __init__(self, layer: Any, vocab_size: int, excluded: Tensor | None = None) -> None:
+        self.layer, self.vocab_size, self.excluded = layer, vocab_size, excluded
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits [..., V] in float32 after vectors [..., D]."""
+        logits = self.layer(features).float()
+        return logits if self.excluded is None else logits.index_fill(-1, self.excluded, float("-inf"))
+
+    def log_probs(self, features: Tensor, words: Tensor) -> Tensor:
+        """Log-probabilities [N] of words [N] after vectors [N, D]."""
+        chunk = rows_at_once(features, self.vocab_size)
+        parts = zip(features.split(chunk), words.split(chunk), strict=True)
+        return -torch.cat([F.cross_entropy(self.logits(part), word, reduction="none") for part, word in parts])
+
+
+class PackedWordHead(WordHead):
+    """Logits by the weights of a linear layer, laid out for many products: they must not change meanwhile.
+
+    Args:
+        layer: Linear, with or without bias and LoRA.
+        excluded: As for `WordHead`.
+    """
+
+    def __init__(self, layer: Any, excluded: Tensor | None = None) -> None:
+        self.weight, bias = weight_of(layer).detach(), unwrapped(layer).bias
+        super().__init__(self._product, len(self.weight))
+        if excluded is not None:
+            bias = self.weight.new_zeros(self.vocab_size) if bias is None else bias
+            bias = bias.index_fill(0, excluded, float("-inf"))
+        self.bias = None if bias is None else bias.detach()
+        self._map = linear_map(self.weight, _ROWS, _USES)
+        self._few: tuple[Any, Tensor] | None = None
+
+    def _product(self, features: Tensor) -> Tensor:
+        logits = self._map(features)
+        return logits if self.bias is None else logits.add_(self.bias)
+
+    def bound(self, features: Tensor, words: Tensor) -> Tensor:
+        """Upper bounds [B, R] of the log-probabilities of one word per sentence [B] after vectors [B, R, D].
+
+        The denominator is computed for a sixteenth of the vocabulary, F, and bounded for the n other words by their
+        mean logit (Jensen's inequality):
+
+            log sum_v exp(x_v) >= log [ sum_{v in F} exp(x_v) + n exp(1/n sum_{v not in F} x_v) ]
+        """
+        few, few_bias = self._few or self._choose_few(features[0, :1])
+        parts = features.flatten(0, 1).split(rows_at_once(features, len(few_bias)))
+        denominator = torch.cat([few(part).float().add_(few_bias).logsumexp(1) for part in parts])
+        denominator = denominator.view(features.shape[:2])
+        target = torch.bmm(features, self.weight[words, :, None]).squeeze(2).float()
+        # More than what sums in another order differ by.
+        eps = max(torch.finfo(torch.float32).eps, torch.finfo(self.weight.dtype).eps)
+        slack = 100 * eps * (1 + target.abs() + denominator.abs())
+        target = target if self.bias is None else target + self.bias[words, None]
+        return (target - denominator).clamp(max=0.0) + slack
+
+    def _choose_few(self, feature: Tensor) -> tuple[Any, Tensor]:
+        """Take as F the words with the largest biases, without biases the most probable ones after a vector [1, D].
+
+        A last row stands for the others.
+        """
+        favour = self.logits(feature)[0] if self.bias is None else self.bias
+        often = favour.topk(max(1, len(favour) // _BOUND_SHARE)).indices
+        rest = (favour > float("-inf")).index_fill(0, often, False)
+        # In float32: halves cannot count the words of a large vocabulary.
+        count = rest.sum().float().clamp(min=1)
+        outside = self.weight[~rest].sum(0, dtype=torch.float32)
+        mean = (self.weight.sum(0, dtype=torch.float32) - outside) / count
+        bias = torch.zeros_like(favour) if self.bias is None else self.bias
+        others = torch.where(rest.any(), count.log() + bias[rest].sum(dtype=torch.float32) / count, float("-inf"))
+        few = linear_map(torch.cat([self.weight[often], mean[None].to(self.weight.dtype)]), _ROWS, _USES)
+        self._few = few, torch.cat([bias[often].float(), others[None]])
+        return self._few
+
+
+def bounds_pay(layer: Any) -> bool:
+    """Whether to score only the words that bounds do not exclude.
+
+    That takes a CPU, where choosing rows costs nothing, a large vocabulary, and a plain linear layer in float32: other
+    layers may compute something else than their weights say, and bounds in lower precision are loose.
+    """
+    is_plain = type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+    if not is_plain or torch.is_autocast_enabled("cpu"):
+        return False
+    return uses_onednn(layer.weight) and layer.weight.numel() >= _BOUNDS_FROM

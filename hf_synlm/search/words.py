@@ -1,0 +1,533 @@
+"""Word-synchronous beam search over the derivations of a syntactic language model.
+
+A derivation builds a tree together with the words: between two words it may take structural actions. Here a state has
+one structural successor (COMP for GPST); `models/rnng/fast_track.py` is for systems with many. "Word-synchronous": the
+hypotheses of the beam are compared at the end of word only, when all of them have generated the same words, so that
+
+    m_t = logsumexp_k log p(x_1..t, y_k)
+
+over the K derivations y_k of the beam is a lower bound on the prefix log-probability, tight once K exceeds the number
+of derivations (Stern et al. 2017; for GPST the authors' `R2D2GenFastBeamSearcher`). Where tokens are pieces of words,
+no constituent may cross the end of a word: see `WordEdges` and `legal_actions` of the stack machine.
+
+One word takes few calls of the model. The structural successors of the current states are laid out level by level (a
+*block*: row (c, k) is state k after c structural actions). One pass gives all rows the probabilities of their next
+action, another one those of their next word. Then the selection is replayed on the table of scores, level by level,
+exactly as if the states had been expanded one action at a time. Nodes live in a `NodePool`: hypotheses branch without
+copies. The model side is a `LevelMachine`.
+
+The slow and obvious version is `synchronous_beam` in tests/reference/exhaustive_search.py.
+
+Shapes: B sentences, K hypotheses, R rows of a step, C levels, L nodes of a path, T tokens, V vocabulary.
+All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_synlm.search.proposals import NEGLIGIBLE, draw_word, propose_words
+from hf_synlm.search.stack import Levels, NodePool, Nodes
+from hf_synlm.search.state import (
+    NEG_INF,
+    Block,
+    BlockTable,
+    Candidates,
+    SearchState,
+    StackMachine,
+    WordEdges,
+    keep_frozen,
+)
+from hf_synlm.search.word_head import PackedWordHead, WordHead, rows_at_once
+
+# Rows that cost hardly more than none: the layers are called for so many at once, and a block may have so many.
+_SMALL_RUN, _SMALL_BLOCK = 128, 256
+# Rows of a block from which their words are selected by bounds, for which the output layer must be packed.
+_BOUNDED_ROWS = 32
+
+
+class LevelMachine(StackMachine, Protocol):
+    """A stack machine with one structural action: what `WordBeamSearch` needs of a model."""
+
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor]:
+        """As `StackMachine.begin`; `context` are complete sentences before the text."""
+
+    def push(
+        self,
+        pool: NodePool,
+        parents: Tensor,
+        num_tokens: Tensor,
+        tokens: Tensor | None = None,
+        actions: Tensor | None = None,
+        levels: Levels | None = None,
+    ) -> int:
+        """Take one action from each of R states, or structural ones by levels; returns the id of the first new node."""
+
+    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
+        """Run the layers on nodes [B, P] of levels that follow one another, behind paths [B, R, L].
+
+        With `words`, also those that predict words.
+        """
+
+    def action_log_probs(
+        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None, renormalize: bool = False
+    ) -> Tensor:
+        """Log-probabilities [B, R, 2]: generate a word, take the structural action; -inf where illegal."""
+
+    def chain_bound(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Upper bound [B, R] of the number of structural actions before the next word."""
+
+    def is_complete(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Whether exactly one tree is on the stack [B, R]."""
+
+    def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Inputs [B, R, D] of the word head."""
+
+    @property
+    def word_head(self) -> WordHead:
+        """The output layer."""
+
+    @property
+    def packed_word_head(self) -> PackedWordHead | None:
+        """The output layer with bounds; None = they do not pay."""
+
+
+class Selection(NamedTuple):
+    """What a synchronous selection leaves."""
+
+    words: tuple[Tensor, Tensor]
+    """Scores and ids [B, K'] of the continuations by a word that were selected; -inf = none."""
+    pending: Tensor
+    """[B, R] which rows were pending."""
+    moved: Tensor
+    """Scores of the structural successors of the last level, -inf where they do not survive."""
+
+
+class WordBeamSearch:
+    """Word-synchronous beam search with a stack machine.
+
+    Args:
+        machine: Model side of the search.
+        num_beams: Number K of derivations kept per sentence.
+        eos_token_ids: Words [E] that may only be generated when exactly one tree is on the stack.
+        renormalize: Forbid structural actions before the softmax over actions instead of after it.
+    """
+
+    propose_words = propose_words
+    draw_word = draw_word
+
+    def __init__(
+        self, machine: LevelMachine, num_beams: int, eos_token_ids: Tensor | None = None, renormalize: bool = False
+    ) -> None:
+        if not isinstance(num_beams, int) or isinstance(num_beams, bool):
+            raise ValueError(f"num_beams={num_beams!r} must be an integer: the number of derivations in the beam")
+        if num_beams < 1:
+            raise ValueError(f"num_beams={num_beams}: a beam holds at least one derivation")
+        self.machine = machine
+        self.num_beams = num_beams
+        self.max_rows = max(4 * num_beams, _SMALL_BLOCK)  # of a block, where the search may stop early
+        self.eos_token_ids = eos_token_ids
+        self.renormalize = renormalize
+
+    # ------------------------------------------------------------------------------------------------ one block
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
+        """State before the first word; `context` goes to the machine (complete sentences before the text)."""
+        pool, nodes = self.machine.begin(batch_size, device, **context)
+        scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
+        return SearchState(pool, nodes, scores, torch.zeros_like(nodes[:, 0]), [1], max_length=pool.size)
+
+    def refresh(self, state: SearchState) -> None:
+        """Recount the levels of the next block over all sentences (one host sync)."""
+        chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        state.level_sizes = [state.nodes.shape[1], *_level_counts(chain, state.max_depth).tolist()]
+
+    def expand(
+        self,
+        state: SearchState,
+        *,
+        max_rows: int | None = None,
+        negligible: float | None = None,
+        words: bool = True,
+    ) -> Block:
+        """Lay out the states and their structural successors, and run the layers on them.
+
+        Args:
+            state: Beam between two words (or between two blocks of one word).
+            max_rows: Stop adding levels beyond this number of rows per sentence; None = all levels.
+            negligible: Leave out successors that weigh less than exp(-negligible) of the mass collected in the
+                sentence before them; None = none.
+            words: Whether the rows need next-word probabilities.
+
+        Returns:
+            The block. Its new nodes stay in the pool.
+        """
+        pool, counts = state.pool, state.num_tokens
+        sizes, cut = self._block_sizes(state.level_sizes, max_rows)
+        path = pool.paths(state.nodes, state.max_length)[..., :-1]
+        nodes, entering, mass = state.nodes, state.scores, None
+        runs: list[tuple[Tensor, Tensor, Tensor]] = []
+        for first, last in self._runs(sizes, negligible is not None):
+            levels = Levels(sizes[first:last], path.device)
+            width = sizes[first]
+            path, counts = path[:, :width], counts if counts.dim() == 1 else counts[:, :width]
+            nodes = self._successors(pool, nodes, counts, levels, first == 0)
+            self.machine.read(pool, path, nodes, levels, words)
+            path = torch.cat([path, levels.lines(nodes, -1)], 2)
+            repeated = counts if counts.dim() == 1 else counts.index_select(1, levels.line)
+            log_probs = self.machine.action_log_probs(pool, nodes, repeated, state.edges, self.renormalize)
+            structural = levels.lines(log_probs[..., 1], NEG_INF)
+            scores = torch.cat([entering[:, :width, None], structural[..., :-1]], 2).cumsum(2)
+            if negligible is not None:
+                scores, mass = _without_negligible(scores, levels.lines(log_probs[..., 0], NEG_INF), mass, negligible)
+            entering = scores[..., -1] + structural[..., -1]
+            runs.append((nodes, scores.flatten(1).index_select(1, levels.place), log_probs))
+            nodes = nodes[:, -sizes[last - 1] :]
+            if last < len(sizes) and negligible is not None and not bool((scores[..., -1] > NEG_INF).any()):
+                sizes = sizes[:last]
+                break
+        nodes, scores, log_probs = (torch.cat(part, 1) for part in zip(*runs, strict=True))
+        levels = levels if len(runs) == 1 else Levels(sizes, nodes.device)
+        origin = levels.line.expand_as(nodes) if state.origin is None else state.origin[:, levels.line]
+        return Block(nodes, scores, log_probs, origin, state.level + levels.level, levels, cut)
+
+    def _successors(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, levels: Levels, begins: bool) -> Tensor:
+        """Nodes [B, P] of levels behind states [B, R], which are the first of these levels if the block `begins`."""
+        if begins and len(levels.sizes) == 1:
+            return nodes
+        later = Levels(levels.sizes[1:], nodes.device) if begins else levels
+        width = later.sizes[0]
+        num_tokens = num_tokens if num_tokens.dim() == 1 else num_tokens[:, :width]
+        first = self.machine.push(pool, nodes[:, :width], num_tokens, levels=later)
+        made = torch.arange(first, pool.size, device=nodes.device).expand(len(nodes), -1)
+        return torch.cat([nodes, made], 1) if begins else made
+
+    def _runs(self, sizes: list[int], may_stop: bool) -> list[tuple[int, int]]:
+        """Levels that are laid out together, as (first, last + 1).
+
+        Attention runs on full lines, so a run ends where most of their rows would be in vain, and after about 4 K rows
+        if the search may stop early.
+        """
+        stops = [0]
+        for level in range(1, len(sizes)):
+            rows = sizes[stops[-1]] * (level + 1 - stops[-1])
+            in_vain = rows > max(_SMALL_RUN, 2 * sum(sizes[stops[-1] : level + 1]))
+            if in_vain or (may_stop and rows > 4 * self.num_beams):
+                stops.append(level)
+        return list(zip(stops, [*stops[1:], len(sizes)], strict=True))
+
+    def _block_sizes(self, level_sizes: list[int], max_rows: int | None) -> tuple[list[int], bool]:
+        """Rows per level of the next block, and whether states with successors remain behind it."""
+        sizes = level_sizes[:1]
+        for size in level_sizes[1:]:
+            if size == 0:
+                return sizes, False
+            if max_rows is not None and sum(sizes) + size > max_rows:
+                return sizes, True
+            sizes.append(size)
+        return sizes, False
+
+    def word_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
+        """Next-word log-probabilities of states [B, R, V], end tokens only where one tree is on the stack."""
+        features = self.machine.word_features(state.pool, nodes)
+        log_probs = self.machine.word_head.logits(features).log_softmax(-1)
+        return self.mask_end(log_probs, self.machine.is_complete(state.pool, nodes))
+
+    def mask_end(self, log_probs: Tensor, complete: Tensor) -> Tensor:
+        """Forbid end tokens in rows whose stack does not hold exactly one tree (no renormalization), in place."""
+        if self.eos_token_ids is not None:
+            ends = log_probs[..., self.eos_token_ids].masked_fill(~complete[..., None], NEG_INF)
+            log_probs[..., self.eos_token_ids] = ends
+        return log_probs
+
+    def log_probs_of(self, state: SearchState, nodes: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probability [B, R] of one next word per state, `tokens` [B, R]."""
+        features = self.machine.word_features(state.pool, nodes)
+        return self.machine.word_head.log_probs(features.flatten(0, 1), tokens.flatten()).view(nodes.shape)
+
+    def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
+        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+        return self.log_probs_of(state, chosen.parents, chosen.tokens)
+
+    def any_word_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
+        """Log-probability [B, R] that the next word is one that may be generated: no end token inside a tree."""
+        if self.eos_token_ids is None:
+            return torch.zeros(nodes.shape, device=nodes.device)
+        head, complete = self.machine.word_head, self.machine.is_complete(state.pool, nodes).flatten()
+        features = self.machine.word_features(state.pool, nodes).flatten(0, 1)
+        chunk = rows_at_once(features, head.vocab_size)
+        parts = zip(features.split(chunk), complete.split(chunk), strict=True)
+        sums = [self.mask_end(head.logits(part).log_softmax(1), ends).logsumexp(1) for part, ends in parts]
+        return torch.cat(sums).view(nodes.shape)
+
+    # ---------------------------------------------------------------------------------------------- selection
+    def select(self, block: Block, generated: Tensor, synced: tuple[Tensor, Tensor], first_id: int) -> Selection:
+        """Replay the synchronous selection on a block: a word ends when no structural successor is among the best K.
+
+        At every level the pool is the best K among the continuations by a word that were selected before, the
+        continuations by a word of this level's pending states, and their structural successors; the successors that
+        survive are the pending states of the next level.
+
+        Args:
+            block: Rows with their scores.
+            generated: [B, R, G] scores of the G words considered in each row.
+            synced: Scores and ids [B, k] of the continuations selected in earlier blocks.
+            first_id: Id of the first continuation of this block; row r, word g has id first_id + r G + g.
+
+        Returns:
+            The selection.
+        """
+        scores, ids = synced
+        width, device = generated.shape[2], ids.device
+        chain = block.levels.line
+        # Words and the structural action of every row [B, G + 1, R]; the action of state k of a level has id -1 - k.
+        entries = torch.cat([generated, (block.scores + block.log_probs[..., 1])[..., None]], 2).transpose(1, 2)
+        word_ids = torch.arange(first_id, first_id + len(chain) * width, device=device).view(-1, width).T
+        entry_ids = torch.cat([word_ids, -1 - chain[None]]).expand(len(ids), -1, -1)
+        dropped, left_out = block.scores[:, : block.levels.sizes[0]] == NEG_INF, []
+        for a, b in block.levels.bounds:
+            dropped = dropped[:, : b - a]
+            left_out.append(dropped)
+            pool = torch.cat([scores, entries[..., a:b].masked_fill(dropped[:, None], NEG_INF).flatten(1)], 1)
+            best, index = pool.topk(min(self.num_beams, pool.shape[1]))
+            ids = torch.cat([ids, entry_ids[..., a:b].flatten(1)], 1).gather(1, index)
+            scores = best.masked_fill(ids < 0, NEG_INF)
+            # Column 0 takes the words.
+            moved = best.new_full((len(best), b - a + 1), NEG_INF)
+            moved = moved.scatter_(1, (-ids).clamp(min=0), best)[:, 1:]
+            dropped, ids = moved == NEG_INF, ids.clamp(min=0)
+        return Selection((scores, ids), ~torch.cat(left_out, 1), moved)
+
+    def _select_given(
+        self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
+    ) -> Selection:
+        """`select` for one given word per sentence [B]."""
+        head = None
+        if block.word_log_probs is None and block.nodes.numel() >= _BOUNDED_ROWS:
+            head = self.machine.packed_word_head
+        if head is not None:
+            return self._select_by_bounds(state, block, head, tokens, synced, first_id)
+        given = tokens[:, None].expand_as(block.nodes)
+        if block.word_log_probs is None:
+            words = self.log_probs_of(state, block.nodes, given)
+        else:
+            words = block.word_log_probs.gather(2, given[..., None]).squeeze(2)
+        return self.select(block, (block.scores + block.log_probs[..., 0] + words)[..., None], synced, first_id)
+
+    def _select_by_bounds(
+        self,
+        state: SearchState,
+        block: Block,
+        head: PackedWordHead,
+        tokens: Tensor,
+        synced: tuple[Tensor, Tensor],
+        first_id: int,
+    ) -> Selection:
+        """The same, but few words are scored, which costs much of a search.
+
+        The selection begins with upper bounds. The rows whose word it has selected are scored, and it starts again,
+        until it has selected none by a bound. Then other words, with lower scores than their bounds, would change
+        nothing: those that had a place for some levels gave it up to K better entries, as did all that they kept out.
+        """
+        features, base = self.machine.word_features(state.pool, block.nodes), block.scores + block.log_probs[..., 0]
+        scores, open_rows = base + head.bound(features, tokens), base > NEG_INF
+        while True:
+            selection = self.select(block, scores[..., None], synced, first_id)
+            scored, ids = selection.words
+            rows = (ids.masked_fill(scored == NEG_INF, -1) - first_id).clamp(min=-1) + 1
+            wanted = open_rows & torch.zeros_like(F.pad(open_rows, (1, 0))).scatter_(1, rows, True)[:, 1:]
+            chosen = wanted.nonzero(as_tuple=True)
+            if not len(chosen[0]):
+                return selection
+            scores[chosen] = base[chosen] + head.log_probs(features[chosen], tokens[chosen[0]])
+            open_rows = open_rows & ~wanted
+
+    def next_block_state(self, state: SearchState, block: Block, moved: Tensor) -> SearchState | None:
+        """Execute the structural actions that survive a block, as the first level of the next one.
+
+        Args:
+            state: State before the block.
+            block: The block.
+            moved: Scores after these actions in the states of its last level, -inf where they do not survive.
+
+        Returns:
+            The state of the next block; None if nothing survives.
+        """
+        first, last = block.levels.bounds[-1]
+        row = torch.arange(first, last, device=moved.device).expand_as(moved)
+        parents = block.nodes[:, first:]
+        chain = self.machine.chain_bound(state.pool, parents).masked_fill(moved == NEG_INF, 0) - 1
+        chain, order = chain.sort(dim=1, descending=True, stable=True)
+        counts = _level_counts(chain, state.max_depth, first=0).tolist()
+        if not counts[0]:
+            return None
+        order = order[:, : counts[0]]
+        row, moved, parents = row.gather(1, order), moved.gather(1, order), parents.gather(1, order)
+        first = self.machine.push(state.pool, parents, state.num_tokens)
+        nodes = torch.arange(first, state.pool.size, device=parents.device).expand_as(parents)
+        origin = block.origin.gather(1, row)
+        level = state.level + len(block.levels.sizes)
+        sizes = [nodes.shape[1], *counts[1:]]
+        return SearchState(
+            state.pool, nodes, moved, state.num_tokens, sizes, state.edges, origin, level, state.max_depth,
+            state.max_length,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------ one word
+    def propose(
+        self, state: SearchState, tokens: Tensor, block: Block | None = None, active: Tensor | None = None
+    ) -> Candidates:
+        """The best K derivations that generate one given word per sentence.
+
+        Args:
+            state: Beam between two words.
+            tokens: The word of each sentence [B].
+            block: All structural successors of the beam, if they are laid out already.
+            active: Not used: the levels leave out finished sentences.
+
+        Returns:
+            At most K candidates per sentence.
+        """
+        table, frontier = BlockTable(), state
+        synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
+        while frontier is not None:
+            block = block or self.expand(frontier, max_rows=self.max_rows)
+            selection = self._select_given(state, block, tokens, synced, table.num_rows)
+            table.blocks.append(block)
+            frontier = self.next_block_state(frontier, block, selection.moved) if block.cut else None
+            synced, block = selection.words, None
+        return table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
+
+    def commit(
+        self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
+    ) -> tuple[SearchState, Tensor]:
+        """Generate the chosen words and make them the new beam.
+
+        Args:
+            state: Beam before the word.
+            chosen: Continuations [B, K].
+            active: Sentences that take a word [B]; the others keep their beam. None = all.
+            wanted: Sentences whose next block matters [B]; None = all.
+
+        Returns:
+            The new beam, and for each of its hypotheses the index of the candidate it comes from [B, R].
+        """
+        pool = state.pool
+        moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
+        if active is not None:
+            chosen = keep_frozen(state, chosen, active)
+        scores, parents, tokens = chosen.scores, chosen.parents, chosen.tokens
+        chain = self.machine.chain_bound(pool, parents) + moving[:, None]
+        alive = scores > NEG_INF
+        chain, order = chain.masked_fill(~alive, -1).sort(dim=1, descending=True, stable=True)
+        counted = chain if wanted is None else chain.masked_fill(~wanted[:, None], -1)
+        counts = _level_counts(counted, state.max_depth + 1)
+        counts = torch.cat([alive.sum(1).amax()[None], counts])
+        keep = pool.in_use(parents, alive, state.max_length) if pool.is_full else None
+        if keep is not None:
+            counts = torch.cat([counts, keep.sum(1).amax()[None]])
+        # The one host sync of a word: number of hypotheses, rows of every level of the next block, nodes in use.
+        rows, *sizes = counts.tolist()
+        order = order[:, : max(1, rows)]
+        scores, parents, tokens = scores.gather(1, order), parents.gather(1, order), tokens.gather(1, order)
+        if keep is not None:
+            parents = pool.compact(keep, sizes.pop(), parents)
+        first = self.machine.push(pool, parents, state.num_tokens + 1, tokens=tokens)
+        nodes = torch.arange(first, pool.size, device=parents.device).expand_as(parents)
+        if active is not None:
+            nodes = torch.where(active[:, None], nodes, parents)
+        new = SearchState(
+            pool, nodes, scores, state.num_tokens + moving, [nodes.shape[1], *sizes], state.edges,
+            max_depth=state.max_depth + 1, max_length=state.max_length + 2,
+        )  # fmt: skip
+        return new, order
+
+    def close(self, state: SearchState) -> SearchState:
+        """Take structural actions until one tree is on the stack. Every state has one successor: nothing is selected.
+
+        Args:
+            state: the hypotheses.
+
+        Returns:
+            A new state over the same pool, its hypotheses best first.
+        """
+        chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        chain, deepest = chain.sort(dim=1, descending=True, stable=True)
+        state = state.with_hypotheses(deepest)
+        self.refresh(state)
+        block = self.expand(state, words=False)
+        # Row (c, k) of the block: hypothesis k takes as many actions as its stack allows.
+        first = torch.arange(chain.shape[1], device=chain.device) * len(block.levels.sizes)
+        row = block.levels.row[first + chain.clamp(min=0)]
+        scores = block.scores.gather(1, row).masked_fill(state.scores == NEG_INF, NEG_INF)
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        row = row.gather(1, order)
+        return SearchState(
+            state.pool, block.nodes.gather(1, row), scores, state.num_tokens, [row.shape[1]], state.edges,
+            deepest.gather(1, order), max_depth=state.max_depth, max_length=state.max_length,
+        )  # fmt: skip
+
+    def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
+        """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
+        size = state.pool.size
+        closed = self.close(state)
+        back = closed.origin.argsort(1)
+        nodes = state.pool.derivations(closed.nodes.gather(1, back))
+        state.pool.truncate(size)
+        return closed.scores.gather(1, back), nodes
+
+    def keep(self, state: SearchState, index: Tensor) -> SearchState:
+        """The beam with the hypotheses `index` [B, R'] only, over the same pool."""
+        state = state.with_hypotheses(index)
+        chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        return state.with_hypotheses(chain.argsort(dim=1, descending=True, stable=True))
+
+    # ------------------------------------------------------------------------------------------ distributions
+    def closure(self, state: SearchState) -> Block:
+        """All structural successors of the beam, with their next-word log-probabilities."""
+        if state.block is None:
+            state.block = self.expand(state, negligible=NEGLIGIBLE)
+            state.block.word_log_probs = self.word_log_probs(state, state.block.nodes)
+        return state.block
+
+    def next_token_log_probs(self, state: SearchState) -> Tensor:
+        """Next-word log-probabilities given the prefix, derivations summed out.
+
+        log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(GEN | y_r) + log p(w | y_r) ] - log Z over all structural
+        successors r of the hypotheses in the beam.
+
+        Args:
+            state: Beam between two words.
+
+        Returns:
+            [B, V], normalized over V. Uniform where the beam is empty.
+        """
+        block = self.closure(state)
+        weights = block.scores + block.log_probs[..., 0]
+        weights = weights - weights.amax(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).min)
+        total = (weights[..., None] + block.word_log_probs).logsumexp(1)
+        return total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0).log_softmax(-1)
+
+
+def _without_negligible(scores: Tensor, gen: Tensor, mass: Tensor | None, negligible: float) -> tuple[Tensor, Tensor]:
+    """Leave out rows that weigh less than exp(-negligible) of the words of the levels before them.
+
+    Args:
+        scores: Of some levels [B, R, C].
+        gen: Log-probabilities of a word after each row [B, R, C].
+        mass: Log of the mass of the words of earlier levels [B]; None = these are the first.
+        negligible: The bound.
+
+    Returns:
+        Scores, -inf where left out, and the mass with these levels.
+    """
+    first = torch.full_like(scores[:, 0, 0], NEG_INF) if mass is None else mass
+    total = torch.cat([first[:, None], (scores + gen).logsumexp(1)], 1).logcumsumexp(1)
+    return scores.masked_fill(scores < total[:, None, :-1] - negligible, NEG_INF), total[:, -1]
+
+
+def _level_counts(chain: Tensor, max_depth: int, first: int = 1) -> Tensor:
+    """Largest number of rows per sentence that reach level `first`, .., `max_depth`, from bounds [B, R]."""
+    levels = torch.arange(first, max(max_depth, first) + 1, device=chain.device)
+    return (chain[..., None] >= levels).sum(1).amax(0)

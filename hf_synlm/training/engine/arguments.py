@@ -1,0 +1,335 @@
+"""Arguments of the training programs, from a YAML or JSON file and from flags."""
+
+import argparse
+import dataclasses
+import difflib
+import math
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType
+
+from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml
+from hf_synlm.hub.checkpoint import check_model_source
+
+DEFAULT_STEPS = 1000
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@dataclass
+class TrainingArguments:
+    """Optimization, checkpoints and logging; the flags are those of the official `no_trainer` scripts."""
+
+    output_dir: str = option("", "Folder for checkpoints, logs and the final model.")
+    overwrite_output_dir: bool = option(
+        False,
+        "Delete the run in the output folder and start from step 0. A folder with other content or with inputs of "
+        "this run is refused.",
+    )
+    seed: int = option(404, "Seed of initialization, data order, dropout and noise.")
+    per_device_train_batch_size: int = option(8, "Contexts or sentences per process and micro step.")
+    per_device_eval_batch_size: int = option(8, "Contexts or sentences per process in evaluation.")
+    gradient_accumulation_steps: int = option(1, "Micro steps per optimizer step.")
+    max_train_steps: int | None = option(
+        None,
+        "Optimizer steps of the run; default: those of num_train_epochs, otherwise 1000. With both, the smaller "
+        "number.",
+    )
+    num_train_epochs: int = option(0, "Passes through the data; 0: max_train_steps decides.")
+    early_stopping_patience: int = option(
+        0, "Keep the best model, and stop after this many evaluations without a better one; 0: never stop."
+    )
+    learning_rate: float = option(5e-5, "Peak learning rate.")
+    adam_beta1: float = option(0.9, "AdamW: decay of the first moment.")
+    adam_beta2: float = option(0.999, "AdamW: decay of the second moment.")
+    adam_epsilon: float = option(1e-6, "AdamW: term in the denominator.")
+    adam_bias_correction: bool = option(True, "AdamW: correct the moments for their start at 0; GPST's authors do not.")
+    weight_decay: float = option(0.0, "AdamW: decay of matrices; biases and norms are not decayed.")
+    max_grad_norm: float = option(1.0, "Clip gradients to this norm; 0 disables.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
+        "linear", "Decay after the warm-up: linear or cosine (both to 0), or constant."
+    )
+    warmup_ratio: float = option(0.01, "Warm-up as a share of all steps.")
+    num_warmup_steps: int | None = option(None, "Warm-up in steps; overrides the ratio.")
+    gradient_checkpointing: bool = option(False, "Recompute layer activations in backward: less memory, more time.")
+    torch_compile: bool = option(False, "Compile the Transformer layers of GPST with torch.compile.")
+    dataloader_num_workers: int = option(0, "Processes that prepare batches.")
+    logging_steps: int = option(10, "Log the losses every this many steps.")
+    evaluation_steps: int = option(0, "Steps between evaluations; 0: only before and after training.")
+    generation_steps: int = option(0, "Steps between samples of generated sentences with their trees; 0 disables.")
+    checkpointing_steps: int = option(0, "Steps between checkpoints; 0 disables.")
+    checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.")
+    resume_from_checkpoint: str | None = option(
+        None,
+        "A checkpoint folder, or 'latest' for the newest complete one. Default: an unfinished run in the output "
+        "folder is resumed, a finished one is refused.",
+    )
+    with_tracking: bool = option(False, "Log to the trackers of --report_to.")
+    report_to: str = option("tensorboard", "Tracker supported by accelerate, such as tensorboard or trackio.")
+    peak_flops: float | None = option(
+        None, "Peak FLOP/s of a device, to compute utilization; default: from a table of GPUs."
+    )
+    push_to_hub: bool = option(False, "Push the final model to the Hub.")
+    hub_strategy: Literal["end", "checkpoint"] = option(
+        "end",
+        "What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every checkpoint, and the "
+        "checkpoint itself as last-checkpoint.",
+    )
+    hub_model_id: str | None = option(None, "Repository of --push_to_hub.")
+    hub_token: str | None = option(None, "Hub token of --push_to_hub; default: the one of `hf auth login`.")
+
+    def __post_init__(self):
+        """Check the values, so that a wrong one fails before any work is done."""
+        if not self.output_dir:
+            raise ValueError("output_dir is not set. Pass --output_dir FOLDER or set it in the config file.")
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be finite and is {value}.")
+        check_minimum(
+            self,
+            1,
+            "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps max_train_steps "
+            "logging_steps checkpoints_total_limit",
+        )
+        check_minimum(
+            self,
+            0,
+            "num_train_epochs early_stopping_patience evaluation_steps generation_steps checkpointing_steps "
+            "learning_rate weight_decay max_grad_norm",
+        )
+        if self.peak_flops is not None and self.peak_flops <= 0:
+            raise ValueError(f"peak_flops must be positive and is {self.peak_flops}.")
+        if not 0 <= self.warmup_ratio <= 1:
+            raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
+        if self.push_to_hub and not self.hub_model_id:
+            raise ValueError("push_to_hub needs a repository. Pass --hub_model_id OWNER/NAME.")
+        if self.push_to_hub and self.hub_strategy == "checkpoint" and not self.checkpointing_steps:
+            raise ValueError("hub_strategy 'checkpoint' needs checkpoints. Set checkpointing_steps.")
+        if self.with_tracking:  # accelerate would ignore a tracker that is unknown or not installed
+            check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
+            if self.report_to not in [str(item) for item in get_available_trackers()]:
+                name = self.report_to
+                raise ValueError(f"report_to is {name!r}, which is not installed: pip install {name}.")
+
+    def limit_steps(self, steps_of_epochs: int | None = None) -> None:
+        """Settle `max_train_steps`: the smaller of what was given, or the default.
+
+        Args:
+            steps_of_epochs: steps of `num_train_epochs`, if it is given.
+        """
+        given = [count for count in (self.max_train_steps, steps_of_epochs) if count is not None]
+        self.max_train_steps = min(given, default=DEFAULT_STEPS)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run, once `limit_steps` has settled `max_train_steps`."""
+        return cast(int, self.max_train_steps)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of the warm-up."""
+        if self.num_warmup_steps is not None:
+            return self.num_warmup_steps
+        return round(self.warmup_ratio * self.num_steps)
+
+
+@dataclass
+class ModelArguments:
+    """The model to train.
+
+    Fields:
+        presets: architecture -> its default preset; empty: any architecture, no default.
+    """
+
+    presets: ClassVar[dict[str, str]] = {}
+
+    architecture: str = option("", "Architecture of the model.")
+    model_preset: str | None = option(None, "Published size to start from.")
+    config_overrides: str | None = option(
+        None,
+        "Fields of the configuration that differ from the preset: key=value,key=value or a JSON object; in a config "
+        "file a mapping.",
+    )
+    model_name_or_path: str | None = option(None, "Continue from the weights and configuration of this model instead.")
+
+    def __post_init__(self):
+        """Check the architecture, choose its default preset, and find the model to continue from."""
+        if self.presets:
+            check_choice("architecture", self.architecture, list(self.presets))
+            self.model_preset = self.model_preset or self.presets[self.architecture]
+        if self.model_name_or_path is not None:
+            check_model_source(self.model_name_or_path)
+
+
+# ---------------------------------------------------------------------------------------------- checks
+def check_minimum(arguments: Any, minimum: int, names: str) -> None:
+    """Check that arguments are not too small; `None` is allowed.
+
+    Args:
+        arguments: a dataclass.
+        minimum: smallest value.
+        names: fields, between spaces.
+
+    Raises:
+        ValueError: a field is smaller.
+    """
+    for name in names.split():
+        value = getattr(arguments, name)
+        if value is not None and value < minimum:
+            rule = f"be at least {minimum}" if minimum else "not be negative"
+            raise ValueError(f"{name} must {rule} and is {value}.")
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Check that an argument is one of some values.
+
+    Args:
+        name: of the argument.
+        value: of the argument.
+        choices: allowed values.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}. Choose among {', '.join(choices)}.")
+
+
+def check_overrides(config_class: type, overrides: Any, decided: Collection[str] = ()) -> dict[str, Any]:
+    """Check fields that replace those of a preset.
+
+    Args:
+        config_class: the configuration, a dataclass.
+        overrides: mapping from fields to values, as `parse_arguments` returns it; may be `None`.
+        decided: fields that follow from the data and cannot be overridden.
+
+    Returns:
+        The same; integers become floats where the field is a float.
+
+    Raises:
+        ValueError: the configuration has no such field, or it is one of `decided`.
+    """
+    types = {f.name: f.type for f in dataclasses.fields(config_class)}
+    types |= {other: types[name] for other, name in getattr(config_class, "attribute_map", {}).items() if name in types}
+    checked: dict[str, Any] = {}
+    for name, value in (overrides or {}).items():
+        if name not in types:
+            raise ValueError(f"config_overrides: {config_class.__name__} has no field {name!r}.")
+        if name in decided:
+            raise ValueError(f"config_overrides: {name} follows from the tokenizer and the data. Leave it out.")
+        checked[name] = float(value) if types[name] is float and isinstance(value, int) else value
+    return checked
+
+
+# ---------------------------------------------------------------------------------------------- command line
+def read_mapping(text: str, name: str) -> dict[str, Any]:
+    """Read a mapping given on the command line: JSON, or `key=value,key=value` with YAML values.
+
+    Args:
+        text: for example `hidden_size=64,merge_noise=0.5` or `{"hidden_size": 64}`.
+        name: the flag, for messages.
+
+    Returns:
+        The mapping.
+
+    Raises:
+        ValueError: the text has neither form.
+    """
+    if text.lstrip().startswith("{"):
+        value = read_yaml(text, f"--{name} {text!r}")
+        if not isinstance(value, dict):
+            raise ValueError(f"--{name} {text!r} is not a JSON object.")
+        return value
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise ValueError(f"--{name}: {key!r} has no value. Write key=value,key=value or a JSON object.")
+    return {key.strip(): read_yaml(value, f"--{name} {key}={value}") for key, _, value in pairs}
+
+
+def find_config(name: str) -> str:
+    """Find the file that `--config` names.
+
+    Args:
+        name: a file, or the name of a shipped configuration, such as "gpst_tiny".
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        ValueError: there is no such file or configuration.
+    """
+    if Path(name).is_file():
+        return name
+    shipped = {path.stem: str(path) for path in sorted(CONFIGS.glob("*.yaml"))}
+    if name in shipped:
+        return shipped[name]
+    close = difflib.get_close_matches(Path(name).stem, shipped, 3)
+    hint = f"Did you mean {' or '.join(close)}?" if close else f"Shipped configurations: {', '.join(shipped)}."
+    raise ValueError(f"There is no config file and no shipped configuration {name!r}. {hint}")
+
+
+def parse_arguments(
+    types: Sequence[type],
+    argv: Sequence[str] | None = None,
+    mappings: Sequence[str] = (),
+    description: str | None = None,
+) -> tuple[Any, ...]:
+    """Read dataclasses of arguments from `--config` and from flags; flags win.
+
+    A field named in `mappings` arrives as a dict: the file's mapping, updated key by key with the flag's, which has
+    the form of `read_mapping`.
+
+    Args:
+        types: the dataclasses.
+        argv: command line without the program name; default: the process's.
+        mappings: names of string fields that hold mappings.
+        description: of the program, for `--help`.
+
+    Returns:
+        One instance per dataclass.
+
+    Raises:
+        ValueError: see `find_config`; also for keys and flags that no dataclass has.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    known, rest = first.parse_known_args(argv)
+    parser = ArgumentParser(list(types), allow_abbrev=False, description=description)
+    parser.add_argument(
+        "--config",
+        help="YAML or JSON file with values for any of the arguments, or the name of a shipped configuration such as "
+        "gpst_tiny; flags win.",
+    )
+    values = read_config_file(find_config(known.config)) if known.config else {}
+    for key in values:
+        if str(key) not in parser.names:
+            close = difflib.get_close_matches(str(key), parser.names, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
+            raise ValueError(f"{known.config}: {key!r} is not an argument of this program.{hint}")
+    given = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    # `--config` itself belongs to no dataclass and comes after them, as a namespace; then what was not understood.
+    *parsed, unknown = parser.parse_args_into_dataclasses(
+        args=[*config_flags(given), *rest], look_for_args_file=False, return_remaining_strings=True
+    )
+    if unknown:
+        word = unknown[0].removeprefix("--").partition("=")[0]
+        close = [name for name in parser.names if name.startswith(word)]
+        close += difflib.get_close_matches(word, parser.names, 1)
+        hint = f" Did you mean --{close[0]}?" if close else " --help lists all options."
+        raise ValueError(f"{unknown[0]} is not an option of this program.{hint}")
+    parsed = parsed[: len(types)]
+    for arguments in parsed:
+        for f in dataclasses.fields(arguments):
+            value = getattr(arguments, f.name)
+            if f.name in mappings:
+                given = read_mapping(value, f.name) if isinstance(value, str) else {}
+                setattr(arguments, f.name, {**(values.get(f.name) or {}), **given})
+            elif isinstance(values.get(f.name), dict):
+                raise ValueError(f"{known.config}: {f.name!r} takes a single value, not a mapping.")
+    return tuple(parsed)

@@ -1,0 +1,333 @@
+"""Parts of a run: accelerator, state, settings that a resumed run must repeat, model, optimizer and tokenizer."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, ProjectConfiguration, parse_flag_from_env
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+
+from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_overrides
+
+WAITING_TIME = timedelta(hours=2)
+
+
+def make_accelerator(arguments: TrainingArguments) -> Accelerator:
+    """Make the accelerator of a run: precision and devices come from `accelerate launch`, the rest from the arguments.
+
+    Args:
+        arguments: of the run.
+
+    Returns:
+        The accelerator.
+
+    Raises:
+        ValueError: the processes of the launcher do not find each other, or the launcher asks for an engine that
+            accelerate does not use on this machine.
+    """
+    accelerator = Accelerator(
+        # Without it, the processes of torchrun do not find each other on a machine without GPUs.
+        cpu=not torch.accelerator.is_available(),
+        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+        # The main process reads treebanks and draws samples while the others wait: longer than torch's ten minutes.
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=WAITING_TIME)],
+        # The schedule counts optimizer steps: it must not run faster with more processes.
+        step_scheduler_with_optimizer=False,
+        log_with=arguments.report_to if arguments.with_tracking else None,
+        project_config=ProjectConfiguration(
+            project_dir=arguments.output_dir, logging_dir=str(Path(arguments.output_dir) / "logs")
+        ),
+    )
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != world_size:
+        raise ValueError(
+            f"The launcher started {world_size} processes and accelerate sees {accelerator.num_processes}. "
+            "Start the script with torchrun or with `accelerate launch --multi_gpu`."
+        )
+    if parse_flag_from_env("ACCELERATE_USE_FSDP") and accelerator.distributed_type != DistributedType.FSDP:
+        raise ValueError(
+            f"The launcher asks for FSDP, but accelerate falls back to {accelerator.distributed_type}: FSDP needs GPUs "
+            "and more than one process. Launch with hf_synlm/training/accelerate/ddp.yaml, or on GPUs."
+        )
+    return accelerator
+
+
+@dataclass
+class TrainingState:
+    """What a checkpoint holds besides weights and optimizer, as JSON.
+
+    Fields:
+        step: optimizer steps done.
+        consumed: samples (`StepSampler`) or batches (`PaddedBatchSampler`, segments of a stream) that all processes
+            together have consumed.
+        settings: everything that decides the course of the run; a resumed run must repeat them.
+        notes: evaluations, training losses, and the step and metric of the best model.
+    """
+
+    step: int = 0
+    consumed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """All parts of a run.
+
+    Fields:
+        accelerator: of the run.
+        arguments: of the run.
+        model: prepared by accelerate.
+        optimizer: prepared.
+        schedule: of the learning rate; has `step` and `get_last_lr`.
+        state: goes into checkpoints.
+    """
+
+    accelerator: Accelerator
+    arguments: TrainingArguments
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    state: TrainingState
+
+    @property
+    def output_dir(self) -> Path:
+        """Folder of the run."""
+        return Path(self.arguments.output_dir)
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash vocabulary, rules and special tokens; padding and truncation of the last call do not count.
+
+    Args:
+        tokenizer: fast or slow.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    rules = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.get_vocab()
+    last_call = dict.fromkeys(("padding", "truncation")) if tokenizer.is_fast else {}
+    text = json.dumps([{**rules, **last_call}, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def course_settings(
+    arguments: TrainingArguments, config: PreTrainedConfig, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """Settings that decide the course of a run and that all programs share; folders and intervals do not.
+
+    Args:
+        arguments: of the run.
+        config: of the model.
+        accelerator: of the run.
+        tokenizer: of the model.
+
+    Returns:
+        Name -> value.
+    """
+    names = (
+        "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon adam_bias_correction weight_decay "
+        "max_grad_norm lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps "
+        "early_stopping_patience"
+    ).split()
+    return {
+        **{name: getattr(arguments, name) for name in names},
+        "config": config.to_dict(),
+        "tokenizer": tokenizer_hash(tokenizer),
+        "num_processes": accelerator.num_processes,
+        "distributed_type": str(accelerator.distributed_type),
+        "mixed_precision": accelerator.mixed_precision,
+    }
+
+
+def load_pretrained(
+    model_class: type[PreTrainedModel], name: str, overrides: Any, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """Load the model that a run continues from, and check it against the tokenizer.
+
+    Args:
+        model_class: of the library.
+        name: folder or Hub name.
+        overrides: `config_overrides` of the command line; must be empty.
+        tokenizer: of the run.
+
+    Returns:
+        The model in float32.
+
+    Raises:
+        ValueError: there are overrides; there is no such model, it has another architecture or lacks weights; or the
+            tokenizer has more tokens than the model.
+    """
+    if overrides:
+        raise ValueError("config_overrides cannot change the model of model_name_or_path. Leave one of them out.")
+    try:
+        found, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        raise ValueError(f"model_name_or_path {name!r} is not a folder of a model or a model of the Hub.") from error
+    wanted = model_class.config_class.model_type
+    if found.get("model_type") != wanted:
+        raise ValueError(
+            f"model_name_or_path {name!r} holds a model of type {found.get('model_type')!r}, not {wanted!r}. Name "
+            "another model, or train it with the program and architecture of its type."
+        )
+    model, loading = model_class.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    if loading["missing_keys"]:
+        raise ValueError(
+            f"model_name_or_path {name!r} lacks weights, and random ones would take their place: "
+            f"{', '.join(sorted(loading['missing_keys']))}. Name a complete model of type {wanted!r}."
+        )
+    check_vocabulary(tokenizer, model.config)
+    return model
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Raise ValueError if a tokenizer has more tokens than the model of a configuration."""
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"The tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}. "
+            "Pass --tokenizer_name with the model's own tokenizer."
+        )
+
+
+def new_or_pretrained(
+    model_class: Any, arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, ids: dict[str, int | None]
+) -> PreTrainedModel:
+    """Make an untrained model of preset and overrides, or load the one to continue from.
+
+    Args:
+        model_class: of the library.
+        arguments: of the command line.
+        tokenizer: of the model; the configuration takes over its size.
+        ids: special tokens of the configuration.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: an override is not a field, or follows from the tokenizer; or see `load_pretrained`.
+    """
+    if arguments.model_name_or_path is not None:
+        return load_pretrained(model_class, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
+    decided = {"vocab_size": len(tokenizer), **ids}
+    overrides = check_overrides(model_class.config_class, arguments.config_overrides, decided)
+    return model_class(model_class.config_class.from_preset(str(arguments.model_preset), **decided, **overrides))
+
+
+def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
+    """Apply `gradient_checkpointing` and `torch_compile` to a model that is not prepared yet.
+
+    Only the Transformer layers of GPST are compiled: their shapes vary only in the number of rows and slots, so that
+    two graphs serve all batches. Names of parameters do not change.
+
+    Args:
+        model: of the run.
+        arguments: of the run.
+
+    Raises:
+        ValueError: the layers of the model cannot be recomputed or compiled.
+    """
+    kind = model.config.model_type
+    if arguments.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise ValueError(
+                f"gradient_checkpointing is set, but {kind} has no layers to recompute. "
+                "Give --gradient_checkpointing False."
+            )
+        model.activation_checkpointing_enable()
+    if arguments.torch_compile:
+        if kind != "gpst":
+            raise ValueError(
+                f"torch_compile is set, but {kind} computes in loops whose lengths depend on the text, each in a "
+                "function with its own backward pass. Leave it out."
+            )
+        base = model.base_model
+        for layer in (*base.type_layers.h, *base.token_layers.h, *base.parser.layers):
+            layer.compile(dynamic=True)
+
+
+# ---------------------------------------------------------------------------------------------- optimizer
+def parameter_groups(
+    model: nn.Module, learning_rate: float, module_rates: dict[str, float], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Parameter groups by learning rate and weight decay.
+
+    Args:
+        model: the model.
+        learning_rate: of all modules but those of `module_rates`.
+        module_rates: module name (a component of the parameter's name, such as "parser") -> its learning rate.
+        weight_decay: of matrices; biases, norms and vectors are never decayed.
+
+    Returns:
+        Groups for a torch optimizer.
+
+    Raises:
+        ValueError: a named module has no parameters.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    unused = set(module_rates)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        owner = next((module for module in module_rates if module in name.split(".")), None)
+        unused.discard(owner)
+        rate = learning_rate if owner is None else module_rates[owner]
+        groups.setdefault((rate, weight_decay if parameter.dim() > 1 else 0.0), []).append(parameter)
+    if unused:
+        raise ValueError(f"No parameter of the model belongs to a module named {sorted(unused)[0]!r}.")
+    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
+
+
+class UncorrectedAdamW(torch.optim.AdamW):
+    """AdamW without bias correction, as `AdamW(correct_bias=False)` of transformers 4.
+
+    w <- w - rate * (m / (sqrt(v) + epsilon) + decay * w). torch's AdamW computes this from a rate times
+    c = (1 - beta1^t) / sqrt(1 - beta2^t), a decay divided by c, and an epsilon divided by sqrt(1 - beta2^t).
+    """
+
+    # torch declares overloads: without a closure a step returns None.
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take a step (see `torch.optim.Optimizer.step`)."""
+        step = 1 + max((int(state["step"]) for state in self.state.values()), default=0)
+        given = [dict(group) for group in self.param_groups]
+        for group in self.param_groups:
+            first, second = (1 - beta**step for beta in group["betas"])
+            scale = first / math.sqrt(second)
+            group["lr"] *= scale
+            group["weight_decay"] /= scale
+            group["eps"] /= math.sqrt(second)
+        try:
+            return super().step(closure)
+        finally:
+            for group, old in zip(self.param_groups, given, strict=True):
+                group.update(old)
+
+
+def make_optimizer(
+    model: nn.Module, arguments: TrainingArguments, module_rates: dict[str, float] | None = None
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """Make AdamW with parameter groups, and its schedule: linear warm-up, then `lr_scheduler_type`.
+
+    Args:
+        model: that is trained.
+        arguments: of the run; the decay ends at `max_train_steps`.
+        module_rates: see `parameter_groups`.
+
+    Returns:
+        Optimizer and schedule.
+    """
+    groups = parameter_groups(model, arguments.learning_rate, module_rates or {}, arguments.weight_decay)
+    optimizer_class = torch.optim.AdamW if arguments.adam_bias_correction else UncorrectedAdamW
+    optimizer = optimizer_class(groups, betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon)
+    name = "constant_with_warmup" if arguments.lr_scheduler_type == "constant" else arguments.lr_scheduler_type
+    schedule = get_scheduler(name, optimizer, arguments.warmup_steps, arguments.num_steps)
+    return optimizer, schedule

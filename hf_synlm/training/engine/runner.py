@@ -1,0 +1,157 @@
+"""Run a training program: from its command line to the push of its model.
+
+Order: arguments, accelerator, output folder, data and model (`load`), optimizer (`prepare`), checkpoint or first
+evaluation, loop, best model, final model, test (`final_results`), `all_results.json`, end of the processes, `report`,
+push to the Hub.
+"""
+
+import dataclasses
+import inspect
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, set_seed
+from torch import nn
+
+from hf_synlm.data.files import write_json
+from hf_synlm.training.engine.arguments import TrainingArguments, parse_arguments
+from hf_synlm.training.engine.checkpoints import read_state
+from hf_synlm.training.engine.export import CheckpointUploads, check_repository, export_run, push_final_model
+from hf_synlm.training.engine.loop import TrainingLoop, start_or_resume
+from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, RESULTS_FILE, check_space, end_run, output_folder
+from hf_synlm.training.engine.recipe import Recipe
+from hf_synlm.training.engine.run import Run, TrainingState, course_settings, make_accelerator, set_up_layers
+
+PACKAGE = Path(__file__).parents[2]
+
+
+def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> None:
+    """Run a training program from its command line to the push of its model.
+
+    With the command line of the process, an error of the user is one line on stderr and exit status 2; the environment
+    variable HF_SYNLM_TRACEBACK=1 shows where it was raised.
+
+    Args:
+        recipe_type: the program.
+        argv: command line without the program name; default: the process's.
+
+    Raises:
+        ValueError: wrong arguments or input. A run that was to be replaced is put back.
+        FloatingPointError: a loss became NaN or infinite.
+        OSError: a checkpoint or the model cannot be written; the message says how to go on.
+        SystemExit: with status 0, after SIGTERM or SIGINT, when a checkpoint has been saved.
+        RuntimeError: the finished run cannot be pushed to the Hub.
+    """
+    try:
+        _run(recipe_type, argv)
+    except (ValueError, OSError, FloatingPointError) as error:
+        if argv is not None or os.environ.get("HF_SYNLM_TRACEBACK") or not _is_user_error(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_user_error(error: Exception) -> bool:
+    """Whether the cause is input, not a bug: a ValueError of another library (a wrong shape) is one of our bugs."""
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return not isinstance(error, ValueError) or raised_in.is_relative_to(PACKAGE)
+
+
+def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
+    """Run the program; errors are raised."""
+    started = time.monotonic()
+    description = (inspect.getdoc(recipe_type) or "").partition("\n")[0]
+    parsed = parse_arguments(recipe_type.argument_types(), argv, recipe_type.mappings, description)
+    *others, arguments = parsed
+    accelerator = make_accelerator(arguments)
+    recipe = recipe_type(accelerator, *parsed)
+    recipe.check()
+    with output_folder(accelerator, arguments, *others) as checkpoint:
+        set_seed(arguments.seed)
+        model = recipe.load()
+        recipe.settle_steps()
+        accelerator.print(f"{arguments.num_steps:,} steps")
+        accelerator.print(
+            f"model: {type(model).__name__}, {model.num_parameters():,} parameters, "
+            f"vocabulary {model.config.vocab_size}"
+        )
+        set_up_layers(model, arguments)
+        shared = course_settings(arguments, model.config, accelerator, recipe.tokenizer)
+        settings = {**shared, **recipe.settings(model)}
+        if checkpoint is not None:
+            read_state(checkpoint, settings)  # refuses other settings
+        preflight(accelerator, arguments, model)
+        run = Run(accelerator, arguments, *recipe.prepare(model), TrainingState())
+    _start_tracking(accelerator, recipe.program, *parsed)
+    step, speed = _train(recipe, run, checkpoint, settings)
+    folder = run.output_dir / "model"
+    export_run(run, recipe.tokenizer, recipe.card_facts(run), folder)
+    results = {
+        "step": run.state.step,
+        **({"best_step": step} if "best" in run.state.notes else {}),
+        **speed,
+        "train": run.state.notes.get("train", []),
+        "evaluations": run.state.notes["evaluations"],
+        **recipe.final_results(run, step),
+        "seconds_of_this_process": round(time.monotonic() - started, 1),
+    }
+    if accelerator.is_main_process:
+        write_json(run.output_dir / RESULTS_FILE, results)
+    end_run(run)
+    if accelerator.is_main_process:
+        closing_line = recipe.report(run, folder, results)
+        write_json(run.output_dir / RESULTS_FILE, results)
+        print(closing_line)
+    push_final_model(run)
+
+
+def preflight(accelerator: Accelerator, arguments: TrainingArguments, model: nn.Module) -> None:
+    """Refuse a run that could not be finished.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        arguments: of the run.
+        model: that is trained.
+
+    Raises:
+        ValueError: the disk is too small, the repository of `push_to_hub` cannot be made, or `generation_steps` is set
+            with FSDP.
+    """
+    if arguments.generation_steps and accelerator.distributed_type == DistributedType.FSDP:
+        raise ValueError("generation_steps does not go with the shards of FSDP. Set it to 0, or train with DDP.")
+    if accelerator.is_main_process:
+        check_space(arguments, model)
+        check_repository(arguments)
+    accelerator.wait_for_everyone()
+
+
+def _start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
+    """Write all arguments to `output_dir/arguments.json` (without the token) and to the trackers, if there are any."""
+    settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}
+    del settings["hub_token"]
+    if accelerator.is_main_process:
+        write_json(Path(settings["output_dir"]) / ARGUMENTS_FILE, settings)
+    if accelerator.log_with:
+        simple = {k: v if isinstance(v, (bool, int, float, str)) else json.dumps(v) for k, v in settings.items()}
+        accelerator.init_trackers(name, config=simple)
+
+
+def _train(recipe: Recipe, run: Run, checkpoint: Path | None, settings: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    """Train from the checkpoint or from step 0; the step that the final model is from, and the speed."""
+    best = recipe.best_model()
+    start_or_resume(run, checkpoint, settings, recipe.evaluate, best)
+    uploads = CheckpointUploads(run, recipe.tokenizer, lambda: recipe.card_facts(run))
+    speed = TrainingLoop(run, recipe, best, after_checkpoint=uploads).train()
+    uploads.finish()
+    if best is None:
+        return run.state.step, speed
+    step = best.restore(run)
+    run.accelerator.print(f"the best model is that of step {step}")
+    return step, speed

@@ -1,0 +1,275 @@
+"""Optimizer steps: signals, agreement of the processes, micro steps, gradient accumulation and clipping.
+
+A micro step is one forward and backward pass of one process; a step is one optimizer update, made of
+`gradient_accumulation_steps` micro steps on every process. A run resumes bit for bit (on CPU) because nothing depends
+on history: sample ids are a function of the seed and the number of consumed samples, and the random state of a micro
+step is a function of seed, micro step and rank.
+"""
+
+import itertools
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+import torch.distributed
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+
+from hf_synlm.training.engine.run import Run
+from hf_synlm.training.engine.samplers import seed_micro_step
+
+ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
+
+
+def is_due(step: int, interval: int, last: int) -> bool:
+    """Whether something is due that happens every `interval` steps, but not after the last one.
+
+    Args:
+        step: optimizer steps done.
+        interval: in steps; 0 = never.
+        last: number of steps of the run.
+
+    Returns:
+        Whether it is due.
+    """
+    return interval > 0 and step % interval == 0 and step < last
+
+
+def to_shares(counts: Mapping[str, int], totals: Mapping[str, int]) -> dict[str, float]:
+    """Share of a piece of a batch in the items of each part of the loss.
+
+    share = items of the piece / items of the whole batch; 0 where the batch has none.
+
+    Args:
+        counts: `count_loss_items` of the piece.
+        totals: sum of the counts of all pieces.
+
+    Returns:
+        `loss_shares` for the `forward` of the piece.
+
+    Raises:
+        ValueError: when the names of the parts differ.
+    """
+    if counts.keys() != totals.keys():
+        raise ValueError(f"counts has the parts {sorted(counts)}, totals {sorted(totals)}. Give both the same parts.")
+    return {name: count / totals[name] if totals[name] else 0.0 for name, count in counts.items()}
+
+
+# ---------------------------------------------------------------------------------------------- signals
+class StopSignals:
+    """Notes the first SIGTERM or SIGINT inside a `with` block, so that the run can save before it ends.
+
+    Schedulers send SIGTERM at the end of a job's time; Ctrl-C sends SIGINT. The training loop reads `received` between
+    steps. A second signal acts as it does outside the block.
+
+    Fields:
+        received: name of the signal, or `None`.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # signal.signal works there only
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+
+# ---------------------------------------------------------------------------------------------- batches
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Move everything in a batch that has `to`: tensors, and plans made of tensors.
+
+    Args:
+        batch: of a collate function.
+        device: of the model.
+
+    Returns:
+        The batch on the device.
+    """
+    return {k: v.to(device, non_blocking=True) if hasattr(v, "to") else v for k, v in batch.items()}
+
+
+def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the loss of a batch.
+
+    Args:
+        model: prepared or not.
+        batch: inputs of the model.
+
+    Returns:
+        The loss (scalar) and its named parts, detached; there may be none.
+    """
+    output = model(**batch)
+    return output.loss, dict(getattr(output, "losses", None) or {})
+
+
+def map_rows(
+    accelerator: Accelerator,
+    lengths: Sequence[int],
+    batch_size: int,
+    work: Callable[[list[int]], Sequence[Any]],
+    description: str,
+) -> list[Any]:
+    """Apply a function to every row of a data set, in batches of similar length, shared among the processes.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        lengths: of the rows, for batches with little padding; batches do not depend on the number of processes.
+        batch_size: rows per process and batch.
+        work: rows -> one result per row, which can be pickled.
+        description: of the progress bar.
+
+    Returns:
+        The results in the order of the rows, on every process.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    results: list[tuple[int, Any]] = []
+    with tqdm(total=len(order), desc=description, disable=not accelerator.is_main_process, dynamic_ncols=True) as bar:
+        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
+            results += zip(rows, work(rows), strict=True)
+            bar.update(min(len(rows) * accelerator.num_processes, len(order) - bar.n))
+    by_row = dict(gather_object(results))
+    return [by_row[row] for row in range(len(lengths))]
+
+
+# ---------------------------------------------------------------------------------------------- steps
+class StepPlanner:
+    """Counts the items of the losses of a step before its first micro step.
+
+    Each part of the loss of a model with `count_loss_items` is a mean over a number of items (tokens, sentences,
+    actions, pairs). Their sums over the micro steps and processes of a step give each micro step its shares, so that
+    the losses of the micro steps add up to the loss of the whole batch. The losses of other models are averaged.
+
+    Cost: one all-reduce of a few integers on the hosts (gloo) per step, none in a single process; no device is
+    synchronized. The same all-reduce tells all processes about a signal.
+
+    Args:
+        accelerator: of the run.
+        model: prepared or not.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module):
+        self.accelerator = accelerator
+        plain = accelerator.unwrap_model(model, keep_torch_compile=False)
+        self.count_items = getattr(plain, "count_loss_items", None)
+        self.group = torch.distributed.new_group(backend="gloo") if accelerator.num_processes > 1 else None
+
+    def plan(self, batches: list[dict[str, Any]], stop: bool) -> tuple[bool, int, list[dict[str, float]] | None]:
+        """Agree on a step; every process has to call.
+
+        Args:
+            batches: of the micro steps of this process, on the host.
+            stop: whether this process received a signal.
+
+        Returns:
+            Whether a process received a signal, and the step does not take place; tokens of all processes; by micro
+            step the `loss_shares` of the model, `None` for a model that does not count.
+        """
+        counts = [] if self.count_items is None else [self.count_items(**batch) for batch in batches]
+        names = list(counts[0]) if counts else []
+        tokens = sum(int(x.get("attention_mask", torch.ones_like(x["input_ids"])).sum()) for x in batches)
+        own = [int(stop), tokens, *(sum(count[name] for count in counts) for name in names)]
+        if self.group is not None:
+            sums = torch.tensor(own)
+            torch.distributed.all_reduce(sums, group=self.group)
+            own = sums.tolist()
+        totals = dict(zip(names, own[2:], strict=True))
+        return bool(own[0]), own[1], [to_shares(count, totals) for count in counts] if counts else None
+
+
+@dataclass
+class StepReport:
+    """Measurements of one optimizer step; tensors stay on the device until they are read.
+
+    Fields:
+        losses: this process's share of each named mean over the batch of the step; "loss" is the objective.
+        gradient_norm: before clipping.
+        micro_losses: objective of each micro step of this process.
+        tokens: of all processes.
+    """
+
+    losses: dict[str, Tensor]
+    gradient_norm: Tensor
+    micro_losses: list[Tensor] = field(default_factory=list)
+    tokens: int = 0
+
+
+def optimizer_steps(
+    run: Run, batches: DataLoader, compute_loss: ComputeLoss, signals: StopSignals
+) -> Iterator[StepReport]:
+    """Train until `max_train_steps` or until a process receives a signal; yields after every optimizer step.
+
+    Args:
+        run: of this process; `step` and `consumed` of its state are advanced.
+        batches: of `make_loader`.
+        compute_loss: (model, batch) -> the scalar objective and its named parts, detached. The batch is that of the
+            loader with `loss_shares`, if the model counts its items; the objective is a mean otherwise.
+        signals: read between steps.
+
+    Yields:
+        `StepReport`, after the state has been advanced.
+    """
+    accelerator, arguments, state, model = run.accelerator, run.arguments, run.state, run.model
+    planner = StepPlanner(accelerator, model)
+    accumulation = arguments.gradient_accumulation_steps
+    pieces = accumulation * accelerator.num_processes
+    sampler: Any = batches.batch_sampler
+    consumed, iterator = sampler.consumed_per_micro_step, iter(batches)
+    model.train()
+    while state.step < arguments.num_steps:
+        host_batches = list(itertools.islice(iterator, accumulation))
+        stop, tokens, shares = planner.plan(host_batches, signals.received is not None)
+        if stop:
+            return
+        report = StepReport({}, torch.zeros(()), tokens=tokens)
+        for number, host_batch in enumerate(host_batches):
+            batch = to_device(host_batch, accelerator.device)
+            if shares is not None:
+                batch["loss_shares"] = shares[number]
+            seed_micro_step(arguments.seed, state.step * accumulation + number, accelerator.process_index)
+            with accelerator.accumulate(model):
+                loss, parts = compute_loss(model, batch)
+                share = 1.0 if shares is not None else 1.0 / pieces
+                # Gradients are averaged over micro steps (by accelerate) and processes (by DDP or FSDP).
+                accelerator.backward(loss * (share * pieces))
+                report.micro_losses.append(loss.detach())
+                for name, value in {"loss": loss.detach(), **parts}.items():
+                    old = report.losses.get(name)
+                    report.losses[name] = value * share if old is None else old + value * share
+                if accelerator.sync_gradients:
+                    norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm or math.inf)
+                    report.gradient_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+                    if accelerator.scaler is not None:  # float16: the scaler skips steps that overflow
+                        report.gradient_norm = torch.nan_to_num(report.gradient_norm, 0.0, 0.0)
+                run.optimizer.step()
+                if accelerator.sync_gradients:
+                    run.schedule.step()
+                run.optimizer.zero_grad()
+        state.step += 1
+        state.consumed += accumulation * consumed
+        yield report
+        model.train()

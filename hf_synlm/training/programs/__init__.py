@@ -1,0 +1,1 @@
+"""The programs that `synlm train` and `training/*.py` start."""

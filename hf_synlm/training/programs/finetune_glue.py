@@ -1,0 +1,413 @@
+"""Fine-tune a model on a task of GLUE, or on any table of labeled texts.
+
+    accelerate launch training/finetune_glue.py --config glue --task_name rte \
+        --model_name_or_path runs/gpst_small_owt/model --output_dir runs/rte
+
+The input layout is that of the paper, `a <CLS>` or `a <SEP> b <CLS>`. For GPST, SEP and CLS are separate sentences. A
+tokenizer with its own layout for pairs (BERT) keeps it. GPST and RNNG minimise the classifier's loss plus their own
+objective on the inputs. The final model is the one with the best validation score.
+Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.1 and A.3.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.arguments import option
+from hf_synlm.data.tokenizers import add_classification_template
+from hf_synlm.evaluation.suites.glue import TextTask, check_labels, glue_task, main_score, task_scores
+from hf_synlm.training.engine.arguments import check_minimum
+from hf_synlm.training.engine.recipe import kept_evaluation
+from hf_synlm.training.engine.run import Run
+from hf_synlm.training.engine.runner import run_recipe
+from hf_synlm.training.engine.steps import map_rows, to_device
+from hf_synlm.training.tasks.example_tables import (
+    ExampleDataset,
+    check_columns,
+    check_texts,
+    describe_table,
+    encode_table,
+    load_table,
+    name_split,
+)
+from hf_synlm.training.tasks.finetuning import FineTuning, load_model, read_config, read_tokenizer
+
+GLUE_DATASET = "nyu-mll/glue"
+LABEL = "label"
+
+
+@dataclass
+class GlueArguments:
+    """The task and its files."""
+
+    task_name: str | None = option(
+        None, "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
+    )
+    train_file: str | None = option(
+        None, "json(l), csv or parquet file with the columns of the task and `label`; default: from the Hub."
+    )
+    validation_file: str | None = option(None, "The same for validation; MNLI: matched.")
+    validation_mismatched_file: str | None = option(None, "The second one of MNLI.")
+    dataset_name: str | None = option(
+        None, "Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
+    )
+    dataset_config_name: str | None = option(None, "Its configuration; default: task_name.")
+    max_length: int = option(
+        128, "Longest input in tokens, at most the positions of the model; the longer text of a pair is cut."
+    )
+    max_train_tokens: int | None = option(
+        None,
+        "Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI and QNLI).",
+    )
+    pad_to_max_length: bool = option(False, "Pad all batches to max_length.")
+    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
+    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
+    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
+
+    def __post_init__(self):
+        """Check the values."""
+        if self.task_name is not None:
+            self.task_name = glue_task(self.task_name).name
+        if self.dataset_name is not None and self.train_file is not None:
+            raise ValueError("dataset_name and train_file are both given. Choose one source of examples.")
+        if (self.train_file is None) != (self.validation_file is None):
+            raise ValueError("train_file and validation_file belong together. Pass both or none.")
+        if self.task_name is None and self.train_file is None and self.dataset_name is None:
+            raise ValueError("No training data are given. Pass --task_name, --train_file or --dataset_name.")
+        if self.validation_mismatched_file is not None and self.task_name != "mnli":
+            raise ValueError("validation_mismatched_file belongs to task_name mnli only.")
+        if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
+            raise ValueError("MNLI has two validation files. Pass --validation_mismatched_file too.")
+        if self.max_length < 4:
+            raise ValueError(f"max_length must be at least 4 (a pair and its two marks) and is {self.max_length}.")
+        check_minimum(self, 1, "max_train_tokens max_train_samples max_eval_samples")
+
+    def describe(self) -> str:
+        """One sentence for the model card."""
+        source = Path(self.train_file).name if self.train_file else self.dataset_name or GLUE_DATASET
+        return f"{source}{'' if self.task_name is None else f', task {self.task_name}'}."
+
+
+# ---------------------------------------------------------------------------------------------- examples
+@dataclass
+class Part:
+    """Rows of one split with their labels, not yet encoded.
+
+    Fields:
+        place: file, or data set, configuration and split.
+        table: the rows.
+        labels: [n], class ids or numbers.
+    """
+
+    place: str
+    table: Dataset
+    labels: np.ndarray
+
+
+def read_tables(accelerator: Accelerator, data: GlueArguments) -> tuple[TextTask, dict[str, Part]]:
+    """Read training and validation rows, and check columns, texts and labels.
+
+    Args:
+        accelerator: the main process reads first, the others find its cache.
+        data: arguments.
+
+    Returns:
+        The task, and by name its parts: "training" and one or two for validation.
+
+    Raises:
+        ValueError: for files, columns, texts or labels that cannot be used.
+    """
+    named = None if data.task_name is None else glue_task(data.task_name)
+    splits = (("validation", "validation"),) if named is None else named.validation_splits
+    name = data.dataset_name or GLUE_DATASET
+    config = data.dataset_config_name or (data.task_name if data.dataset_name is None else None)
+    files = (data.train_file, data.validation_file, data.validation_mismatched_file)
+    limits = (data.max_train_samples, data.max_eval_samples, data.max_eval_samples)
+    wanted = list(zip((("training", "train"), *splits), files, limits, strict=False))
+    with accelerator.main_process_first():
+        tables = [load_table(file, (name, config, split), limit) for (_, split), file, limit in wanted]
+    task = named or infer_task(tables[0], f"training data ({data.train_file or name_split(name, config, 'train')})")
+    parts = {}
+    for ((part, split), file, _), table in zip(wanted, tables, strict=True):
+        place = file or name_split(name, config, split)
+        source = f"{part} data ({place})"
+        parts[part] = Part(place, table, read_labels(task, table, source))
+        for column in task.text_columns:
+            check_texts(table, column, source)
+    return task, parts
+
+
+def infer_task(table: Dataset, source: str) -> TextTask:
+    """Describe a user's own task: one or two columns of text, and classes or numbers as labels.
+
+    Args:
+        table: the training rows.
+        source: their origin, for messages.
+
+    Returns:
+        The task.
+
+    Raises:
+        ValueError: when there is no column of labels, or not one or two columns of text.
+    """
+    check_columns(table, [LABEL], source)
+    texts = [name for name in table.column_names if name != LABEL and _is_text(table, name)]
+    if not 1 <= len(texts) <= 2:
+        raise ValueError(
+            f"{source}: the columns of text are {texts or 'missing'}. Leave one or two of them, besides {LABEL!r}."
+        )
+    values = [value for value in table[LABEL] if value is not None]
+    if values and all(isinstance(value, float) for value in values):
+        return TextTask("custom", tuple(texts), (), ("pearson", "spearmanr"), ("pearson", "spearmanr"))
+    names = getattr(table.features[LABEL], "names", None)
+    if names is None and values and isinstance(values[0], str):
+        names = sorted(set(values))
+    elif names is None:
+        wrong = next((value for value in values if not isinstance(value, int) or not 0 <= value < len(values)), None)
+        if wrong is not None:
+            raise ValueError(f"{source}: unusable label {wrong!r}. Number the classes from 0, or give their names.")
+        names = [str(number) for number in range(max(values, default=0) + 1)]
+    if len(names) < 2:
+        raise ValueError(f"{source}: all labels are {names}. A classifier needs at least two classes.")
+    return TextTask("custom", tuple(texts), tuple(names))
+
+
+def _is_text(table: Dataset, name: str) -> bool:
+    return getattr(table.features[name], "dtype", None) in ("string", "large_string")
+
+
+def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
+    """Labels of a table: class ids (also from names of classes), or numbers.
+
+    Args:
+        task: of the table.
+        table: the rows.
+        source: their origin, for messages.
+
+    Returns:
+        Labels [n].
+
+    Raises:
+        ValueError: for missing columns and labels, and labels that the task does not have; names the row.
+    """
+    check_columns(table, [*task.text_columns, LABEL], source)
+    low, high = task.target_range or (-np.inf, np.inf)
+    numbers = []
+    for row, value in enumerate(table[LABEL]):
+        where = f"{source}: row {row} (counted from 0) has"
+        if value is None or (value == -1 and not task.is_regression):
+            raise ValueError(f"{where} no label ({value}). Files without labels cannot be used.")
+        if isinstance(value, str) and value not in task.labels:
+            raise ValueError(f"{where} the label {value!r}, not one of {list(task.labels)}. Correct or remove the row.")
+        numbers.append(task.labels.index(value) if isinstance(value, str) else value)
+        if not isinstance(value, str) and not low <= value <= high:
+            raise ValueError(f"{where} the label {value}, outside [{low}, {high}]. Correct or remove the row.")
+    check_labels(task, np.array(numbers), source)
+    return np.array(numbers, dtype=np.float32 if task.is_regression else np.int64)
+
+
+def encode_texts(
+    texts: list[list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int | None
+) -> dict[str, list[list[int]]]:
+    """Encode texts by the tokenizer alone, so that pipelines give the model the inputs it was trained on.
+
+    Args:
+        texts: one or two columns.
+        tokenizer: of the model, with the layout of classifiers (`add_classification_template`).
+        max_length: in tokens; longer texts are cut.
+
+    Returns:
+        `input_ids`, and what else the tokenizer gives, per row.
+    """
+    options = {} if max_length is None else {"truncation": True, "max_length": max_length}
+    encoded = dict(tokenizer(*texts, verbose=False, **options))
+    encoded.pop("attention_mask", None)
+    return encoded
+
+
+def encode_batch(
+    batch: dict[str, list],
+    rows: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    task: TextTask,
+    labels: np.ndarray,
+    max_length: int,
+    max_tokens: int | None,
+) -> dict[str, list]:
+    """Encode examples.
+
+    Args:
+        batch: columns of texts.
+        rows: their numbers in the table.
+        tokenizer: of the model.
+        task: names the columns.
+        labels: of the whole table.
+        max_length: longer examples are cut to this many tokens.
+        max_tokens: examples with more tokens before the cut are left out.
+
+    Returns:
+        Columns of `encode_texts`, and `labels`.
+    """
+    texts = [batch[name] for name in task.text_columns]
+    encoded: dict[str, list] = {**encode_texts(texts, tokenizer, max_length), "labels": [labels[row] for row in rows]}
+    if max_tokens is None:
+        return encoded
+    lengths = map(len, encode_texts(texts, tokenizer, None)["input_ids"])
+    kept = [index for index, length in enumerate(lengths) if length <= max_tokens]
+    return {name: [values[index] for index in kept] for name, values in encoded.items()}
+
+
+# ---------------------------------------------------------------------------------------------- the run
+class GlueRecipe(FineTuning):
+    """A classifier, or a regression, of one or two texts."""
+
+    program = "finetune_glue"
+    task = "text-classification"
+    data: GlueArguments
+    held_out: dict[str, ExampleDataset]
+
+    def dataset(self) -> str | None:
+        """Of the option, or GLUE."""
+        return None if self.data.train_file else self.data.dataset_name or GLUE_DATASET
+
+    def load(self) -> PreTrainedModel:
+        """Read and encode the tables, load the model with a classifier for the task."""
+        data, accelerator = self.data, self.accelerator
+        self.text_task, tables = read_tables(accelerator, data)
+        self.sources = [
+            describe_table(name, part.place, part.table, self.text_task.text_columns, part.labels)
+            for name, part in tables.items()
+        ]
+        model = self._load_classifier()
+        self.held_out = {}
+        for name, part in tables.items():
+            encode = partial(
+                encode_batch,
+                tokenizer=self.tokenizer,
+                task=self.text_task,
+                labels=part.labels,
+                max_length=data.max_length,
+                max_tokens=data.max_train_tokens if name == "training" else None,
+            )
+            self.held_out[name] = encode_table(
+                accelerator, part.table, encode, data.preprocessing_num_workers, rows=True
+            )
+        self.examples = self.held_out.pop("training")
+        left_out = len(tables["training"].table) - len(self.examples)
+        accelerator.print(f"training: {self.examples.describe()} ({left_out:,} left out as too long)")
+        self.say_unknown_tokens()
+        self.tokenizer.padding_side = "right"
+        self.width = data.max_length if data.pad_to_max_length else None
+        self.collate = DataCollatorWithPadding(self.tokenizer, "max_length" if self.width else True, self.width)
+        return model
+
+    def _load_classifier(self) -> PreTrainedModel:
+        task, arguments = self.text_task, self.model_arguments
+        names = list(task.labels) or ["score"]
+        config = read_config(
+            arguments,
+            num_labels=task.num_labels,
+            id2label=dict(enumerate(names)),
+            label2id={name: index for index, name in enumerate(names)},
+            problem_type="regression" if task.is_regression else "single_label_classification",
+        )
+        positions = getattr(config, "max_position_embeddings", None) or self.data.max_length
+        self.data.max_length = min(self.data.max_length, positions)
+        self.accelerator.print(f"inputs have at most {self.data.max_length} tokens")
+        self.tokenizer = read_tokenizer(arguments, config, ["cls_token", "sep_token"])
+        add_classification_template(self.tokenizer)
+        self.tokenizer.model_max_length = self.data.max_length
+        return load_model(AutoModelForSequenceClassification, arguments, config, self.tokenizer)
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Examples and their padding."""
+        fingerprints = [part.fingerprint() for part in self.held_out.values()]
+        return {**super().settings(model), "validation": fingerprints, "width": self.width}
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Score the validation parts."""
+        result: dict[str, Any] = {"step": step, "scores": {}, "classification_loss": {}}
+        for part, examples in self.held_out.items():
+            logits = self._predict(model, examples)
+            labels = np.array([examples[row]["labels"] for row in range(len(examples))])
+            if self.text_task.is_regression:
+                predictions = logits[:, 0]
+                loss = float(np.mean((predictions - labels) ** 2))
+            else:
+                predictions = logits.argmax(1)
+                loss = float(F.cross_entropy(torch.tensor(logits), torch.tensor(labels)))
+            result["scores"][part] = task_scores(self.text_task, predictions, labels)
+            result["classification_loss"][part] = loss
+            text = "  ".join(f"{name} {value:.4f}" for name, value in result["scores"][part].items())
+            self.accelerator.print(f"step {step}: {part}, {len(labels)} examples: {text}  loss {loss:.4f}")
+        flat = {f"{part}/{k}": v for part, scores in result["scores"].items() for k, v in scores.items()}
+        self.accelerator.log({**flat, **{f"{k}/loss": v for k, v in result["classification_loss"].items()}}, step=step)
+        return result
+
+    @torch.no_grad()
+    def _predict(self, model: nn.Module, examples: ExampleDataset) -> np.ndarray:
+        """Outputs of the classifier [n, labels]; every process gets all of them."""
+        plain = self.accelerator.unwrap_model(model)
+
+        def logits(rows: list[int]) -> list[np.ndarray]:
+            batch = to_device(self.collate([examples[row] for row in rows]), self.accelerator.device)
+            batch.pop("labels")
+            return list(plain(**batch).logits.float().cpu().numpy())
+
+        batch_size = self.arguments.per_device_eval_batch_size
+        with evaluation_mode(plain):
+            return np.stack(map_rows(self.accelerator, examples.lengths, batch_size, logits, "classifying"))
+
+    def metric(self, evaluation: dict[str, Any]) -> float:
+        """Minus the mean of the main scores of all parts of `evaluation`."""
+        return -float(np.mean([main_score(self.text_task, scores) for scores in evaluation["scores"].values()]))
+
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Scores of the best model under `eval_` names, as in transformers' own scripts."""
+        best = next(item for item in run.state.notes["evaluations"] if item["step"] == step)
+        evaluated = {f"eval_{name}": value for name, value in _flat_scores(best).items()}
+        return {**super().final_results(run, step), "task": self.text_task.name, **evaluated}
+
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """Write `evaluation.json`."""
+        before, best = results["evaluations"][0], kept_evaluation(results)
+        self.save_scores(run, f"glue/{self.text_task.name}", _flat_scores(best), results)
+        text = "; ".join(
+            f"{part} {name} {before['scores'][part][name]:.4f} -> {value:.4f}"
+            for part, scores in best["scores"].items()
+            for name, value in scores.items()
+        )
+        return f"{self.text_task.name}: {text} (best at step {best['step']})"
+
+
+def _flat_scores(evaluation: dict[str, Any]) -> dict[str, float]:
+    """Scores by name; where there are several parts, by name and part."""
+    several = len(evaluation["scores"]) > 1
+    return {
+        f"{name}_{part}" if several else name: value
+        for part, scores in evaluation["scores"].items()
+        for name, value in scores.items()
+    }
+
+
+main = partial(run_recipe, GlueRecipe)
+"""Run the program with a command line (default: the process's)."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,485 @@
+"""Fine-tune a causal language model to summarize: XSum, CNN/DailyMail, Gigaword, or any table of texts and summaries.
+
+    accelerate launch training/finetune_summarization.py --config summarization_xsum \
+        --model_name_or_path runs/gpst_small_owt/model --output_dir runs/xsum
+
+A context is document, prompt, summary, end token. GPST gets a tree for every sentence of the document, one for the
+prompt and one for the whole summary, as in the paper; other models read the same as running text. The model's
+`generate` writes the summaries, and ROUGE scores them.
+Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.2.1 and A.5.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.arguments import option
+from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
+from hf_synlm.data.files import write_text
+from hf_synlm.data.text import split_sentences
+from hf_synlm.evaluation.suites.rouge import rouge_scores
+from hf_synlm.training.engine.arguments import check_minimum
+from hf_synlm.training.engine.recipe import kept_evaluation
+from hf_synlm.training.engine.run import Run
+from hf_synlm.training.engine.runner import run_recipe
+from hf_synlm.training.engine.samplers import seed_micro_step
+from hf_synlm.training.engine.steps import map_rows, to_device
+from hf_synlm.training.tasks.example_tables import (
+    ExampleDataset,
+    check_columns,
+    check_texts,
+    describe_table,
+    encode_table,
+    load_table,
+    name_split,
+)
+from hf_synlm.training.tasks.finetuning import (
+    FineTuning,
+    check_length,
+    load_model,
+    mean_losses,
+    read_config,
+    read_tokenizer,
+    takes,
+)
+
+# Columns of the published data sets, tried in this order where none are named.
+TEXT_COLUMNS = ("document", "article", "text")
+SUMMARY_COLUMNS = ("summary", "highlights")
+
+
+@dataclass
+class SummaryArguments:
+    """Documents and summaries, and how they become contexts."""
+
+    dataset_name: str | None = option(None, "Data set of the Hub, or a folder.")
+    dataset_config_name: str | None = option(None, "Its configuration, such as 3.0.0.")
+    train_file: str | None = option(None, "json(l), csv or parquet file, which replaces the data set (of a --config).")
+    validation_file: str | None = option(None, "The same for validation.")
+    test_file: str | None = option(None, "The same for the final summaries; default: the validation file.")
+    text_column: str | None = option(None, f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}.")
+    summary_column: str | None = option(
+        None,
+        f"Column of the summaries (a text, or a list of references); default: one of {', '.join(SUMMARY_COLUMNS)}.",
+    )
+    max_source_length: int = option(900, "Documents are cut to this many tokens.")
+    max_target_length: int = option(100, "Summaries are cut to this many tokens in training.")
+    prompt: str = option("Summary:", "Text between document and summary.")
+    end_token: bool = option(True, "End summaries with the end token, which then ends generation.")
+    summary_loss_only: bool = option(
+        False, "No token loss on document and prompt. (The authors train on all; GPST's other losses always do.)"
+    )
+    language: str = option("en", "Language of the sentence splitting (ISO 639).")
+    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
+    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
+    max_predict_samples: int | None = option(None, "Number of test rows to use; default: all.")
+    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
+
+    def __post_init__(self):
+        """Check the values."""
+        if self.train_file is None and self.dataset_name is None:
+            raise ValueError("No training data are given. Pass --dataset_name, or --train_file and --validation_file.")
+        if self.train_file is not None and self.validation_file is None:
+            raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
+        if self.train_file is not None:
+            self.dataset_name = self.dataset_config_name = None
+        check_minimum(self, 1, "max_source_length max_target_length")
+        check_minimum(self, 1, "max_train_samples max_eval_samples max_predict_samples")
+        if not self.prompt.strip():
+            raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
+
+    def file(self, part: str) -> str | None:
+        """File of `train`, `validation` or `test`; `None`: the split of the data set."""
+        if part == "test" and self.test_file is None and self.dataset_name is None:
+            return self.validation_file
+        return {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}[part]
+
+    def source(self, part: str) -> str:
+        """File, or data set, configuration and split of `part`."""
+        return self.file(part) or name_split(self.dataset_name, self.dataset_config_name, part)
+
+    def describe(self) -> str:
+        """One sentence for the model card."""
+        return f"{self.dataset_name or Path(str(self.train_file)).name}, documents with summaries."
+
+
+@dataclass
+class DecodingArguments:
+    """How summaries are generated, and when."""
+
+    generation_options: str | None = option(
+        None,
+        "Options of `generate`: key=value,key=value or a JSON object, in a config file a mapping. Default, as in "
+        "the paper: do_sample=true,top_k=2; for GPST do_sample=true,num_beams=2,top_k=0 (word-synchronous search "
+        "that draws one of two hypotheses at every word). The paper's baseline w/o sync: "
+        "num_beams=2,synchronous=false.",
+    )
+    max_new_tokens: int | None = option(None, "Longest summary in tokens; default: max_target_length.")
+    num_validation_summaries: int = option(
+        0, "Summaries generated at each evaluation; the best ROUGE selects the model. 0: the lowest loss."
+    )
+    use_stemmer: bool = option(False, "ROUGE on stemmed words. The authors do not stem.")
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "max_new_tokens")
+        check_minimum(self, 0, "num_validation_summaries")
+
+    def options(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """Options of `generate`: those given, or the paper's for the model of `config`."""
+        if self.generation_options:
+            return dict(self.generation_options)  # type: ignore[arg-type]  # a mapping, once the command line is parsed
+        if config.model_type == "gpst":
+            return {"do_sample": True, "num_beams": 2, "top_k": 0}
+        return {"do_sample": True, "top_k": 2}
+
+
+# ---------------------------------------------------------------------------------------------- examples
+def read_tables(accelerator: Accelerator, data: SummaryArguments) -> dict[str, Dataset]:
+    """Read documents and summaries, and check them.
+
+    Args:
+        accelerator: the main process reads first, the others find its cache.
+        data: arguments.
+
+    Returns:
+        Tables `train`, `validation`, `test` with the columns `text` and `references` (a list).
+
+    Raises:
+        ValueError: for files, columns or rows that cannot be used.
+    """
+    limits = {"train": data.max_train_samples, "validation": data.max_eval_samples, "test": data.max_predict_samples}
+    tables: dict[str, Dataset] = {}
+    with accelerator.main_process_first():
+        for part, limit in limits.items():
+            source = f"{part} data ({data.source(part)})"
+            table = load_table(data.file(part), (data.dataset_name, data.dataset_config_name, part), limit)
+            text = _find_column(table, "text_column", data.text_column, TEXT_COLUMNS, source)
+            summary = _find_column(table, "summary_column", data.summary_column, SUMMARY_COLUMNS, source)
+            references = [value if isinstance(value, list) else [value] for value in table[summary]]
+            for row, several in enumerate(references):
+                if not several or not all(isinstance(item, str) and item.strip() for item in several):
+                    where = f"{summary} of row {row} (counted from 0)"
+                    raise ValueError(f"{source}: {where} is {several}. Give texts, or remove the row.")
+            check_texts(table, text, source)
+            texts = table.select_columns(text).rename_column(text, "text")
+            tables[part] = texts.add_column("references", references)
+    return tables
+
+
+def _find_column(table: Dataset, flag: str, given: str | None, usual: tuple[str, ...], source: str) -> str:
+    name = given or next((name for name in usual if name in table.column_names), None)
+    if name is None:
+        raise ValueError(f"{source}: set --{flag} to one of its columns: {', '.join(table.column_names)}.")
+    check_columns(table, [name], source)
+    return name
+
+
+@dataclass(frozen=True)
+class ContextLayout:
+    """How a document and its summary become a context.
+
+    Fields:
+        by_sentences: encode the document sentence by sentence (GPST); otherwise as running text.
+        begin_ids: tokens that the tokenizer puts before every text, such as a begin token.
+        end_id: token after the summary, or `None`.
+        max_source, max_target: limits in tokens.
+        prompt, language: see `SummaryArguments`.
+    """
+
+    by_sentences: bool
+    begin_ids: tuple[int, ...]
+    end_id: int | None
+    max_source: int
+    max_target: int
+    prompt: str
+    language: str
+
+    def encode(self, batch: dict[str, list], tokenizer: PreTrainedTokenizerBase) -> dict[str, list]:
+        """Encode texts and their first references.
+
+        Args:
+            batch: columns `text` and `references`.
+            tokenizer: of the model.
+
+        Returns:
+            Columns `input_ids`, `sentence_lengths`, and `prompt_length`, that of document and prompt.
+        """
+        gap = "" if self.by_sentences else " "
+        summaries = [gap + " ".join(references[0].split()) for references in batch["references"]]
+        targets = _token_ids(tokenizer, summaries)
+        (prompt,) = _token_ids(tokenizer, [gap + self.prompt])
+        table: dict[str, list] = {"input_ids": [], "sentence_lengths": [], "prompt_length": []}
+        for text, target in zip(batch["text"], targets, strict=True):
+            source = self._cut(_token_ids(tokenizer, self.segments(text)))
+            source = [[*self.begin_ids, *source[0]], *source[1:]] if source else [list(self.begin_ids)]
+            segments = [*source, prompt, target[: self.max_target], [] if self.end_id is None else [self.end_id]]
+            segments = [segment for segment in segments if segment]
+            table["input_ids"].append([token for segment in segments for token in segment])
+            table["sentence_lengths"].append([len(segment) for segment in segments])
+            table["prompt_length"].append(sum(map(len, source)) + len(prompt))
+        return table
+
+    def segments(self, text: str) -> list[str]:
+        """Parts of a document that are encoded one by one."""
+        if not self.by_sentences:
+            return [text.strip()]
+        return [sentence for line in text.splitlines() for sentence in split_sentences(line, language=self.language)]
+
+    def _cut(self, segments: Iterable[list[int]]) -> list[list[int]]:
+        """The first `max_source` tokens; the last segment may be cut."""
+        kept, room = [], self.max_source
+        for segment in segments:
+            if room and segment:
+                kept.append(segment[:room])
+                room -= len(kept[-1])
+        return kept
+
+    def longest(self, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Largest number of tokens of a context."""
+        (prompt,) = _token_ids(tokenizer, [self.prompt])
+        return self.max_source + self.max_target + len(prompt) + len(self.begin_ids) + 2
+
+
+def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ContextLayout:
+    """Choose the layout for a model.
+
+    Args:
+        data: arguments.
+        model: the model.
+        tokenizer: of the model.
+
+    Returns:
+        The layout.
+
+    Raises:
+        ValueError: the tokenizer has no end token, or the contexts do not fit the model.
+    """
+    if data.end_token and tokenizer.eos_token_id is None:
+        raise ValueError(
+            "The tokenizer has no end token. Pass --end_token false; summaries then end at max_new_tokens."
+        )
+    (plain,) = _token_ids(tokenizer, ["a"])
+    marked = tokenizer("a")["input_ids"]
+    layout = ContextLayout(
+        by_sentences=takes(model, "sentence_ids"),
+        begin_ids=tuple(marked[: marked.index(plain[0])]) if plain[0] in marked else (),
+        end_id=tokenizer.eos_token_id if data.end_token else None,
+        max_source=data.max_source_length,
+        max_target=data.max_target_length,
+        prompt=data.prompt,
+        language=data.language,
+    )
+    remedy = "Lower --max_source_length or --max_target_length."
+    check_length(model.config, layout.longest(tokenizer), "A document with its summary", remedy)
+    return layout
+
+
+@dataclass
+class ContextCollator:
+    """Pads contexts on the right for the loss, prompts on the left for generation."""
+
+    pad_token_id: int
+    with_sentences: bool
+    summary_loss_only: bool
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """A training batch."""
+        contexts = [
+            {"input_ids": row["input_ids"], "sentence_ids": _sentence_ids(row["sentence_lengths"])} for row in rows
+        ]
+        batch = collate_contexts(contexts, self.pad_token_id)
+        if not self.with_sentences:
+            batch.pop("sentence_ids")
+        if self.summary_loss_only:
+            for index, row in enumerate(rows):
+                batch["labels"][index, : row["prompt_length"]] = LABEL_PADDING
+        return batch
+
+    def prompts(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Arguments of `generate`: documents with the prompt."""
+        ids, sentences = [], []
+        for row in rows:
+            length = int(row["prompt_length"])
+            ids.append(torch.as_tensor(row["input_ids"][:length]))
+            sentences.append(torch.as_tensor(_sentence_ids(row["sentence_lengths"])[:length]))
+        batch = {
+            "input_ids": _pad_left(ids, self.pad_token_id),
+            "attention_mask": _pad_left([torch.ones_like(row) for row in ids], 0),
+        }
+        # GPST reads the prompt as complete sentences with their induced trees, as in training.
+        return {**batch, "context_sentence_ids": _pad_left(sentences, 0)} if self.with_sentences else batch
+
+
+def _pad_left(rows: list[Tensor], value: int) -> Tensor:
+    return pad_sequence(rows, batch_first=True, padding_value=value, padding_side="left")
+
+
+def _sentence_ids(lengths: np.ndarray) -> np.ndarray:
+    return np.repeat(np.arange(1, len(lengths) + 1), lengths)
+
+
+def rouge_line(scores: dict[str, float]) -> str:
+    """The `scores` for a terminal."""
+    return "  ".join(f"{name} {value:.2f}" for name, value in scores.items())
+
+
+# ---------------------------------------------------------------------------------------------- the run
+class SummarizationRecipe(FineTuning):
+    """A language model of documents that end with their summaries."""
+
+    program = "finetune_summarization"
+    parts = ("model_arguments", "data", "decoding", "arguments")
+    mappings = ("config_overrides", "generation_options")
+    data: SummaryArguments
+    decoding: DecodingArguments
+    collate: ContextCollator
+    options: dict[str, Any]
+    references: dict[str, list[list[str]]]
+    held_out: dict[str, ExampleDataset]
+
+    def dataset(self) -> str | None:
+        """Of the option."""
+        return self.data.dataset_name
+
+    def load(self) -> PreTrainedModel:
+        """Read and encode the tables, load the model, and try the options of `generate`."""
+        data, accelerator = self.data, self.accelerator
+        tables = read_tables(accelerator, data)
+        self.sources = [
+            describe_table(part, data.source(part), table, ["text", "references"]) for part, table in tables.items()
+        ]
+        self.references = {part: list(tables[part]["references"]) for part in ("validation", "test")}
+        model = self._load_language_model()
+        layout = make_layout(data, model, self.tokenizer)
+        encode = partial(layout.encode, tokenizer=self.tokenizer)
+        self.held_out = {
+            part: encode_table(accelerator, table, encode, data.preprocessing_num_workers)
+            for part, table in tables.items()
+        }
+        for part, encoded in self.held_out.items():
+            accelerator.print(f"{part}: {encoded.describe()}")
+        self.examples = self.held_out.pop("train")
+        self.say_unknown_tokens()
+        self.collate = ContextCollator(self.tokenizer.pad_token_id, layout.by_sentences, data.summary_loss_only)
+        length = data.max_target_length if self.decoding.max_new_tokens is None else self.decoding.max_new_tokens
+        end_id = self.tokenizer.eos_token_id if data.end_token else None
+        self.options = {"max_new_tokens": length, "eos_token_id": end_id, **self.decoding.options(model.config)}
+        length = self.options["max_new_tokens"]
+        longest = layout.longest(self.tokenizer) - layout.max_target + length
+        what = f"A document with a summary of max_new_tokens {length}"
+        check_length(model.config, longest, what, "Lower --max_source_length or --max_new_tokens.")
+        # A wrong option fails here, before training.
+        self._summarize(model, "validation", 1, max_new_tokens=2)
+        return model
+
+    def _load_language_model(self) -> PreTrainedModel:
+        arguments = self.model_arguments
+        config = read_config(arguments)
+        if config.model_type == "rnng":
+            raise ValueError("RNNG learns from trees, and documents have none. Choose another architecture.")
+        if config.is_encoder_decoder:
+            raise ValueError(f"{config.model_type} has a separate encoder. Choose a causal language model.")
+        if config.model_type == "gpst" and self.data.end_token:
+            config = read_config(arguments, document_end_token=True)
+        self.tokenizer = read_tokenizer(arguments, config, [])
+        return load_model(AutoModelForCausalLM, arguments, config, self.tokenizer)
+
+    @torch.no_grad()
+    def _summarize(self, model: nn.Module, part: str, count: int, **changes: Any) -> list[str]:
+        """Summaries of the first `count` examples, on every process; the number of processes does not change them."""
+        plain, examples = self.accelerator.unwrap_model(model), self.held_out[part]
+
+        def summarize(rows: list[int]) -> list[str]:
+            seed_micro_step(self.arguments.seed, min(rows), 0)
+            batch = to_device(self.collate.prompts([examples[row] for row in rows]), plain.device)
+            output = plain.generate(**batch, **{**self.options, **changes})
+            texts = self.tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+            return [text.strip() for text in texts]
+
+        batch_size = self.arguments.per_device_eval_batch_size
+        with evaluation_mode(plain):
+            return map_rows(self.accelerator, examples.lengths[:count], batch_size, summarize, "summarizing")
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Data, loss, and the choice of the best model."""
+        count = self.decoding.num_validation_summaries
+        return {
+            **super().settings(model),
+            "validation": self.held_out["validation"].fingerprint(),
+            "summary_loss_only": self.data.summary_loss_only,
+            "choice": [count, self.options if count else {}],
+        }
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Measure the loss on validation examples, and ROUGE of some summaries."""
+        examples = self.held_out["validation"]
+        batch_size = self.arguments.per_device_eval_batch_size
+        losses = mean_losses(self.accelerator, model, examples, self.collate, batch_size)
+        result: dict[str, Any] = {"step": step, "losses": losses}
+        text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        # The model of step 0 has seen no summaries.
+        count = min(self.decoding.num_validation_summaries, len(examples)) if step else 0
+        if count:
+            summaries, references = self._summarize(model, "validation", count), self.references["validation"][:count]
+            result["rouge"] = rouge_scores(summaries, references, use_stemmer=self.decoding.use_stemmer)
+            text += "  " + rouge_line(result["rouge"])
+        self.accelerator.print(f"step {step}: validation, {len(examples)} examples: {text}")
+        flat = {f"validation/{name}": value for name, value in {**losses, **result.get("rouge", {})}.items()}
+        self.accelerator.log(flat, step=step)
+        return result
+
+    def metric(self, evaluation: dict[str, Any]) -> float:
+        """Minus the mean ROUGE of `evaluation`, or its loss."""
+        return -evaluation["rouge"]["rouge_average"] if "rouge" in evaluation else evaluation["losses"]["loss"]
+
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Summarize the test documents and score the summaries; the main process writes them."""
+        references = self.references["test"]
+        summaries = self._summarize(run.model, "test", len(references))
+        results = super().final_results(run, step)
+        if not self.accelerator.is_main_process:
+            return results
+        rows = [
+            {"row": row, "summary": summary, "references": several}
+            for row, (summary, several) in enumerate(zip(summaries, references, strict=True))
+        ]
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_text(run.output_dir / "summaries.jsonl", lines)
+        stem = self.decoding.use_stemmer
+        scores = rouge_scores(summaries, references, use_stemmer=stem)
+        test = {"rouge": scores, "num_summaries": len(rows), "options": self.options, "use_stemmer": stem}
+        return {**results, "test": test}
+
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """Write `evaluation.json`."""
+        before, best, test = results["evaluations"][0], kept_evaluation(results), results["test"]
+        self.save_scores(run, "summarization", test["rouge"], results)
+        return (
+            f"validation loss {before['losses']['loss']:.4f} -> {best['losses']['loss']:.4f} (best at step "
+            f"{best['step']}); {test['num_summaries']} summaries: {rouge_line(test['rouge'])}"
+        )
+
+
+main = partial(run_recipe, SummarizationRecipe)
+"""Run the program with a command line (default: the process's)."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,447 @@
+"""Prepare a corpus for training: text -> sentences -> token ids -> shards on disk.
+
+    python -m hf_synlm.training.programs.prepare_text --output_dir shards/owt \
+        --dataset_name Skylion007/openwebtext --streaming --validation_split none \
+        --tokenizer_name openai-community/gpt2 --preprocessing_num_workers 16
+    python -m hf_synlm.training.programs.prepare_text --output_dir shards/owt --config gpst_small_owt
+
+Text comes from files (text, parquet, json, csv, treebanks) or from a data set of the Hub. If none is named, it is the
+embedded corpus: its raw text and the words of its trees. The
+output folder contains `tokenizer/`, `train/` and `validation/`; `PreparedCorpus` reads the latter two. After a run was
+killed, the same command resumes it, and makes the same files, byte for byte.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import MISSING, asdict, dataclass, fields
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file
+from hf_synlm.data.encoding import (
+    BlockEncoder,
+    TextOptions,
+    block_sentences,
+    encode_blocks,
+    read_blocks,
+    tokenizer_sha256,
+)
+from hf_synlm.data.files import folder_writer, write_json
+from hf_synlm.data.samples import EMBEDDED, resolve_embedded, sample_path
+from hf_synlm.data.shards import (
+    INDEX_FILE,
+    MADE_FROM_FILE,
+    SHARD_TOKENS,
+    CorpusWriter,
+    PreparedCorpus,
+    check_made_from,
+    differences,
+    read_record,
+    token_dtype,
+)
+from hf_synlm.data.sources import (
+    CSVFiles,
+    HubSource,
+    JSONFiles,
+    ParquetFiles,
+    TextFiles,
+    TextSource,
+    TreebankFiles,
+    TSVFiles,
+)
+from hf_synlm.data.text import PathLike
+from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.hub.checkpoint import check_tokenizer_source
+
+_TABLES = {".parquet": ParquetFiles, ".pq": ParquetFiles, ".csv": CSVFiles, ".tsv": TSVFiles}
+_TABLES |= dict.fromkeys((".json", ".jsonl", ".ndjson"), JSONFiles)
+SPLITS = ("train", "validation")
+
+
+@dataclass
+class CorpusArguments:
+    """Where text comes from and how it becomes token ids."""
+
+    dataset_name: str | None = option(
+        None, "Data set of the Hub, or a folder; without it and without files: the embedded corpus."
+    )
+    dataset_config_name: str | None = option(None, "Configuration of the data set.")
+    train_split: str = option("train", "Split to train on.")
+    validation_split: str | None = option(
+        "validation", "Split to validate on; 'none' takes documents from the training split."
+    )
+    num_validation_documents: int = option(
+        1000, "Number of first documents to take from the training text if there is no validation text."
+    )
+    train_files: list[str] = option(
+        [], "Text files (blank lines separate documents), or parquet, json, csv, tsv; 'embedded': the embedded text."
+    )
+    validation_files: list[str] = option([], "The same for validation.")
+    train_trees: list[str] = option(
+        [],
+        "Treebank files whose words are training sentences; their trees are not used. 'embedded': the embedded trees.",
+    )
+    validation_words: list[str] = option([], "Treebank files whose words are validation sentences.")
+    text_column: str = option("text", "Column of the text in data sets and tables.")
+    rows: str = option("documents", "What a row of a data set is: 'documents' or 'lines' (WikiText).")
+    streaming: bool = option(False, "Read the data set over the network, without storing it; the shards are the same.")
+    one_sentence_per_line: bool = option(False, "Lines are sentences; do not split them.")
+    language: str = option("en", "Language for sentence splitting (ISO 639).")
+    drop_punctuation: bool = option(
+        False, "Remove punctuation at word edges, as in grammar induction (Kim et al. 2019)."
+    )
+    tokenizer_name: str | None = option(
+        None, "Folder or Hub name of a tokenizer; without it, one is trained on the text."
+    )
+    tokenizer_type: str = option("bpe", "Tokenizer to train: 'bpe' or 'wordpiece'.")
+    tokenizer_vocab_size: int = option(8192, "Vocabulary size of the tokenizer to train.")
+    tokenizer_min_frequency: int = option(2, "Smallest frequency of the pieces of the tokenizer to train.")
+    preprocessing_num_workers: int = option(1, "Processes that encode text; the shards do not depend on it.")
+
+    def __post_init__(self):
+        """Check the values and name the files of the embedded corpus."""
+        if self.rows not in ("documents", "lines"):
+            raise ValueError(f"rows is {self.rows!r}. Choose 'documents' or 'lines'.")
+        if self.tokenizer_type not in ("bpe", "wordpiece"):
+            raise ValueError(f"tokenizer_type is {self.tokenizer_type!r}. Choose 'bpe' or 'wordpiece'.")
+        if self.dataset_name is not None and self.train_files:
+            raise ValueError("dataset_name and train_files are both given. Choose one source of text.")
+        for name in ("num_validation_documents", "tokenizer_min_frequency", "preprocessing_num_workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        if self.validation_split == "none":
+            self.validation_split = None
+        if not self.names_text and not self.takes_finished:
+            self.train_files, self.train_trees = [EMBEDDED], [EMBEDDED]
+        if self.dataset_name is None and {*self.train_files, *self.train_trees} == {EMBEDDED}:
+            self.validation_files = self.validation_files or [EMBEDDED]
+            self.one_sentence_per_line = True
+        self.train_files = [resolve_embedded(name, "raw.train.txt") for name in self.train_files]
+        self.validation_files = [resolve_embedded(name, "raw.valid.txt") for name in self.validation_files]
+        self.train_trees = [resolve_embedded(name, "trees.train.txt") for name in self.train_trees]
+        self.validation_words = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_words]
+        for path in (*self.train_files, *self.validation_files, *self.train_trees, *self.validation_words):
+            if not Path(path).is_file():
+                raise ValueError(f"There is no file {path!r}.")
+
+    @property
+    def location(self) -> str | None:
+        """Folder of prepared text."""
+        return None
+
+    @property
+    def takes_finished(self) -> bool:
+        """Whether no text is named and the folder of prepared text is complete, so that it is used as it is."""
+        return not self.names_text and self.location is not None and is_prepared(self.location)
+
+    @property
+    def names_text(self) -> bool:
+        """Whether a file or data set is named."""
+        return bool(self.dataset_name or self.train_files or self.train_trees or self.has_validation_files)
+
+    @property
+    def has_validation_files(self) -> bool:
+        """Whether files for validation are named."""
+        return bool(self.validation_files or self.validation_words)
+
+    @property
+    def only_trees(self) -> bool:
+        """Whether all training text is that of treebanks."""
+        return bool(self.train_trees) and not self.train_files and self.dataset_name is None
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether all training text is embedded."""
+        embedded = {str(sample_path("raw.train.txt")), str(sample_path("trees.train.txt"))}
+        files = {*self.train_files, *self.train_trees}
+        return self.dataset_name is None and bool(files) and files <= embedded
+
+    @property
+    def text_options(self) -> TextOptions:
+        """How lines become sentences."""
+        return TextOptions(self.one_sentence_per_line, self.language, self.drop_punctuation)
+
+    def sources(self, split: str) -> tuple[list[TextSource], dict[str, Any]]:
+        """The sources of a split, and which of their documents belong to it.
+
+        Args:
+            split: "train" or "validation".
+
+        Returns:
+            The sources, and the arguments `skip_documents` or `max_documents` of `read_blocks`, if any.
+        """
+        if self.dataset_name is None and not self.train_files and not self.train_trees:
+            raise ValueError("No training text is named. Pass --train_files, --train_trees or --dataset_name.")
+        has_validation = self.has_validation_files or bool(self.dataset_name and self.validation_split)
+        if split == "validation" and has_validation:
+            split_name = None if self.has_validation_files else self.validation_split
+            return self._sources(self.validation_files, self.validation_words, split_name), {}
+        if self.only_trees and not has_validation:
+            raise ValueError("A treebank is one document. Pass --validation_words TREEBANK or --validation_files TEXT.")
+        if split == "validation":
+            train = self._sources(self.train_files, [], self.train_split)
+            return train, {"max_documents": self.num_validation_documents}
+        train = self._sources(self.train_files, self.train_trees, self.train_split)
+        return train, {} if has_validation else {"skip_documents": self.num_validation_documents}
+
+    def _sources(self, files: Sequence[str], trees: Sequence[str], split: str | None) -> list[TextSource]:
+        """Files, or a split of the data set; and words of treebanks."""
+        is_document = self.rows == "documents"
+        found: list[TextSource] = []
+        if self.dataset_name is not None and split is not None and not files:
+            names = (self.dataset_name, self.dataset_config_name, split, self.text_column)
+            found.append(HubSource(*names, is_document, self.streaming))
+        for kind, group in groupby(files, key=lambda path: _TABLES.get(Path(path).suffix.lower())):
+            paths = list(group)
+            found.append(TextFiles(paths) if kind is None else kind(paths, self.text_column, is_document))
+        return [*found, TreebankFiles(trees, self.drop_punctuation)] if trees else found
+
+
+@dataclass
+class PreparedText:
+    """What `prepare` makes.
+
+    Attributes:
+        tokenizer: has the special tokens of a syntactic language model.
+        train: the training text.
+        validation: the validation text.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    train: PreparedCorpus
+    validation: PreparedCorpus
+
+    def describe(self) -> str:
+        """A line per split: sources and counts."""
+        splits = {name: getattr(self, name) for name in SPLITS}
+        return "\n".join(
+            f"{name} text ({', '.join(corpus.source_names())}): {corpus.describe()}" for name, corpus in splits.items()
+        )
+
+
+def is_prepared(folder: PathLike) -> bool:
+    """Whether `folder` contains complete training and validation text."""
+    return all((Path(folder) / name / INDEX_FILE).is_file() for name in SPLITS)
+
+
+def prepare(
+    arguments: CorpusArguments, folder: PathLike, *, shard_tokens: int = SHARD_TOKENS, verify: bool = False
+) -> PreparedText:
+    """Prepare training and validation text, or open what was prepared before.
+
+    One process at a time works on a folder; others wait and then find the result. Shards that a killed run has finished
+    are kept.
+
+    Args:
+        arguments: text, sentence splitting and tokenizer. If they name no text, a complete folder is used as it is.
+        folder: for the result.
+        shard_tokens: tokens per shard.
+        verify: check the checksums of all shards, not only their sizes.
+
+    Returns:
+        The tokenizer and both corpora.
+
+    Raises:
+        ValueError: the folder was prepared from other text or with other options, a shard is damaged, or the text is
+            empty; the message names the difference or the file.
+        OSError: the folder cannot be written, or the disk is full.
+
+    Cost: O(characters). Memory: a few megabytes of text per process and the boundaries of one shard, independent of the
+    size of the corpus; but a trainer of tokenizers keeps every distinct word.
+    """
+    folder = Path(folder)
+    if not is_prepared(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            if not is_prepared(folder):  # by another process
+                trees = [*arguments.train_trees, *arguments.validation_words]
+                TreebankFiles(trees, arguments.drop_punctuation).check()
+                _prepare_tokenizer(arguments, folder / "tokenizer")
+                tokenizer = load_tokenizer(folder / "tokenizer")
+                for split in SPLITS:
+                    write_corpus(arguments, split, tokenizer, folder / split, shard_tokens)
+    elif arguments.takes_finished:
+        _check_given(arguments, folder)
+    else:
+        _prepare_tokenizer(arguments, folder / "tokenizer")
+    prepared = PreparedText(
+        load_tokenizer(folder / "tokenizer"),
+        PreparedCorpus(folder / "train", verify),
+        PreparedCorpus(folder / "validation", verify),
+    )
+    for split in SPLITS:
+        made_from = getattr(prepared, split).made_from
+        if arguments.takes_finished:
+            expected = {**made_from, "tokenizer": _describe_tokenizer(prepared.tokenizer)}
+        else:
+            known = {name: made_from[name] for name in ("format", "dtype", "shard_tokens")}
+            expected = {**known, **_made_from(arguments, split, prepared.tokenizer)}
+        check_made_from(folder / split, expected)
+    return prepared
+
+
+def _made_from(arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Everything that determines the shards of a split, as JSON."""
+    sources, limits = arguments.sources(split)
+    return {
+        "sources": [source.describe() for source in sources],
+        "documents": limits,
+        "text": asdict(arguments.text_options),
+        "tokenizer": _describe_tokenizer(tokenizer),
+    }
+
+
+def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    return {"sha256": tokenizer_sha256(tokenizer), "vocab_size": len(tokenizer)}
+
+
+def _check_given(arguments: CorpusArguments, folder: Path) -> None:
+    """If no text is named, refuse options of text and tokenizer that differ from those of the finished folder."""
+    made_with = read_record(folder / "tokenizer" / MADE_FROM_FILE)
+    made_with |= PreparedCorpus(folder / "train").made_from["text"]
+    if arguments.tokenizer_name is not None:
+        _prepare_tokenizer(arguments, folder / "tokenizer")
+    for item in fields(CorpusArguments):
+        value = getattr(arguments, item.name)
+        default = item.default if item.default is not MISSING else []
+        free = ("tokenizer_name", "preprocessing_num_workers", "streaming")
+        if item.name not in free and value != default and value != made_with.get(item.name):
+            known = f"was prepared with {made_with[item.name]!r}" if item.name in made_with else "is used as it is"
+            raise ValueError(f"{item.name} is {value!r}, but {folder} {known}. Leave the option out, or name the text.")
+
+
+# ---------------------------------------------------------------------------------------------- tokenizer
+def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
+    """Save the named tokenizer, or train one on the training text; check a tokenizer that exists already."""
+    if arguments.tokenizer_name is not None:
+        check_tokenizer_source(arguments.tokenizer_name)
+        tokenizer = load_tokenizer(arguments.tokenizer_name)
+        made_from: dict[str, Any] = _describe_tokenizer(tokenizer)
+        if folder.is_dir():
+            changed = differences(_describe_tokenizer(load_tokenizer(folder)), made_from)
+            if changed:
+                raise ValueError(
+                    f"The text in {folder.parent} is encoded with another tokenizer than {arguments.tokenizer_name}: "
+                    f"{'; '.join(changed)}. Use {folder} as tokenizer, or another folder for the text."
+                )
+            return
+    else:
+        sources, limits = arguments.sources("train")
+        names = ("tokenizer_type", "tokenizer_vocab_size", "tokenizer_min_frequency")
+        made_from = {name: getattr(arguments, name) for name in names}
+        made_from |= {"sources": [x.describe() for x in sources], "documents": limits, **asdict(arguments.text_options)}
+        if folder.is_dir():
+            check_made_from(folder, made_from)
+            return
+        train = train_bpe_tokenizer if arguments.tokenizer_type == "bpe" else train_wordpiece_tokenizer
+        size, frequency = arguments.tokenizer_vocab_size, arguments.tokenizer_min_frequency
+        tokenizer = train(_sentences(arguments), size, min_frequency=frequency)
+    with folder_writer(folder) as partial:
+        tokenizer.save_pretrained(partial)
+        write_json(partial / MADE_FROM_FILE, made_from)
+
+
+def _sentences(arguments: CorpusArguments) -> Iterator[str]:
+    """Sentences of the training text."""
+    sources, limits = arguments.sources("train")
+    for block in read_blocks(sources, **limits):
+        yield from block_sentences(block, arguments.text_options)[0]
+
+
+# ---------------------------------------------------------------------------------------------- shards
+def write_corpus(
+    arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path, shard_tokens: int
+) -> None:
+    """Write the shards of a split; finished shards are kept.
+
+    Args:
+        arguments: text and options.
+        split: "train" or "validation".
+        tokenizer: encodes the text.
+        folder: for the shards.
+        shard_tokens: tokens per shard.
+
+    Raises:
+        ValueError: as `prepare`.
+        OSError: as `prepare`.
+    """
+    sources, limits = arguments.sources(split)
+    skipped = limits.get("skip_documents", 0)
+    texts = [source for source in sources if not isinstance(source, TreebankFiles)]
+    if skipped and not any(block.lines for block in read_blocks(texts, skip_documents=skipped)):
+        raise ValueError(
+            f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or a smaller "
+            "--num_validation_documents."
+        )
+    dtype = token_dtype(max(tokenizer.get_vocab().values()) + 1)
+    writer = CorpusWriter(folder, _made_from(arguments, split, tokenizer), dtype, shard_tokens)
+    if not writer.is_complete:
+        encoder = BlockEncoder(tokenizer, arguments.text_options, dtype)
+        blocks = read_blocks(sources, writer.start, **limits)
+        encoded = encode_blocks(blocks, encoder, arguments.preprocessing_num_workers)
+        bar = tqdm(desc=f"{split} text", initial=writer.num_tokens, unit="tok", unit_scale=True, dynamic_ncols=True)
+        with bar, closing(encoded):
+            try:
+                for block in encoded:
+                    writer.add(block)
+                    bar.set_postfix(documents=f"{writer.num_documents:,}", refresh=False)
+                    bar.update(len(block.tokens))
+            except BaseException:
+                writer.abandon()
+                raise
+    writer.finish()
+
+
+# ---------------------------------------------------------------------------------------------- command line
+@dataclass(kw_only=True)
+class PrepareArguments(CorpusArguments):
+    """Arguments of the command."""
+
+    output_dir: str = option(MISSING, "Folder for tokenizer and shards.")
+    shard_tokens: int = option(SHARD_TOKENS, "Tokens per shard.")
+    verify: bool = option(False, "Check the checksums of all shards at the end, not only their sizes.")
+
+    @property
+    def location(self) -> str | None:
+        """The output folder."""
+        return self.output_dir
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare a corpus, or check a prepared one.
+
+    Args:
+        argv: command line; default `sys.argv`.
+
+    Returns:
+        Exit status.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = ArgumentParser(
+        (PrepareArguments,), prog="python -m hf_synlm.training.programs.prepare_text", allow_abbrev=False
+    )
+    parser.add_argument("--config", help="YAML file of a training script; its options about text are used; flags win.")
+    try:
+        path = parser.parse_known_args(argv)[0].config
+        if path is not None:
+            values = read_config_file(path)
+            known = [item.name for item in fields(PrepareArguments)]
+            argv = [*config_flags({name: values[name] for name in known if name in values}), *argv]
+        arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]
+        prepared = prepare(
+            arguments, arguments.output_dir, shard_tokens=arguments.shard_tokens, verify=arguments.verify
+        )
+    except (ValueError, OSError, RuntimeError) as error:
+        parser.exit(2, f"error: {error}\n")
+    sys.stdout.write(prepared.describe() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

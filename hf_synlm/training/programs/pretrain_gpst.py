@@ -1,0 +1,502 @@
+"""Pretrain GPST on raw text.
+
+    accelerate launch training/pretrain_gpst.py --config gpst_tiny --output_dir runs/gpst_tiny
+
+Text comes from files or from a data set of the Hub; if none is named, it is embedded. It is split into sentences,
+encoded, and packed into contexts of whole sentences; every sentence gets a tree of its own. No trees are read for
+training: treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 on the same contexts.
+Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, set_seed
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.arguments import option
+from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.contexts import ContextDataset
+from hf_synlm.data.samples import EMBEDDED, resolve_embedded
+from hf_synlm.data.shards import PreparedCorpus
+from hf_synlm.data.tokenizers import special_token_ids
+from hf_synlm.evaluation.trees.treebank_parsing import (
+    PUNCTUATION,
+    Treebank,
+    load_treebank,
+    score_baselines,
+    score_numbers,
+    score_table,
+    score_trees,
+)
+from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, check_overrides
+from hf_synlm.training.engine.checkpoints import BestModel
+from hf_synlm.training.engine.export import hub_facts
+from hf_synlm.training.engine.final_report import load_report_treebanks, parse_together, report_saved_model
+from hf_synlm.training.engine.flops import decoder_flops_per_token, gpst_flops_per_token
+from hf_synlm.training.engine.recipe import Recipe, kept_evaluation
+from hf_synlm.training.engine.run import Run, load_pretrained
+from hf_synlm.training.engine.runner import run_recipe
+from hf_synlm.training.engine.steps import model_loss, to_device, to_shares
+from hf_synlm.training.programs.prepare_text import CorpusArguments, PreparedText, is_prepared, prepare
+
+Collate = Callable[[list[Any]], dict[str, Any]]
+
+
+@dataclass
+class GPSTModelArguments(ModelArguments):
+    """GPST, or a baseline without trees."""
+
+    architecture: str = option(
+        "gpst",
+        "gpst; or, as a baseline without trees, the model type of a causal language model of transformers, such as "
+        "gpt2. Options about trees and the preset are for GPST only.",
+    )
+    model_preset: str | None = option("gpst-small", "Published size to start from.")
+    document_end_token: bool = option(
+        False, "End every document with the end token, so that the model learns when to stop."
+    )
+    parser_learning_rate: float | None = option(1e-3, "Peak learning rate of the parser, which gives the merge order.")
+
+    def __post_init__(self):
+        """Check that a baseline is trained from scratch."""
+        if self.is_baseline and self.model_name_or_path is not None:
+            raise ValueError(
+                f"model_name_or_path {self.model_name_or_path!r} is for GPST; a {self.architecture} is trained from "
+                "scratch. Leave one of them out."
+            )
+        super().__post_init__()
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the model is one of transformers."""
+        return self.architecture != "gpst"
+
+
+@dataclass
+class DataArguments(CorpusArguments):
+    """Where text comes from and how it becomes contexts."""
+
+    prepared: str | None = option(
+        None,
+        "Folder of prepared text. Missing parts are prepared; without the name of a text, the folder must be "
+        "complete. Default: the folder 'text' in output_dir.",
+    )
+    verify_prepared: bool = option(False, "Check the checksums of the prepared text, not only its file sizes.")
+    max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
+    keep_words_together: bool = option(
+        False, "Forbid constituents that split words in training. The authors allow them."
+    )
+    context_length: int = option(1024, "Largest number of tokens of a context.")
+
+    def __post_init__(self):
+        """Check the values."""
+        if self.prepared is not None and not self.names_text and not is_prepared(self.prepared):
+            raise ValueError(
+                f"{self.prepared} is not a complete folder of prepared text, and no text is named. Correct "
+                "--prepared, or name the text to prepare there (--train_files, --dataset_name). For the embedded "
+                f"corpus: python -m hf_synlm.training.programs.prepare_text --output_dir {self.prepared}"
+            )
+        super().__post_init__()
+        if self.context_length < 1:
+            raise ValueError(f"context_length must be at least 1 and is {self.context_length}.")
+
+    @property
+    def location(self) -> str | None:
+        """The folder of prepared text, if it is named."""
+        return self.prepared
+
+
+@dataclass
+class EvaluationArguments:
+    """What is measured during training and at its end."""
+
+    validation_trees: str | None = option(
+        None,
+        "Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
+        "otherwise none.",
+    )
+    test_trees: str | None = option(None, "The same for the final report.")
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
+    )
+    report_punctuation: list[str] = option(
+        ["remove", "keep"], "How the final report treats punctuation: one or more of these. Each has its own baselines."
+    )
+    max_tree_sentences: int | None = option(None, "Read only the first trees of a treebank.")
+    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.")
+    load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
+    final_report: bool = option(
+        False, "At the end, load the saved model in a process without hf_synlm; parse and generate there."
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        for value in self.report_punctuation:
+            check_choice("report_punctuation", value, PUNCTUATION)
+        check_minimum(self, 0, "search_num_beams")
+
+    def complete(self, data: DataArguments) -> None:
+        """Settle the treebanks; words of validation trees are validation text, if treebanks are all training text.
+
+        Args:
+            data: tells whether the training text is embedded; completed, too.
+        """
+        default = EMBEDDED if data.is_embedded else "none"
+        for name, sample in (("validation_trees", "trees.valid.txt"), ("test_trees", "trees.test.txt")):
+            value = getattr(self, name) or default
+            setattr(self, name, None if value == "none" else resolve_embedded(value, sample))
+        if data.only_trees and not data.has_validation_files and self.validation_trees is not None:
+            data.validation_words = [self.validation_trees]
+
+    def methods(self) -> dict[str, dict[str, Any]]:
+        """Options of `parse` by name of the kind of trees."""
+        methods: dict[str, dict[str, Any]] = {"induced (inside)": {"method": "inside"}}
+        if self.search_num_beams:
+            methods[f"left to right (beam {self.search_num_beams})"] = {"num_beams": self.search_num_beams}
+        return methods
+
+
+# ---------------------------------------------------------------------------------------------- model
+def make_config(arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> GPSTConfig:
+    """Make the configuration of an untrained model: preset, overrides, and what depends on tokenizer and data.
+
+    Args:
+        arguments: of the command line.
+        tokenizer: whose special tokens and size the configuration takes over.
+        context_length: longest context in tokens.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: an override is not a field, or a context is longer than the positions of the model.
+    """
+    overrides = check_overrides(GPSTConfig, arguments.config_overrides)
+    config = GPSTConfig.from_preset(
+        str(arguments.model_preset),
+        **{**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token, **overrides},
+    )
+    if context_length > config.max_position_embeddings:
+        raise ValueError(
+            f"context_length is {context_length} and max_position_embeddings only {config.max_position_embeddings}. "
+            "Change one of the two."
+        )
+    return config
+
+
+def make_model(
+    arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int
+) -> PreTrainedModel:
+    """Make an untrained model, or load the one to continue from.
+
+    Args:
+        arguments: of the command line.
+        tokenizer: of the model.
+        context_length: longest context in tokens.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: see `make_config`, `make_baseline` and `load_pretrained`.
+    """
+    if arguments.is_baseline:
+        return make_baseline(arguments.architecture, arguments.config_overrides, tokenizer, context_length)
+    if arguments.model_name_or_path is None:
+        return GPSTForCausalLM(make_config(arguments, tokenizer, context_length))
+    model = load_pretrained(GPSTForCausalLM, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
+    if arguments.document_end_token != model.config.document_end_token:
+        raise ValueError(
+            f"document_end_token is {arguments.document_end_token}, and {model.config.document_end_token} in the model "
+            "of model_name_or_path. Give the model's value."
+        )
+    return model
+
+
+def make_baseline(
+    model_type: str, overrides: Any, tokenizer: PreTrainedTokenizerBase, context_length: int
+) -> PreTrainedModel:
+    """Make an untrained causal language model of transformers.
+
+    Args:
+        model_type: as transformers knows it, such as "gpt2".
+        overrides: `config_overrides` of the command line; see `check_overrides`.
+        tokenizer: whose size and special tokens the configuration takes over.
+        context_length: longest context in tokens.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the model type has no causal language model; an override is not a field of its configuration; the
+            tokenizer has no begin token; a context and that token are longer than the positions of the model.
+    """
+    try:
+        config_class = type(AutoConfig.for_model(model_type))
+    except ValueError as error:
+        raise ValueError(
+            f"architecture {model_type!r} is unknown. Choose gpst, or a model type of transformers such as gpt2."
+        ) from error
+    if tokenizer.bos_token_id is None:
+        raise ValueError("The tokenizer has no begin token, and every context begins with one. Set its bos_token.")
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+    config = config_class(vocab_size=len(tokenizer), **{**ids, **check_overrides(config_class, overrides)})
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and context_length >= limit:
+        raise ValueError(
+            f"context_length {context_length} and the begin token need {context_length + 1} positions, and the "
+            f"{model_type} has {limit}. Change one of the two."
+        )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def collate_plain(rows: Sequence[Any], pad_token_id: int, begin_token_id: int) -> dict[str, Tensor]:
+    """Collate contexts without the inputs that only GPST reads; each begins with the begin token.
+
+    Args:
+        rows: contexts with `input_ids`.
+        pad_token_id: of the tokenizer.
+        begin_token_id: of the tokenizer.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels`, each [B, T].
+    """
+    batch = collate_contexts([{"input_ids": [begin_token_id, *row["input_ids"]]} for row in rows], pad_token_id)
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+
+
+# ---------------------------------------------------------------------------------------------- data
+def load_contexts(data: DataArguments, corpus: PreparedCorpus, end_of_document_id: int | None) -> ContextDataset:
+    """Contexts of a prepared corpus.
+
+    Args:
+        data: arguments.
+        corpus: training or validation text.
+        end_of_document_id: id that follows every document as a separate sentence, or `None`.
+
+    Returns:
+        The contexts.
+
+    Raises:
+        ValueError: no contexts are left.
+    """
+    return ContextDataset(
+        corpus,
+        data.context_length,
+        max_sentence_tokens=data.max_sentence_tokens,
+        end_of_document_id=end_of_document_id,
+        with_word_ends=data.keep_words_together,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- evaluation
+@torch.no_grad()
+def evaluate_losses(
+    accelerator: Accelerator, model: nn.Module, contexts: ContextDataset, collate: Collate, batch_size: int
+) -> dict[str, float]:
+    """Mean validation losses in nats, without noise on the merge order and without dropout.
+
+    Every part is a mean over its items in all contexts and does not depend on the batches. Losses of models that do not
+    count their items are weighted by tokens. Every process takes its share of the batches and calls the model equally
+    often.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: prepared.
+        contexts: validation text.
+        collate: contexts -> batch.
+        batch_size: contexts per process and call.
+
+    Returns:
+        "loss" and the names of its parts -> means.
+    """
+    starts = list(range(0, len(contexts), batch_size))
+    rank, world = accelerator.process_index, accelerator.num_processes
+    count_items = getattr(accelerator.unwrap_model(model), "count_loss_items", None) or _count_tokens
+
+    def batches() -> Iterator[tuple[dict[str, Tensor], dict[str, int]]]:
+        for index in range(rank, -(-len(starts) // world) * world, world):
+            start = starts[index] if index < len(starts) else 0
+            rows = [contexts[row] for row in range(start, min(start + batch_size, len(contexts)))]
+            batch = collate(rows)
+            counts = count_items(**batch)
+            # A process without a batch of its own calls the model for nothing.
+            yield batch, counts if index < len(starts) else dict.fromkeys(counts, 0)
+
+    counted = [counts for _, counts in batches()]
+    totals = torch.tensor([sum(counts[name] for counts in counted) for name in counted[0]], device=accelerator.device)
+    by_name = dict(zip(counted[0], accelerator.reduce(totals, "sum").tolist(), strict=True))
+    sums: dict[str, Tensor] = {}
+    with evaluation_mode(model):
+        for batch, counts in batches():
+            shares, batch = to_shares(counts, by_name), to_device(batch, accelerator.device)
+            if count_items is _count_tokens:
+                loss, parts = model_loss(model, batch)
+                loss = loss * shares["tokens"]
+            else:
+                loss, parts = model_loss(model, {**batch, "loss_shares": shares})
+            for name, value in {"loss": loss, **parts}.items():
+                sums[name] = value.float() + sums.get(name, 0.0)
+    values = accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()
+    return dict(zip(sums, values, strict=True))
+
+
+def _count_tokens(attention_mask: Tensor, **_: Tensor) -> dict[str, int]:
+    """Items of the loss of a model that does not count them."""
+    return {"tokens": int(attention_mask.sum())}
+
+
+# ---------------------------------------------------------------------------------------------- the run
+class GPSTRecipe(Recipe):
+    """Pretrain GPST on contexts of raw text; treebanks are read for evaluation only."""
+
+    program = "pretrain_gpst"
+    parts = ("model_arguments", "data", "evaluation", "arguments")
+    model_arguments: GPSTModelArguments
+    data: DataArguments
+    evaluation: EvaluationArguments
+    text: PreparedText
+    examples: ContextDataset
+    validation: ContextDataset
+    treebank: Treebank | None = None
+
+    def check(self) -> None:
+        """Settle the treebanks, and refuse what the shards of FSDP do not allow."""
+        evaluation = self.evaluation
+        evaluation.complete(self.data)
+        if self.model_arguments.is_baseline:  # it has no trees
+            evaluation.validation_trees = evaluation.test_trees = None
+        if self.accelerator.distributed_type != DistributedType.FSDP:
+            return
+        if self.best_model() is not None:
+            raise ValueError(
+                "load_best_model_at_end and early_stopping_patience do not go with the shards of FSDP. Leave them out, "
+                "or use DDP."
+            )
+        if evaluation.validation_trees is not None:
+            raise ValueError(
+                "Trees cannot be evaluated on the shards of FSDP. Pass --validation_trees none and evaluate the "
+                "saved model, or train with DDP."
+            )
+
+    def load(self) -> PreTrainedModel:
+        """Prepare the text and its contexts, read the treebanks, make or load the model."""
+        data, evaluation, output_dir = self.data, self.evaluation, Path(self.arguments.output_dir)
+        if evaluation.validation_trees is not None:
+            self.treebank = load_treebank(
+                evaluation.validation_trees, evaluation.punctuation, evaluation.max_tree_sentences
+            )
+            self.baselines = score_baselines(self.treebank)
+        trees = evaluation.test_trees if evaluation.final_report else None
+        self.report_treebanks = load_report_treebanks(
+            trees, evaluation.report_punctuation, evaluation.max_tree_sentences
+        )
+        data.tokenizer_name = data.tokenizer_name or self.model_arguments.model_name_or_path
+        self.text = prepare(data, data.prepared or output_dir / "text", verify=data.verify_prepared)
+        self.tokenizer = tokenizer = self.text.tokenizer
+        end_id = tokenizer.eos_token_id if self.model_arguments.document_end_token else None
+        self.examples, self.validation = (
+            load_contexts(data, corpus, end_id) for corpus in (self.text.train, self.text.validation)
+        )
+        self.collate = partial(collate_contexts, pad_token_id=tokenizer.pad_token_id)
+        if self.model_arguments.is_baseline:
+            ids = {"pad_token_id": tokenizer.pad_token_id, "begin_token_id": tokenizer.bos_token_id}
+            self.collate = partial(collate_plain, **ids)
+        self.accelerator.print(self.text.describe())
+        for name in ("validation_trees", "test_trees"):
+            self.accelerator.print(f"{name}: {getattr(evaluation, name) or f'none (--{name} names a treebank)'}")
+        self.accelerator.print(
+            f"training contexts: {self.examples.describe()}\nvalidation contexts: {self.validation.describe()}"
+        )
+        set_seed(self.arguments.seed)  # the model does not depend on whether the text had been prepared before
+        return make_model(self.model_arguments, tokenizer, data.context_length)
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Fingerprints of the contexts, and how the model is chosen."""
+        return {
+            "training_data": self.examples.fingerprint(),
+            "validation": self.validation.fingerprint(),
+            "parser_learning_rate": self.model_arguments.parser_learning_rate,
+            "load_best_model_at_end": self.evaluation.load_best_model_at_end,
+        }
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Measure losses on validation text and F1 on validation trees."""
+        batch_size = self.arguments.per_device_eval_batch_size
+        losses = evaluate_losses(self.accelerator, model, self.validation, self.collate, batch_size)
+        result: dict[str, Any] = {"step": step, "losses": losses}
+        text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        self.accelerator.print(f"step {step}: validation text: {text}")
+        if self.treebank is not None:
+            methods = self.evaluation.methods().items()
+            trees = {k: parse_together(self.accelerator, model, self.tokenizer, self.treebank, **x) for k, x in methods}
+            scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()} | self.baselines
+            self.accelerator.print(score_table(scores, self.treebank))
+            result["trees"] = score_numbers(scores)
+        flat = {f"validation/{name}": value for name, value in losses.items()}
+        flat |= {f"validation_f1/{kind}": numbers["sentence_f1"] for kind, numbers in result.get("trees", {}).items()}
+        self.accelerator.log(flat, step=step)
+        return result
+
+    def best_model(self) -> BestModel | None:
+        """The evaluation with the lowest validation loss, if it was asked for."""
+        patience = self.arguments.early_stopping_patience
+        if not (self.evaluation.load_best_model_at_end or patience):
+            return None
+        return BestModel(lambda result: result["losses"]["loss"], patience)
+
+    def flops_per_token(self, model: PreTrainedModel) -> float:
+        """By the formula of the architecture."""
+        if isinstance(model, GPSTForCausalLM):
+            return gpst_flops_per_token(model.config, self.data.context_length)
+        return decoder_flops_per_token(model, self.data.context_length)
+
+    def card_facts(self, run: Run) -> dict[str, Any]:
+        """Names of the texts, steps and contexts."""
+        return {
+            **hub_facts(self.model_arguments.model_name_or_path, self.data.dataset_name),
+            "training_data": f"{', '.join(self.text.train.source_names())}; no trees.",
+            "training_procedure": f"{run.state.step} steps of `training/pretrain_gpst.py`, "
+            f"{run.state.consumed} contexts of up to {self.data.context_length} tokens, seed {self.arguments.seed}.",
+        }
+
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Number of contexts; treebanks are parsed in `report`."""
+        return {"contexts": run.state.consumed}
+
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """Parse test trees with the saved model."""
+        kept = kept_evaluation(results)
+        line = f"validation loss {results['evaluations'][0]['losses']['loss']:.4f} -> {kept['losses']['loss']:.4f}"
+        if self.report_treebanks:
+            methods = self.evaluation.methods()
+            report = report_saved_model(folder, self.tokenizer, self.report_treebanks, methods, self.arguments.seed)
+            results["test"] = report
+            for name, found in report["trees"].items():
+                f1 = found["sentence_and_corpus_f1"]
+                numbers = ", ".join(f"{kind} {f1[kind]['sentence_f1']:.2f}" for kind in (*methods, "right"))
+                line += f"; test sentence F1, {PUNCTUATION[name]}: {numbers}"
+        elif "trees" in kept:
+            f1 = kept["trees"]
+            line += (
+                f"; validation sentence F1 {f1['induced (inside)']['sentence_f1']:.2f}, "
+                f"right branching {f1['right']['sentence_f1']:.2f}"
+            )
+        return line
+
+
+main = partial(run_recipe, GPSTRecipe)
+"""Run the program with a command line (default: the process's)."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Train any causal language model of transformers on a treebank with TreeReg, by `Trainer`.
+
+    python training/train_treereg.py --config treereg_tiny --output_dir runs/treereg_tiny
+
+The model is pretrained (`--model_name_or_path gpt2`), or new, of the architecture and with the tokenizer of a Hub name
+(`--config_name`). All options of `transformers.TrainingArguments` hold. `--treereg_weight 0` trains the same model on
+the same sentences without the trees. At the end, perplexity and the F1 of the trees of the score of TreeReg are
+measured on the validation sentences. Paper: Nandi, Manning and Murty, "Sneaking Syntax into Transformer Language Models
+with Tree Regularization" (NAACL 2025).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from hf_synlm.data.arguments import option
+from hf_synlm.data.samples import EMBEDDED, resolve_embedded
+from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.data.vocabulary import subword_tokenizer
+from hf_synlm.evaluation.trees.parsing import unlabeled_f1
+from hf_synlm.hub.checkpoint import check_tokenizer_source
+from hf_synlm.training.engine.arguments import check_minimum, check_overrides, parse_arguments
+from hf_synlm.training.tasks.sentence_files import check_files
+from hf_synlm.training.tasks.treereg import (
+    TreeRegArguments,
+    TreeRegCollator,
+    TreeRegTrainer,
+    encode_sentence,
+    greedy_parse,
+)
+
+
+@dataclass
+class ModelAndDataArguments:
+    """The model and the treebanks."""
+
+    model_name_or_path: str | None = option(None, "Continue from the weights of this model, with its tokenizer.")
+    config_name: str | None = option(None, "Train a new model of this architecture (a model type, such as gpt2).")
+    config_overrides: str | None = option(
+        None, "Fields of the configuration of a new model: key=value,key=value or a JSON object."
+    )
+    tokenizer_name: str | None = option(
+        None, "Tokenizer of a new model, with an end token; default: one for pieces of words, made from the trees."
+    )
+    tokenizer_vocab_size: int = option(2000, "Size of the vocabulary of pieces that a new model gets.")
+    train_files: list[str] = option([EMBEDDED], "Files of bracketed trees; default: the embedded treebank.")
+    validation_files: list[str] = option([EMBEDDED], "The same for validation.")
+    max_words: int = option(100, "Leave longer sentences out.")
+
+    def __post_init__(self):
+        """Check the values, and name the files of the embedded treebank."""
+        if self.model_name_or_path is None and self.config_name is None:
+            raise ValueError("There is no model. Pass --model_name_or_path, or --config_name for a new one.")
+        check_minimum(self, 1, "max_words tokenizer_vocab_size")
+        self.train_files = [resolve_embedded(name, "trees.train.txt") for name in self.train_files]
+        self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]
+        check_files(*self.train_files, *self.validation_files)
+
+    def read(self, files: Sequence[str]) -> list[TreebankSentence]:
+        """Sentences of some files."""
+        return [tree for path in files for tree in read_treebank(path) if len(tree.words) <= self.max_words]
+
+    def load(self, sentences: Sequence[TreebankSentence]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The model, and its tokenizer, which is made from the words of the sentences where it is not named."""
+        if self.model_name_or_path is not None:
+            name = self.model_name_or_path
+            return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+        if self.tokenizer_name is None:
+            tokenizer = subword_tokenizer((tree.words for tree in sentences), self.tokenizer_vocab_size)
+        else:
+            check_tokenizer_source(self.tokenizer_name)
+            tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_name)
+            if tokenizer.eos_token is None:
+                raise ValueError(
+                    f"The tokenizer {self.tokenizer_name!r} has no eos_token. Set it and save the tokenizer."
+                )
+        if tokenizer.bos_token is None:
+            tokenizer.bos_token = tokenizer.eos_token
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        config = AutoConfig.for_model(self.config_name, vocab_size=len(tokenizer), **ids)
+        for name, value in check_overrides(type(config), self.config_overrides, ["vocab_size", *ids]).items():
+            setattr(config, name, value)
+        return AutoModelForCausalLM.from_config(config), tokenizer
+
+
+def check_output_folder(arguments: TrainingArguments) -> None:
+    """Raise ValueError if the output folder holds anything and no run is to be continued."""
+    if arguments.resume_from_checkpoint is None and any(Path(arguments.output_dir).glob("*")):
+        raise ValueError(
+            f"Output folder {arguments.output_dir!r} is not empty. Choose another --output_dir, or continue with "
+            "--resume_from_checkpoint FOLDER."
+        )
+
+
+def parse_batches(trainer: TreeRegTrainer, examples: list[dict[str, Any]]) -> list[list[tuple[int, int]]]:
+    """Trees of sentences by the score of TreeReg.
+
+    Args:
+        trainer: with model and collator.
+        examples: of `encode_sentence`.
+
+    Returns:
+        Word spans of each sentence.
+    """
+    trees, model = [], trainer.model.eval()
+    for batch in trainer.get_eval_dataloader(examples):
+        batch = {name: values.to(model.device) for name, values in batch.items()}
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            hidden = model(**inputs, output_hidden_states=True).hidden_states
+        trees += [spans for spans, _ in greedy_parse(trainer.treereg.vectors(hidden), batch["word_spans"])]
+    return trees
+
+
+def prepare_training(
+    argv: Sequence[str] | None,
+    name: str,
+    arguments_type: type,
+    encode: Callable[[PreTrainedTokenizerBase, TreebankSentence], dict[str, Any]],
+) -> tuple[Any, dict[str, Any], int, list[TreebankSentence]]:
+    """Read the command line of a program that adds a loss of trees, its treebanks, and its model.
+
+    Args:
+        argv: the command line; default: the process's.
+        name: of the loss.
+        arguments_type: its options, a dataclass.
+        encode: tokenizer and sentence -> example.
+
+    Returns:
+        The options of the loss, those of `Trainer`, the padding of the batches, and the validation sentences.
+    """
+    types = (ModelAndDataArguments, arguments_type, TrainingArguments)
+    data, method, arguments = parse_arguments(types, argv, ["config_overrides"], f"Train a language model with {name}.")
+    check_output_folder(arguments)
+    set_seed(arguments.seed)
+    sentences = {"train_dataset": data.read(data.train_files), "eval_dataset": data.read(data.validation_files)}
+    model, tokenizer = data.load(sentences["train_dataset"])
+    examples = {part: [encode(tokenizer, tree) for tree in trees] for part, trees in sentences.items()}
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    options = {"model": model, "args": arguments, "processing_class": tokenizer, **examples}
+    return method, options, pad, sentences["eval_dataset"]
+
+
+def train_and_measure(trainer: Trainer, measure: Callable[[], dict[str, float]]) -> None:
+    """Train, save the model, and write its perplexity and more.
+
+    Args:
+        trainer: with model and data.
+        measure: gives the further numbers of the trained model, by name.
+    """
+    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    trainer.save_model()
+    metrics = trainer.evaluate()
+    metrics["eval_perplexity_per_token"] = math.exp(metrics["eval_loss"])
+    metrics |= measure()
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the program with a command line (default: the process's)."""
+    treereg, options, pad, sentences = prepare_training(
+        argv, "TreeReg", TreeRegArguments, lambda tokenizer, tree: encode_sentence(tokenizer, tree.words, tree.spans)
+    )
+    trainer = TreeRegTrainer(treereg=treereg, data_collator=TreeRegCollator(pad), **options)
+    gold, lengths = [tree.spans for tree in sentences], [len(tree.words) for tree in sentences]
+
+    def measure() -> dict[str, float]:
+        found = parse_batches(trainer, options["eval_dataset"])
+        return {"eval_f1": 100 * unlabeled_f1(found, gold, lengths).f1}
+
+    train_and_measure(trainer, measure)
+
+
+if __name__ == "__main__":
+    main()

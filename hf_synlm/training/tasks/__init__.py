@@ -1,0 +1,1 @@
+"""Data, objectives and evaluation of the programs."""

@@ -1,0 +1,347 @@
+"""Shared by the fine-tuning programs: the pretrained model, the recipe, evaluation on all processes.
+
+Models of this library and of transformers go through the same code. They differ only where the paper's input layout
+asks for it (`takes`), and at the export.
+"""
+
+import inspect
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.arguments import option
+from hf_synlm.data.collate import LABEL_PADDING
+from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
+from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
+from hf_synlm.evaluation.text.words import unknown_ids
+from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
+from hf_synlm.training.engine.arguments import check_overrides
+from hf_synlm.training.engine.checkpoints import BestModel
+from hf_synlm.training.engine.export import hub_facts, model_name
+from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, EVALUATION_FILE
+from hf_synlm.training.engine.recipe import Recipe
+from hf_synlm.training.engine.run import Run, check_vocabulary
+from hf_synlm.training.engine.steps import map_rows, model_loss, to_device
+from hf_synlm.training.tasks.example_tables import ExampleDataset
+
+Collate = Callable[[list[Any]], dict[str, Any]]
+
+# Arguments that do not change the scores, or whose content is described elsewhere in the result.
+_PLACES = frozenset(
+    """output_dir overwrite_output_dir resume_from_checkpoint with_tracking report_to push_to_hub hub_strategy
+    hub_model_id logging_steps checkpointing_steps checkpoints_total_limit dataloader_num_workers
+    preprocessing_num_workers peak_flops model_name_or_path trust_remote_code dataset_name
+    dataset_config_name""".split()
+)
+# Suffixes of the arguments that name files.
+_FILES = ("_file", "_files", "_trees")
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+@dataclass
+class ModelArguments:
+    """The model to fine-tune."""
+
+    model_name_or_path: str = option("", "Folder or Hub name of the pretrained model.")
+    tokenizer_name: str | None = option(None, "Its tokenizer, if it is in another place.")
+    config_overrides: str | None = option(
+        None,
+        "Fields of its configuration to change, such as loss weights, dropout or ablations: key=value,key=value or "
+        "a JSON object; in a config file a mapping.",
+    )
+    parser_learning_rate: float | None = option(
+        1e-3, "Peak learning rate of GPST's parser, which gives the merge order."
+    )
+    ignore_mismatched_sizes: bool = option(False, "Initialize weights whose shape differs, such as another classifier.")
+    trust_remote_code: bool = option(
+        False, "Run code of the model's repository. Models of this library do not need it."
+    )
+
+    def __post_init__(self):
+        """Check that model and tokenizer exist."""
+        if not self.model_name_or_path:
+            raise ValueError("model_name_or_path is not set. Fine-tuning begins with a pretrained model.")
+        check_model_source(self.model_name_or_path)
+        check_tokenizer_source(self.tokenizer_name or self.model_name_or_path)
+
+
+# ---------------------------------------------------------------------------------------------- model and tokenizer
+def read_config(arguments: ModelArguments, **fields: Any) -> PreTrainedConfig:
+    """Configuration of the pretrained model.
+
+    Args:
+        arguments: of the command line, with overrides.
+        **fields: further changes; the overrides win.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: for an override that is not a field or not valid.
+    """
+    options = {"trust_remote_code": arguments.trust_remote_code}
+    plain = AutoConfig.from_pretrained(arguments.model_name_or_path, **options)
+    given: Any = arguments.config_overrides  # a mapping, once the command line is parsed
+    overrides = check_overrides(type(plain), given)
+    config = AutoConfig.from_pretrained(arguments.model_name_or_path, **options, **{**fields, **overrides})
+    if hasattr(config, "validate_architecture"):
+        config.validate_architecture()
+    return config
+
+
+def read_tokenizer(
+    arguments: ModelArguments, config: PreTrainedConfig, roles: Sequence[str]
+) -> PreTrainedTokenizerBase:
+    """Tokenizer of the pretrained model, with all special tokens that fine-tuning needs.
+
+    Args:
+        arguments: of the command line.
+        config: of the model.
+        roles: "cls_token", "sep_token". A missing one gets the name of GPST's token. A missing padding token is always
+            added: the end token, if there is one.
+
+    Returns:
+        The tokenizer. It may have more tokens than the model, which `load_model` then resizes.
+
+    Raises:
+        ValueError: it belongs to another model: before tokens are added it has more of them than the model.
+    """
+    name = arguments.tokenizer_name or arguments.model_name_or_path
+    if config.model_type == "gpst":
+        tokenizer = load_tokenizer(name)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
+    check_vocabulary(tokenizer, config)
+    names = {"cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
+    added = {role: names[role] for role in roles if getattr(tokenizer, role) is None}
+    if tokenizer.pad_token is None:
+        added["pad_token"] = tokenizer.eos_token or PAD_TOKEN
+    if added:
+        tokenizer.add_special_tokens(added)
+    return tokenizer
+
+
+def load_model(
+    auto_class: Any, arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """The pretrained model in float32, with an embedding for every token and the tokenizer's special token ids.
+
+    Args:
+        auto_class: such as `AutoModelForCausalLM`.
+        arguments: of the command line.
+        config: of `read_config`.
+        tokenizer: of `read_tokenizer`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the architecture has no such model.
+    """
+    kind = auto_class.__name__.removeprefix("AutoModel")
+    if kind not in getattr(config, "model_classes", (kind,)):
+        raise ValueError(
+            f"{arguments.model_name_or_path}: there is no {type(config).__name__.removesuffix('Config')}{kind}. "
+            "Choose an architecture that has one; see docs/support.md."
+        )
+    model = auto_class.from_pretrained(
+        arguments.model_name_or_path,
+        config=config,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+    if len(tokenizer) > model.config.vocab_size:
+        model.resize_token_embeddings(len(tokenizer))
+    for name in ("pad_token_id", "cls_token_id", "sep_token_id"):
+        if hasattr(model.config, name) and getattr(tokenizer, name) is not None:
+            setattr(model.config, name, getattr(tokenizer, name))
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def takes(model: nn.Module, name: str) -> bool:
+    """Whether `forward` of `model` has the argument `name`, such as `sentence_ids`."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) -> None:
+    """Check that a text fits the positions of a model.
+
+    Args:
+        config: of the model.
+        length: in tokens.
+        what: the text, for the message.
+        remedy: what to do, for the message.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and length > limit:
+        raise ValueError(f"{what} is {length} tokens, and the model has {limit} positions. {remedy}")
+
+
+# ---------------------------------------------------------------------------------------------- the recipe
+class FineTuning(Recipe):
+    """Train on examples, evaluate, go back to the best model. The untrained model is evaluated, but never the best.
+
+    Fields:
+        task: name of the model's task on the Hub.
+        sources: what was read: `role` (an argument), `path`, and a checksum of the content; `load` sets them.
+    """
+
+    task: ClassVar[str] = "text-generation"
+    parts: ClassVar[tuple[str, ...]] = ("model_arguments", "data", "arguments")
+    model_arguments: ModelArguments
+    examples: ExampleDataset
+    sources: list[dict[str, Any]]
+
+    def check(self) -> None:
+        """Refuse FSDP, which would shard the model whose methods evaluation calls, and samples at intervals."""
+        if self.accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError("Fine-tuning evaluates the whole model, which FSDP would shard. Use DDP.")
+        if self.arguments.generation_steps:
+            raise ValueError("generation_steps is for pretraining. Leave it out.")
+
+    @abstractmethod
+    def metric(self, evaluation: dict[str, Any]) -> float:
+        """The number of `evaluation` that the best model minimises."""
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Data and course of the run."""
+        return {
+            "training_data": self.examples.fingerprint(),
+            "learning_rates": self.learning_rates(model),
+            "evaluation_steps": self.arguments.evaluation_steps,
+            "by_epochs": bool(self.arguments.num_train_epochs),
+        }
+
+    def best_model(self) -> BestModel:
+        """The evaluation with the lowest `metric`."""
+        return BestModel(self.metric, self.arguments.early_stopping_patience, first_step=1)
+
+    def evaluation_due(self, step: int) -> bool:
+        """At intervals, or at the ends of epochs."""
+        arguments = self.arguments
+        if arguments.evaluation_steps or not arguments.num_train_epochs:
+            return super().evaluation_due(step)
+        per_step = self.sampler().consumed_per_micro_step * arguments.gradient_accumulation_steps
+        epoch, before = (count * per_step // len(self.examples) for count in (step, step - 1))
+        return epoch > before
+
+    def say_unknown_tokens(self) -> None:
+        """Print a remark if the tokenizer does not know many words of the first examples."""
+        first = self.examples.table.select(range(min(1000, len(self.examples))))
+        read = np.concatenate([example["input_ids"] for example in first])
+        share = np.isin(read, list(unknown_ids(self.tokenizer))).mean()
+        if share > 0.1:
+            self.accelerator.print(
+                f"{share:.0%} of the tokens stand for words that the tokenizer does not know: the model learns little "
+                "of such texts. A model of word pieces reads them all."
+            )
+
+    def dataset(self) -> str | None:
+        """Data set of the Hub, or a folder; None: examples come from files."""
+        return None
+
+    def card_facts(self, run: Run) -> dict[str, Any]:
+        """Base model, data, steps and examples."""
+        best = run.state.notes.get("best", {}).get("step", run.state.step)
+        base = self.model_arguments.model_name_or_path
+        return {
+            **hub_facts(base, self.dataset()),
+            "task": self.task,
+            "training_data": self.data.describe(),
+            "training_procedure": f"Fine-tuned from {model_name(base)}. The best of {run.state.step} steps of "
+            f"`training/{self.program}.py`, that of step {best}; {run.state.consumed} examples read, seed "
+            f"{self.arguments.seed}.",
+        }
+
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Examples that were read, and the environment; the arguments are in `arguments.json`."""
+        return {
+            "examples": run.state.consumed,
+            "versions": library_versions(),
+            "hardware": describe_hardware(self.accelerator.device),
+        }
+
+    def save_scores(self, run: Run, task: str, scores: Mapping[str, float], results: dict[str, Any]) -> None:
+        """Write `evaluation.json` and `evaluation.md`, which `synlm evaluate summary` and `plot` read.
+
+        Options are the arguments of `arguments.json` that change the scores, number of processes, and precision. Runs
+        that differ in them, in the data, or in architecture and size of the model are not averaged. The weights they
+        begin with may differ: the seed of pretraining varies, too.
+
+        Args:
+            run: ended.
+            task: such as "glue/rte".
+            scores: flat mapping from names to numbers.
+            results: of `all_results.json`.
+        """
+        arguments = json.loads((run.output_dir / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+        model = run.accelerator.unwrap_model(run.model)
+        EvaluationResult(
+            task=task,
+            scores=dict(scores),
+            model={
+                "name": arguments["model_name_or_path"],
+                "revision": getattr(model.config, "_commit_hash", None),
+                "architecture": type(model).__name__,
+                "num_parameters": model.num_parameters(),
+                "dtype": str(model.dtype).removeprefix("torch."),
+            },
+            options={
+                **{k: v for k, v in arguments.items() if k not in _PLACES and not k.endswith(_FILES)},
+                "num_processes": run.accelerator.num_processes,
+                "mixed_precision": run.accelerator.mixed_precision,
+            },
+            data={"files": self.sources},
+            seconds=results["seconds_of_this_process"],
+            versions=library_versions("accelerate", "datasets", "scikit-learn", "rouge-score"),
+            hardware=describe_hardware(run.accelerator.device),
+        ).save(run.output_dir / EVALUATION_FILE)
+
+
+# ---------------------------------------------------------------------------------------------- evaluation
+@torch.no_grad()
+def mean_losses(
+    accelerator: Accelerator, model: nn.Module, examples: ExampleDataset, collate: Collate, batch_size: int
+) -> dict[str, float]:
+    """Objective and its parts on held-out texts in evaluation mode; batches are weighted by their labeled tokens.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: with or without the wrapper of the run.
+        examples: the texts.
+        collate: examples -> batch with `labels` [B, T].
+        batch_size: rows per process and batch.
+
+    Returns:
+        "loss" and the model's names of its parts -> mean in nats.
+    """
+    plain = accelerator.unwrap_model(model)
+
+    def losses(rows: list[int]) -> list[dict[str, float]]:
+        batch = collate([examples[row] for row in rows])
+        counts = (batch["labels"] != LABEL_PADDING).sum(1).tolist()
+        loss, parts = model_loss(plain, to_device(batch, accelerator.device))
+        means = {"loss": float(loss), **{name: float(part) for name, part in parts.items()}}
+        return [{"tokens": count, **{name: mean * count for name, mean in means.items()}} for count in counts]
+
+    with evaluation_mode(plain):
+        sums = map_rows(accelerator, examples.lengths, batch_size, losses, "validating")
+    totals = {name: sum(row[name] for row in sums) for name in sums[0]}
+    num_tokens = totals.pop("tokens")
+    return {name: total / num_tokens for name, total in totals.items()}

@@ -1,0 +1,87 @@
+"""The inference network of URNNG: a distribution over the binary trees of a sentence that has been read to its end.
+
+    h = BiLSTM([start] x_1 .. x_n [end]),   x_t = word embedding + position embedding
+    f_ij = [forward_j+1 - forward_i; backward_i-1 - backward_j]      for the span of the words i to j
+    s_ij = w . LayerNorm(ReLU(W f_ij + b)) + b'
+
+It helps in training and in estimating the perplexity of words; the model itself does without it.
+
+Source: Kim et al. 2019, section 2.2; `RNNG` of the authors' `models.py` (harvardnlp/urnng), whose spans are read one
+word off, as here. There, [start] and [end] are the words 0 and 2 of the vocabulary; here they have their own vectors.
+
+Shapes: B sentences, N words of the longest, w word embedding, q LSTM state.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from hf_synlm.training.tasks.binary_tree_crf import BinaryTreeCRF
+
+
+class InferenceNetwork(nn.Module):
+    """Scores of spans from both ends of an LSTM over the sentence.
+
+    Args:
+        embedding_size: width w of the word embeddings.
+        hidden_size: width q of the LSTM's states in each direction.
+        max_length: longest sentence in words.
+        dropout: on the embeddings, and before the scores.
+        initializer_range: draw all parameters from U(-x, x).
+    """
+
+    def __init__(
+        self, embedding_size: int, hidden_size: int, max_length: int, dropout: float, initializer_range: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.max_length = max_length
+        self.sizes = {
+            "embedding_size": embedding_size, "hidden_size": hidden_size, "max_length": max_length, "dropout": dropout
+        }  # fmt: skip
+        self.boundaries = nn.Parameter(torch.empty(2, embedding_size))
+        self.positions = nn.Embedding(max_length + 2, embedding_size)
+        self.lstm = nn.LSTM(embedding_size, hidden_size, batch_first=True, bidirectional=True)
+        self.dropout = nn.Dropout(dropout)
+        self.hidden = nn.Linear(2 * hidden_size, 2 * hidden_size)
+        self.norm = nn.LayerNorm(2 * hidden_size)
+        self.output = nn.Linear(2 * hidden_size, 1)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -initializer_range, initializer_range)
+
+    def forward(self, embedded: Tensor, lengths: Tensor, temperature: float = 1.0) -> BinaryTreeCRF:
+        """Distribution over the trees of sentences.
+
+        Args:
+            embedded: [B, N, w] word embeddings, padding on the right.
+            lengths: [B] numbers of words, at least 1.
+            temperature: divides the scores; above 1, trees become more alike.
+
+        Returns:
+            The distribution.
+
+        Raises:
+            ValueError: a sentence is longer than `max_length`.
+
+        Cost: O(B N q^2 + B N^2 q) multiplications and those of `BinaryTreeCRF`.
+        """
+        size = embedded.shape[1]
+        if size > self.max_length:
+            raise ValueError(
+                f"A sentence has {size} words, and the inference network reads {self.max_length}. Train it with a "
+                "larger max_sentence_tokens, or leave the sentence out."
+            )
+        start, end = self.boundaries.expand(len(embedded), 2, -1).split(1, 1)
+        column = torch.arange(size + 2, device=embedded.device)
+        inputs = torch.cat([start, embedded, end], 1)
+        inputs = torch.where((column == lengths[:, None] + 1)[..., None], end, inputs)
+        inputs = self.dropout(inputs + self.positions(column))
+        packed = pack_padded_sequence(inputs, lengths.cpu() + 2, batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=size + 2)
+        forward, backward = states.chunk(2, 2)
+        # Differences of states, before or after the linear map: O(N) instead of O(N^2) rows of it.
+        steps = F.linear(torch.cat([forward[:, 1:], -backward[:, :-1]], 2), self.hidden.weight)
+        spans = steps[:, None, 1:] - steps[:, :-1, None] + self.hidden.bias
+        features = self.norm(torch.relu(spans))
+        scores = self.output(self.dropout(features)).squeeze(3).float()
+        return BinaryTreeCRF(scores / temperature, lengths)

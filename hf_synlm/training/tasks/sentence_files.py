@@ -1,0 +1,168 @@
+"""Arguments about files of sentences, and the tokenizer made from their words: for RNNG and the recurrent models."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from accelerate import Accelerator
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from hf_synlm.data.arguments import option
+from hf_synlm.data.files import folder_writer, write_json
+from hf_synlm.data.samples import EMBEDDED, resolve_embedded
+from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
+from hf_synlm.hub.checkpoint import check_tokenizer_source
+from hf_synlm.training.engine.arguments import check_minimum
+
+MADE_FROM = "made_from.json"
+Sentences = Iterable[Sequence[str]]
+VOCAB_SIZE = "Largest number of token ids, special tokens and classes of unknown words included."
+MIN_FREQUENCY = "Rarer words (or characters) are unknown; 'bpe' makes no rarer pieces."
+UNKNOWN_WORDS = "Tokens of unknown words: a 'single' one, or classes by form."
+
+
+def check_files(*paths: str) -> None:
+    """Raise ValueError for a file that does not exist."""
+    for path in paths:
+        if not Path(path).is_file():
+            raise ValueError(f"There is no file {path!r}.")
+
+
+@dataclass
+class SentenceFileArguments:
+    """Files of sentences (if none is named, the embedded treebank), and the tokenizer for their words."""
+
+    train_files: list[str] = option([], "Files to train on; default, if no file is named: the embedded treebank.")
+    validation_files: list[str] = option([], "Files for validation.")
+    test_files: list[str] = option([], "Files for the evaluation of the final model; optional.")
+    split_leaves: bool = option(
+        False, "Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."
+    )
+    tokenizer_name: str | None = option(None, "Folder or Hub name of a tokenizer; default: one is made from the words.")
+    tokenizer_vocab_size: int | None = option(None, VOCAB_SIZE)
+    tokenizer_min_frequency: int = option(1, MIN_FREQUENCY)
+    unknown_words: UnknownRule = option("single", UNKNOWN_WORDS)
+    lowercase: bool = option(False, "Lower-case all words.")
+    replace_numbers: bool = option(False, "Replace all numbers by one token.")
+    batch_group_size: int = option(4096, "Sentences of similar length from which the batches are drawn.")
+
+    # A tokenizer depends on these arguments and on the words.
+    tokenizer_options: ClassVar[str] = (
+        "tokenizer_type tokenizer_vocab_size tokenizer_min_frequency unknown_words lowercase replace_numbers "
+        "split_leaves"
+    )
+
+    def __post_init__(self):
+        """Check the values, and name the files of the embedded treebank."""
+        check_minimum(self, 1, "tokenizer_min_frequency batch_group_size")
+        if not self.files:
+            self.train_files, self.validation_files, self.test_files = [EMBEDDED], [EMBEDDED], [EMBEDDED]
+        self.train_files = [resolve_embedded(name, "trees.train.txt") for name in self.train_files]
+        self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]
+        self.test_files = [resolve_embedded(name, "trees.test.txt") for name in self.test_files]
+        if not self.train_files:
+            raise ValueError("train_files are not set, but other files are. Pass --train_files, or leave all out.")
+        if not self.validation_files:
+            raise ValueError("validation_files are not set. Pass files that are not trained on.")
+        check_files(*self.files)
+
+    @property
+    def files(self) -> list[str]:
+        """Files for training, validation and test."""
+        return [*self.train_files, *self.validation_files, *self.test_files]
+
+    def describe_splits(self, splits: Any, describe: Callable[[Any], str]) -> str:
+        """A line per split: its files and, by `describe`, its size."""
+        lines = []
+        for split in ("train", "validation", "test"):
+            names, data = self.names(split), getattr(splits, split)
+            lines.append(f"{split} data: none" if data is None else f"{split} data ({names}): {describe(data)}")
+        return "\n".join(lines)
+
+    def names(self, split: str = "train") -> str:
+        """Names of the files of a `split`."""
+        return ", ".join(Path(path).name for path in getattr(self, f"{split}_files"))
+
+    def describe(self, kind: str = "trees") -> str:
+        """Sentences for the model card: the files, and how their words become tokens."""
+        rules = ["lower case"] * self.lowercase + ["numbers as one token"] * self.replace_numbers
+        if self.tokenizer_min_frequency > 1:
+            rules.append(f"unknown if they occur less than {self.tokenizer_min_frequency} times")
+        words = f"Words: {', '.join(rules) or 'as they are'}."
+        if self.tokenizer_name:
+            words = f"Tokenizer: {self.tokenizer_name}."
+        return f"The {kind} of {self.names()}. {words}"
+
+    def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
+        """Make a tokenizer of words from `sentences`, with an end token or without."""
+        return word_tokenizer(
+            sentences,
+            unknown=self.unknown_words,
+            min_count=self.tokenizer_min_frequency,
+            vocab_size=self.tokenizer_vocab_size,
+            lowercase=self.lowercase,
+            replace_numbers=self.replace_numbers,
+            end_token=end_token,
+        )
+
+
+def load_or_make_tokenizer(
+    accelerator: Accelerator,
+    data: SentenceFileArguments,
+    name: str | None,
+    output_dir: Path,
+    read_words: Callable[[], Sentences],
+    *special_tokens: str,
+) -> PreTrainedTokenizerBase:
+    """Load a tokenizer, or make one and keep it in `output_dir/tokenizer`, where a resumed run finds it.
+
+    Args:
+        accelerator: the main process makes it, the others load.
+        data: arguments.
+        name: folder or Hub name, or `None` to make one.
+        output_dir: of the run.
+        read_words: reads the words of the training sentences.
+        *special_tokens: that the model needs, such as "pad_token".
+
+    Returns:
+        A fast tokenizer.
+
+    Raises:
+        ValueError: it lacks a special token, or the one in `output_dir` was made from something else.
+    """
+    source = name
+    if source is None:
+        source = str(output_dir / "tokenizer")
+        made_from = {option: getattr(data, option) for option in data.tokenizer_options.split()}
+        made_from["training_words"] = words_fingerprint(read_words())
+        if accelerator.is_main_process and not Path(source).is_dir():
+            with folder_writer(Path(source)) as partial:
+                tokenizer = data.make_tokenizer(read_words(), end_token="eos_token" in special_tokens)
+                tokenizer.save_pretrained(partial)
+                write_json(partial / MADE_FROM, made_from)
+        accelerator.wait_for_everyone()
+        known = json.loads(Path(source, MADE_FROM).read_text(encoding="utf-8"))
+        changed = {option: value for option, value in made_from.items() if known.get(option) != value}
+        if changed:
+            raise ValueError(
+                f"The tokenizer in {source} was made with { ({name: known.get(name) for name in changed}) }, and now "
+                f"{changed} is asked for. Repeat the old values, pass it as tokenizer_name, or choose another "
+                "output_dir."
+            )
+    check_tokenizer_source(source)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    for kind in special_tokens:
+        if getattr(tokenizer, kind) is None:
+            raise ValueError(f"The tokenizer {source!r} has no {kind}. Set it and save the tokenizer.")
+    return tokenizer
+
+
+def words_fingerprint(sentences: Sentences) -> str:
+    """Hash the words of `sentences`; names of files do not count."""
+    digest = hashlib.sha256()
+    for words in sentences:
+        digest.update("\0".join(words).encode() + b"\n")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,316 @@
+"""How well a recurrent language model predicts held-out text, and F1 of the trees that it induces."""
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast, gather_object
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.arguments import option
+from hf_synlm.data.punctuation import keep_words
+from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
+from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingScores
+from hf_synlm.evaluation.trees.treebank_parsing import Treebank, make_treebank, parse_words, score_trees
+from hf_synlm.training.engine.arguments import check_choice, check_minimum
+from hf_synlm.training.engine.final_report import parse_together
+from hf_synlm.training.engine.samplers import padded_batches
+from hf_synlm.training.engine.steps import to_device
+from hf_synlm.training.tasks.sentence_files import check_files
+from hf_synlm.training.tasks.stream_batches import Preprocessing, SentenceDataset, StreamDataArguments, read_trees
+from hf_synlm.training.tasks.tree_evaluation import spread
+
+
+@dataclass
+class ParsingArguments:
+    """Which trees are compared with the induced ones, and how."""
+
+    parsing_files: list[str] = option(
+        [], "Treebanks parsed after every epoch; default: the validation files, if they are treebanks."
+    )
+    final_parsing_files: list[str] = option(
+        [], "Treebanks that the final model parses; default: the test files, if they are treebanks."
+    )
+    parsing_preprocessing: Preprocessing | None = option(
+        None, "Preprocessing of these trees; default: that of the training text."
+    )
+    parsing_max_words: int | None = option(
+        None,
+        "Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, without "
+        "it; default: max_sentence_words.",
+    )
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
+    )
+    parsing_convention: str = option("on-lstm", f"How spans are counted: {', '.join(CONVENTIONS)}.")
+    parse_options: str | None = option(
+        None, "Options of `parse`, such as decoder=biased,layer=1; written like --config_overrides."
+    )
+    parse_sentences: int | None = option(
+        None, "Sentences parsed after every epoch, spread evenly; default: all; 0: none."
+    )
+    parse_batch_size: int = option(32, "Sentences per process that are parsed together.")
+    final_report: bool = option(
+        False,
+        "At the end, load the saved model in a process without hf_synlm; parse some of the final sentences and "
+        "generate one there.",
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "parse_batch_size parsing_max_words")
+        check_minimum(self, 0, "parse_sentences")
+        check_choice("parsing_convention", self.parsing_convention, CONVENTIONS)
+        check_files(*self.parsing_files, *self.final_parsing_files)
+
+    def complete(self, data: StreamDataArguments, architecture: str) -> None:
+        """Complete the arguments.
+
+        Args:
+            data: gives the values that are missing here.
+            architecture: of the model.
+
+        Raises:
+            ValueError: trees are asked of a model that has none.
+        """
+        for name in ("parsing_files", "final_parsing_files", "parse_options", "final_report"):
+            if architecture == "awd_lstm" and getattr(self, name):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but AWD-LSTM has no trees. Leave it out.")
+        if data.file_format == "treebank":
+            self.parsing_files = self.parsing_files or data.validation_files
+            self.final_parsing_files = self.final_parsing_files or data.test_files
+        self.parsing_preprocessing = self.parsing_preprocessing or data.preprocessing
+        self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
+        if self.final_report and not self.report_files:
+            raise ValueError(
+                "final_report needs trees to parse. Set final_parsing_files, or turn it off: --final_report false."
+            )
+
+    @property
+    def report_files(self) -> list[str]:
+        """Trees that the final report parses: those of the test, or else of the evaluations."""
+        return self.final_parsing_files or self.parsing_files
+
+    def treebank(self, paths: list[str], split_leaves: bool, max_sentences: int | None = None) -> Treebank:
+        """Read gold trees.
+
+        Args:
+            paths: the files.
+            split_leaves: see `StreamDataArguments`.
+            max_sentences: read only this many.
+
+        Returns:
+            The trees.
+        """
+        trees = read_trees(paths, self.parsing_preprocessing or "none", split_leaves)
+        return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
+
+    def _is_short(self, sentence: TreebankSentence) -> bool:
+        is_word = keep_words(sentence.words, sentence.tags, "tag")
+        count = len(is_word) if self.punctuation == "keep" else sum(is_word)
+        return self.parsing_max_words is None or count <= self.parsing_max_words
+
+
+def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, float]:
+    """Likelihood of a text in the usual units.
+
+    Args:
+        nats: negative log-likelihood of all tokens.
+        num_tokens: how many there are, boundaries included.
+        of_characters: tokens are characters.
+
+    Returns:
+        `nats`, `tokens`, `nats_per_token`; `bits_per_character` = nats per token / ln 2 for characters, otherwise
+        `perplexity` = exp(nats per token).
+    """
+    mean = nats / num_tokens
+    losses = {"nats": nats, "tokens": num_tokens, "nats_per_token": mean}
+    if of_characters:
+        return {**losses, "bits_per_character": mean / math.log(2)}
+    return {**losses, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+
+
+@torch.no_grad()
+def share_buffers(accelerator: Accelerator, model: nn.Module) -> None:
+    """Broadcast the buffers of the main process, whose model is saved; DDP does so only before training steps.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: with or without the wrapper of the run.
+    """
+    for buffer in accelerator.unwrap_model(model).buffers():
+        broadcast(buffer)
+
+
+@torch.no_grad()
+def evaluate_stream(
+    accelerator: Accelerator, model: nn.Module, stream: TokenStream, num_rows: int, segment_length: int
+) -> float:
+    """Negative log-likelihood of a stream in nats, every token but the first boundary predicted once.
+
+    The processes share the rows; up to rounding, the sum does not depend on their number. With one row every token is
+    predicted from all tokens before it; with more, each row begins without context.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: with or without the wrapper of the run.
+        stream: held-out text.
+        num_rows: rows of all processes together.
+        segment_length: tokens per row and call.
+
+    Returns:
+        The sum over all tokens.
+    """
+    plain = accelerator.unwrap_model(model)
+    rows = StreamRows(stream, num_rows, complete=True)
+    share = range(accelerator.process_index, num_rows, accelerator.num_processes)
+    total, cache = 0.0, None
+    with evaluation_mode(plain):
+        for start in range(0, rows.length if share else 0, segment_length):
+            batch = to_device(rows.segment(start, segment_length, share), accelerator.device)
+            output = plain(**batch, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            total -= output.joint_log_prob.cpu().double().sum().item()
+    return sum(gather_object([total]))
+
+
+@torch.no_grad()
+def evaluate_sentences(
+    accelerator: Accelerator, model: nn.Module, stream: TokenStream, pad_token_id: int, batch_size: int, max_tokens: int
+) -> float:
+    """Negative log-likelihood in nats of the sentences of a stream, each read alone; every process has to call.
+
+    Args:
+        accelerator: of the run.
+        model: with or without the wrapper of the run.
+        stream: held-out text without empty lines.
+        pad_token_id: of the model.
+        batch_size: sentences per call.
+        max_tokens: largest padded size of a call.
+
+    Returns:
+        The sum over all words and the boundary after each sentence.
+    """
+    plain = accelerator.unwrap_model(model)
+    sentences = SentenceDataset(stream)
+    batches = padded_batches(sentences.lengths, batch_size, max_tokens)
+    total = 0.0
+    with evaluation_mode(plain):
+        for numbers in batches[accelerator.process_index :: accelerator.num_processes]:
+            batch = collate_framed(stream, [sentences[k] for k in numbers], pad_token_id, gold=False)
+            output = plain(**to_device(batch, accelerator.device))
+            total -= output.joint_log_prob.cpu().double().sum().item()
+    return sum(gather_object([total]))
+
+
+@dataclass
+class TreeScorer:
+    """F1 of induced trees on a treebank.
+
+    Fields:
+        treebank: gold trees.
+        tokenizer: of the model.
+        convention: how spans are counted, by its name in `hf_synlm.evaluation.trees.parsing`.
+        options: for `model.parse`.
+        batch_size: sentences per call.
+        max_sentences: number of sentences to parse, spread evenly; `None`: all.
+    """
+
+    treebank: Treebank
+    tokenizer: PreTrainedTokenizerBase
+    convention: str
+    options: dict[str, Any]
+    batch_size: int
+    max_sentences: int | None = None
+
+    def rehearse(self, model: PreTrainedModel) -> None:
+        """Parse and score one sentence.
+
+        Args:
+            model: with `parse`.
+
+        Raises:
+            ValueError: `parse` does not take an option.
+        """
+        known = set(inspect.signature(model.parse).parameters) - {"input_ids", "attention_mask", "word_ends"}
+        for name in self.options:
+            if name not in known:
+                raise ValueError(
+                    f"parse_options: {type(model).__name__}.parse does not take {name!r}. Choose among "
+                    f"{', '.join(sorted(known))}."
+                )
+        first = self.treebank.select([0])
+        trees = parse_words(model, self.tokenizer, first.words, **self.options)
+        score_trees(trees, first, self.convention)
+
+    def run(self, accelerator: Accelerator, model: nn.Module) -> ParsingScores:
+        """Parse and score; the processes share the sentences, and every one has to call."""
+        chosen = self.treebank.select(spread(len(self.treebank.words), self.max_sentences))
+        trees = parse_together(accelerator, model, self.tokenizer, chosen, self.batch_size, **self.options)
+        return score_trees(trees, chosen, self.convention)
+
+
+@dataclass
+class TextEvaluator:
+    """Evaluates held-out text and, if there is a treebank, induced trees; the main process prints the result.
+
+    Fields:
+        accelerator: of the run.
+        name: of the text, for messages.
+        stream: held-out text.
+        data: arguments.
+        pad_token_id: of the model.
+        batch_size: rows of the stream, or sentences.
+        scorer: of trees; may be missing.
+
+    Raises:
+        ValueError: the text is too short for `batch_size` rows, or has no sentence with words.
+    """
+
+    accelerator: Accelerator
+    name: str
+    stream: TokenStream
+    data: StreamDataArguments
+    pad_token_id: int
+    batch_size: int
+    scorer: TreeScorer | None = None
+
+    def __post_init__(self):
+        try:
+            if self.data.batching == "stream":
+                StreamRows(self.stream, self.batch_size, complete=True)
+            else:
+                SentenceDataset(self.stream)
+        except ValueError as error:
+            raise ValueError(f"{self.name} text: {error}") from error
+
+    def run(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Evaluate; every process has to call."""
+        accelerator, name, data = self.accelerator, self.name, self.data
+        share_buffers(accelerator, model)
+        if data.batching == "stream":
+            nats = evaluate_stream(accelerator, model, self.stream, self.batch_size, data.bptt)
+            count = len(self.stream) - 1
+        else:
+            limits = (self.batch_size, data.max_batch_tokens)
+            nats = evaluate_sentences(accelerator, model, self.stream, self.pad_token_id, *limits)
+            count = int((SentenceDataset(self.stream).lengths - 1).sum())
+        losses = text_losses(nats, count, data.tokenizer_type == "characters")
+        result: dict[str, Any] = {"step": step, "losses": losses}
+        flat = {f"{name}/{key}": value for key, value in losses.items()}
+        text = "  ".join(f"{key} {value:.5g}" for key, value in losses.items() if key not in ("nats", "tokens"))
+        if self.scorer is not None:
+            scores = self.scorer.run(accelerator, model)
+            result["trees"] = {"convention": scores.convention, **scores.numbers()}
+            flat |= {f"{name}/{key}": value for key, value in scores.numbers().items()}
+            f1 = f"F1 {100 * scores.sentence_f1:.2f} (sentence) {100 * scores.corpus_f1:.2f} (corpus)"
+            text += f"  {f1} of {scores.num_sentences} parsed sentences"
+        accelerator.print(f"step {step}: {name}: {text}")
+        accelerator.log(flat, step=step)
+        return result

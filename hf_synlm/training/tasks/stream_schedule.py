@@ -1,0 +1,357 @@
+"""Learning rate and optimizer of recurrent language models from epoch to epoch, and averaged weights.
+
+A run goes through phases. The phase depends only on the validation losses after the epochs, so that a resumed run is in
+the same phase:
+
+    first        SGD or Adam
+    averaging    ASGD: SGD whose weights are averaged; evaluations see the averages
+    finetuning   the same; the averages begin anew
+
+In every step, the rate of the phase is scaled by the length of the segment over the usual length.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from hf_synlm.data.arguments import option
+from hf_synlm.recurrent.cache import RecurrentCache
+from hf_synlm.training.engine.arguments import TrainingArguments, check_minimum
+from hf_synlm.training.engine.checkpoints import BestModel
+from hf_synlm.training.engine.run import Run
+
+
+@dataclass
+class ScheduleArguments:
+    """Which optimizers train the epochs, with which rates."""
+
+    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = option(
+        "sgd-asgd",
+        "'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
+        "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
+        "'adam-plateau': Adam, its rate lowered when the validation loss stops falling (PRPN).",
+    )
+    non_monotone_interval: int = option(
+        5,
+        "sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one from before the "
+        "last N epochs, N being this value (non-monotone trigger).",
+    )
+    averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.")
+    averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
+    finetuning_epoch: int = option(0, "After this epoch begin the averages anew, if averaging has begun; 0: never.")
+    plateau_patience: int = option(2, "adam-plateau: lower the rate after more than this many epochs without a best.")
+    plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 0, "finetuning_epoch plateau_patience")
+        check_minimum(self, 1, "non_monotone_interval averaging_epoch")
+        if not 0 < self.plateau_factor < 1:
+            raise ValueError(f"plateau_factor must be between 0 and 1 and is {self.plateau_factor}.")
+        if self.averaging_learning_rate is not None and not 0 < self.averaging_learning_rate < math.inf:
+            raise ValueError(
+                f"averaging_learning_rate must be positive and finite and is {self.averaging_learning_rate}."
+            )
+        if self.finetuning_epoch and self.schedule == "adam-plateau":
+            raise ValueError("finetuning_epoch goes with averaged weights. Leave it out or choose another schedule.")
+
+
+@dataclass
+class RecurrentTrainingArguments(TrainingArguments):
+    """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
+
+    per_device_train_batch_size: int = option(
+        8, "Rows of the stream per process; with sentences, the largest batch of a process."
+    )
+    per_device_eval_batch_size: int = option(
+        8, "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of a process."
+    )
+    learning_rate: float = option(30.0, "Learning rate of the first phase.")
+    adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
+    weight_decay: float = option(1.2e-6, "L2 penalty, added to the gradients of all parameters after the clipping.")
+    max_grad_norm: float = option(0.25, "Gradients are clipped to this norm; 0: they are not clipped.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option("constant", "Not used here: see schedule.")
+    warmup_ratio: float = option(0.0, "Not used here: see schedule.")
+    gradient_checkpointing: bool = option(False, "Not for recurrent models.")
+    torch_compile: bool = option(False, "Not for recurrent models.")
+
+    def __post_init__(self):
+        """Check the values."""
+        super().__post_init__()
+        for name, value in (("lr_scheduler_type", "constant"), ("warmup_ratio", 0), ("num_warmup_steps", None)):
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but the rate follows schedule. Leave {name} out.")
+        for name in ("gradient_checkpointing", "torch_compile"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is set, but these models have no layers to apply it to. Leave it out.")
+        if self.evaluation_steps:
+            raise ValueError(
+                f"evaluation_steps is {self.evaluation_steps}, but evaluations end epochs here. Leave it out."
+            )
+
+
+# ---------------------------------------------------------------------------------------------- phases
+class Phase(NamedTuple):
+    """What an epoch is trained with.
+
+    Fields:
+        name: "first", "averaging" or "finetuning".
+        learning_rate: before it is scaled by the length of a segment.
+    """
+
+    name: str
+    learning_rate: float
+
+
+def phase_after(losses: Sequence[float], schedule: ScheduleArguments, learning_rate: float) -> Phase:
+    """Phase of the epoch that follows after validation losses.
+
+    Source: `main.py` of Ordered-Neurons for "sgd-asgd" (non-monotone trigger of Merity et al. 2018; fine-tuning begins
+    only if averaging has begun before), Peng et al. (2019), section 4, for "adam-asgd", `main_LM.py` of PRPN for
+    "adam-plateau" (`ReduceLROnPlateau` with threshold 0).
+
+    Args:
+        losses: validation loss after each epoch so far.
+        schedule: arguments.
+        learning_rate: of the first phase.
+
+    Returns:
+        The phase.
+
+    Cost: O(epochs squared) comparisons.
+    """
+    if schedule.schedule == "adam-plateau":
+        return Phase("first", learning_rate * schedule.plateau_factor ** _count_plateaus(losses, schedule))
+    name = "first"
+    for epoch, loss in enumerate(losses, start=1):
+        if name == "averaging" and epoch == schedule.finetuning_epoch:
+            name = "finetuning"
+        if name == "first" and _averaging_begins(epoch, loss, losses, schedule):
+            name = "averaging"
+    if name != "first" and schedule.averaging_learning_rate is not None:
+        learning_rate = schedule.averaging_learning_rate
+    return Phase(name, learning_rate)
+
+
+def _averaging_begins(epoch: int, loss: float, losses: Sequence[float], schedule: ScheduleArguments) -> bool:
+    if schedule.schedule == "adam-asgd":
+        return epoch == schedule.averaging_epoch
+    earlier = losses[: max(0, epoch - 1 - schedule.non_monotone_interval)]
+    return bool(earlier) and loss > min(earlier)
+
+
+def _count_plateaus(losses: Sequence[float], schedule: ScheduleArguments) -> int:
+    """How often the loss has not fallen for more than `plateau_patience` epochs."""
+    best, waited, count = math.inf, 0, 0
+    for loss in losses:
+        best, waited = (loss, 0) if loss < best else (best, waited + 1)
+        if waited > schedule.plateau_patience:
+            waited, count = 0, count + 1
+    return count
+
+
+def validation_loss(evaluation: dict[str, Any]) -> float:
+    """The loss of `evaluation` that decides about schedule and best model: nats per predicted token."""
+    return evaluation["losses"]["nats_per_token"]
+
+
+# ---------------------------------------------------------------------------------------------- optimizers
+class PhasedOptimizer:
+    """The optimizer of the first phase and the averaging one; one of them is in use.
+
+    It replaces a torch optimizer and its schedule in `optimizer_steps`. accelerate prepares both optimizers and writes
+    them to checkpoints; the state of the one that is not in use is empty.
+
+    Args:
+        first: SGD or Adam, prepared.
+        averaging: ASGD, prepared.
+        phase: the phase to begin with.
+    """
+
+    def __init__(self, first: Any, averaging: Any, phase: Phase):
+        self.first, self.averaging, self.phase = first, averaging, phase
+        self.scale = 1.0
+
+    @property
+    def in_use(self) -> Any:
+        """The prepared optimizer of the current phase."""
+        return self.first if self.phase.name == "first" else self.averaging
+
+    def step(self) -> None:
+        """Update the weights with the rate of the phase times `scale`."""
+        for group in self.in_use.param_groups:
+            group["lr"] = self.phase.learning_rate * self.scale
+        self.in_use.step()
+
+    def zero_grad(self) -> None:
+        """Reset the gradients."""
+        self.in_use.zero_grad()
+
+    def get_last_lr(self) -> list[float]:
+        """Rate of the phase."""
+        return [self.phase.learning_rate]
+
+    def enter(self, phase: Phase) -> bool:
+        """Continue with a phase; a new phase begins with an optimizer without history.
+
+        Args:
+            phase: the phase of the next epoch.
+
+        Returns:
+            Whether the phase is new.
+        """
+        is_new = phase.name != self.phase.name
+        if is_new:
+            self.first.optimizer.state.clear()
+            self.averaging.optimizer.state.clear()
+        self.phase = phase
+        return is_new
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Replace the weights by their averages, where there are some; restore the weights afterwards."""
+        averages = {}
+        if self.phase.name != "first":
+            states = self.averaging.optimizer.state
+            averages = {parameter: state["ax"] for parameter, state in states.items()}
+        weights = {parameter: parameter.detach().clone() for parameter in averages}
+        with torch.no_grad():
+            for parameter, average in averages.items():
+                parameter.copy_(average)
+            try:
+                yield
+            finally:
+                for parameter, weight in weights.items():
+                    parameter.copy_(weight)
+
+
+class PhaseSchedule:
+    """What `optimizer_steps` takes for the schedule of the `optimizer`; rates follow its phase."""
+
+    def __init__(self, optimizer: Any):
+        self.get_last_lr = optimizer.get_last_lr
+
+    def step(self) -> None:
+        """Change nothing: the next batch brings the scale of its rate."""
+
+
+def make_phased_optimizer(
+    accelerator: Accelerator, model: nn.Module, schedule: ScheduleArguments, arguments: TrainingArguments
+) -> tuple[nn.Module, PhasedOptimizer, PhaseSchedule]:
+    """Prepare the model and the optimizers of a schedule.
+
+    ASGD is torch's, with lambd = 0 and t0 = 0 as in the authors' code. Two of its properties are part of the published
+    method: a step uses the rate of the step before, and the averages leave out the first step.
+
+    Args:
+        accelerator: of the run.
+        model: the model.
+        schedule: arguments.
+        arguments: of the run.
+
+    Returns:
+        Prepared model, optimizer and schedule, for `Run`.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
+    first: torch.optim.Optimizer
+    if schedule.schedule == "sgd-asgd":
+        first = torch.optim.SGD(parameters, **options)
+    else:
+        betas = (arguments.adam_beta1, arguments.adam_beta2)
+        first = torch.optim.Adam(parameters, betas=betas, eps=arguments.adam_epsilon, **options)
+    averaging = torch.optim.ASGD(parameters, lambd=0.0, t0=0.0, **options)
+    model, first, averaging = accelerator.prepare(model, first, averaging)
+    optimizer = PhasedOptimizer(first, averaging, phase=phase_after([], schedule, arguments.learning_rate))
+    return model, optimizer, PhaseSchedule(optimizer)
+
+
+class EpochControl(BestModel):
+    """After every evaluation: keep the best weights (averages, if these were evaluated) and choose the next phase.
+
+    Args:
+        optimizer: of the run.
+        schedule: arguments.
+        arguments: of the run.
+    """
+
+    def __init__(self, optimizer: PhasedOptimizer, schedule: ScheduleArguments, arguments: TrainingArguments):
+        super().__init__(validation_loss, arguments.early_stopping_patience)
+        self.optimizer, self.schedule, self.learning_rate = optimizer, schedule, arguments.learning_rate
+
+    def update(self, run: Run) -> bool:
+        """Look at the newest evaluation; every process has to call. Return whether to stop."""
+        stop = super().update(run)
+        if run.state.step < run.arguments.num_steps and self.optimizer.enter(self.next_phase(run)):
+            text = f"step {run.state.step}: {self.optimizer.phase.name} begins"
+            if self.schedule.schedule == "adam-asgd" and self.optimizer.phase.name == "averaging":
+                text += f", from the weights of step {self.restore(run)}"
+            run.accelerator.print(text)
+        return stop
+
+    def adopt(self, run: Run, checkpoint: Path) -> None:
+        """Take over the best weights and the phase of a resumed run; every process has to call."""
+        super().adopt(run, checkpoint)
+        self.optimizer.phase = self.next_phase(run)
+
+    def next_phase(self, run: Run) -> Phase:
+        """Phase that follows the evaluations of a run."""
+        evaluations = run.state.notes["evaluations"][1:]  # without that of the untrained model
+        return phase_after(list(map(validation_loss, evaluations)), self.schedule, self.learning_rate)
+
+    def _write(self, run: Run) -> None:
+        with self.optimizer.averaged_weights():
+            super()._write(run)
+
+
+class StreamObjective:
+    """Loss of a batch that starts from the hidden-state cache of the previous one.
+
+    The cache is part of checkpoints: `accelerate` saves and loads it by `state_dict` and `load_state_dict`.
+
+    Args:
+        accelerator: of the run.
+        optimizer: takes the scale of the learning rate from the batch.
+        carry: keep the cache from batch to batch.
+    """
+
+    def __init__(self, accelerator: Accelerator, optimizer: PhasedOptimizer, carry: bool):
+        self.accelerator, self.optimizer, self.carry = accelerator, optimizer, carry
+        self.cache: RecurrentCache | None = None
+
+    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Objective and its named parts, for `optimizer_steps`."""
+        batch = dict(batch)
+        self.optimizer.scale = batch.pop("rate_scale")
+        if batch.pop("begins"):
+            self.cache = None
+        output = model(**batch, past_key_values=self.cache, use_cache=self.carry)
+        if self.carry:
+            self.cache = output.past_key_values
+        return output.loss, output.losses
+
+    def state_dict(self) -> dict[str, Any]:
+        """Cache of the rows of all processes, rows first; every process has to call."""
+        if self.cache is None or self.cache.state is None:
+            return {}
+        rows_first = [tensor.movedim(self.cache.batch_dim, 0).contiguous() for tensor in self.cache.state]
+        gathered = [self.accelerator.gather(tensor).cpu() for tensor in rows_first]
+        return {"state": gathered, "batch_dim": self.cache.batch_dim, "num_columns": self.cache.num_columns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the cache of the rows of this process."""
+        self.cache = None
+        if not state:
+            return
+        index, count = self.accelerator.process_index, self.accelerator.num_processes
+        shares = [tensor.chunk(count)[index].to(self.accelerator.device) for tensor in state["state"]]
+        self.cache = RecurrentCache()
+        rows = tuple(share.movedim(0, state["batch_dim"]) for share in shares)
+        self.cache.store(rows, state["num_columns"], state["batch_dim"])

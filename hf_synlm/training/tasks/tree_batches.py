@@ -1,0 +1,287 @@
+"""Treebanks -> vocabulary -> token ids and actions -> padded batches, with `datasets` as the memory-mapped store.
+
+A row holds a sentence with its labeled tree, and, once encoded, its token ids and the actions of its derivation. Rows
+are written once to the cache of `datasets` and shared by all processes and runs.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow.compute as pc
+import torch
+from accelerate import Accelerator
+from datasets import Dataset, Features, List, Value
+from datasets.exceptions import DatasetGenerationError
+from transformers import PreTrainedTokenizerBase
+
+from hf_synlm.data.arguments import option
+from hf_synlm.data.collate import collate_trees
+from hf_synlm.data.gold_trees import encode_trees, label_inventory
+from hf_synlm.data.punctuation import Punctuation, has_penn_tags
+from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
+from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
+from hf_synlm.models.rnng.plan import make_plan
+from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
+from hf_synlm.training.engine.recipe import Splits
+from hf_synlm.training.tasks.sentence_files import (
+    MIN_FREQUENCY,
+    UNKNOWN_WORDS,
+    VOCAB_SIZE,
+    SentenceFileArguments,
+    Sentences,
+    check_minimum,
+)
+
+TREE_FEATURES = {
+    "words": List(Value("string")),
+    "tags": List(Value("string")),
+    "labels": List(Value("string")),
+    "spans": List(List(Value("int32"))),
+    "source": Value("string"),
+}
+CODE_FEATURES = {
+    "input_ids": List(Value("int32")),
+    "actions": List(Value("int32")),
+    "word_ends": List(Value("bool")),
+}
+
+
+@dataclass
+class TreeDataArguments(SentenceFileArguments):
+    """Treebank files, how words become tokens, and how sentences become batches."""
+
+    max_sentence_tokens: int = option(300, "Leave longer sentences out of training.")
+    tokenizer_type: Literal["words", "bpe", "unigram"] = option(
+        "words", "Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
+    )
+    tokenizer_vocab_size: int = option(50000, VOCAB_SIZE)
+    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY)
+    unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
+    max_batch_actions: int = option(
+        26000, "Largest padded size of a micro batch: sentences times actions of the longest derivation."
+    )
+    preprocessing_num_workers: int | None = option(None, "Processes that encode trees.")
+
+    def __post_init__(self):
+        """Check the values."""
+        if self.tokenizer_type != "words" and (self.lowercase or self.replace_numbers):
+            raise ValueError(f"lowercase and replace_numbers belong to words, not to {self.tokenizer_type!r}.")
+        check_minimum(self, 1, "max_sentence_tokens max_batch_actions")
+        super().__post_init__()
+
+    def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
+        """Make a tokenizer from sentences: of words, or of pieces of words."""
+        if self.tokenizer_type == "words":
+            return super().make_tokenizer(sentences, end_token)
+        size, count = self.tokenizer_vocab_size, self.tokenizer_min_frequency
+        return subword_tokenizer(sentences, size, model=self.tokenizer_type, min_frequency=count)
+
+
+# ---------------------------------------------------------------------------------------------- trees
+def load_trees(accelerator: Accelerator, paths: Sequence[str], split_leaves: bool = False) -> Dataset:
+    """Read treebank files.
+
+    Args:
+        accelerator: the main process reads first, the others use its cache.
+        paths: files of bracketed trees.
+        split_leaves: see `read_treebank`.
+
+    Returns:
+        A data set with the columns of `TREE_FEATURES`.
+
+    Raises:
+        ValueError: for malformed trees; names file and line.
+    """
+    # Time stamps are part of the cache key, so that an edited file is read again.
+    stamps = [(os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
+    with accelerator.main_process_first():
+        try:
+            given = {"paths": [str(Path(path).resolve()) for path in paths], "stamps": stamps}
+            given["split_leaves"] = split_leaves
+            return Dataset.from_generator(_read_rows, gen_kwargs=given, features=Features(TREE_FEATURES))
+        except DatasetGenerationError as error:
+            # Report the error in the trees, not the call stack of the library.
+            if isinstance(error.__cause__, ValueError):
+                raise error.__cause__ from None
+            raise
+
+
+def _read_rows(paths: list[str], stamps: list, split_leaves: bool) -> Iterator[dict[str, Any]]:
+    for path in paths:
+        for sentence in read_treebank(path, split_leaves=split_leaves):
+            yield {
+                "words": sentence.words,
+                "tags": sentence.tags,
+                "labels": [label for label, _, _ in sentence.labeled_spans],
+                "spans": [span[1:] for span in sentence.labeled_spans],
+                "source": sentence.source,
+            }
+
+
+def row_to_sentence(row: dict[str, Any]) -> TreebankSentence:
+    """The sentence of the `row` of a table of `load_trees`."""
+    spans = tuple((label, i, j) for label, (i, j) in zip(row["labels"], row["spans"], strict=True))
+    return TreebankSentence(tuple(row["words"]), tuple(row["tags"]), spans, row["source"])
+
+
+def collect_labels(*treebanks: Dataset, system: str = "top_down") -> list[str]:
+    """Sorted labels of all `treebanks`: of held-out trees, too, so that every tree has a probability."""
+    if system == "binary":
+        return list(label_inventory((row_to_sentence(row) for trees in treebanks for row in trees), system))
+    return sorted({label for trees in treebanks for label in pc.list_flatten(_column(trees, "labels")).to_pylist()})
+
+
+def _column(table: Dataset, name: str) -> Any:
+    """A column as an arrow array, without reading the others."""
+    return table.select_columns(name).with_format("arrow")[:][name]
+
+
+# ---------------------------------------------------------------------------------------------- tokenizer
+def tree_words(trees: Dataset) -> Sentences:
+    """Words of every sentence of `load_trees`."""
+    return (row["words"] for row in trees.select_columns("words"))
+
+
+# ---------------------------------------------------------------------------------------------- encoded trees
+class TreeDataset(torch.utils.data.Dataset):
+    """Encoded sentences; an item holds `input_ids`, `actions` and `word_ends`, lists of one sentence."""
+
+    def __init__(self, table: Dataset):
+        self.table = table
+        self._codes = table.select_columns(list(CODE_FEATURES))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> dict[str, list]:
+        """One sentence."""
+        return self._codes[index]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, list]]:
+        """Several sentences at once, which the loader asks for where it can."""
+        return self._codes.__getitems__(indices)
+
+    def sentence(self, index: int) -> TreebankSentence:
+        """The gold tree of one sentence."""
+        return row_to_sentence(self.table[index])
+
+    def lengths(self, column: str) -> np.ndarray:
+        """Lengths of all lists of a column, such as "actions"."""
+        return np.asarray(pc.list_value_length(_column(self.table, column)))
+
+    @cached_property
+    def punctuation_by(self) -> Punctuation:
+        """How punctuation is recognized: by tag where the tags are the Penn Treebank's, otherwise by form."""
+        counts = pc.value_counts(pc.list_flatten(_column(self.table, "tags"))).to_pylist()
+        return "tag" if has_penn_tags({item["values"]: item["counts"] for item in counts}) else "form"
+
+    def describe(self) -> str:
+        """One line about the size."""
+        tokens, actions = (int(self.lengths(name).sum()) for name in ("input_ids", "actions"))
+        return f"{len(self):,} sentences, {tokens:,} tokens, {actions:,} actions"
+
+    def fingerprint(self) -> str:
+        """Hash of the sizes and of sentences spread over the data set."""
+        digest = hashlib.sha256(self.describe().encode())
+        for index in np.linspace(0, len(self) - 1, num=min(len(self), 1024), dtype=int):
+            item = self[int(index)]
+            for name in ("input_ids", "actions"):
+                digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def encode_treebanks(
+    accelerator: Accelerator,
+    data: TreeDataArguments,
+    treebanks: Sequence[Dataset],
+    tokenizer: PreTrainedTokenizerBase,
+    transition_system: Literal["top_down", "in_order", "binary", "no_opening"],
+    labels: Sequence[str],
+) -> Splits:
+    """Encode the words and write the trees as actions.
+
+    Args:
+        accelerator: the main process encodes first, the others use its cache.
+        data: arguments; sentences longer than `max_sentence_tokens` are left out of training.
+        treebanks: of `load_trees`, for training, validation and test; the last one may be missing.
+        tokenizer: for the words.
+        transition_system: "top_down", "in_order", "binary" or "no_opening".
+        labels: of the nonterminals, in the order of their actions.
+
+    Returns:
+        The encoded sentences, each part a `TreeDataset`.
+
+    Raises:
+        ValueError: a tree has another label (names file and line), or no sentences are left.
+    """
+    system, limit = TransitionSystem(transition_system, len(labels)), data.max_sentence_tokens
+    parts: list[TreeDataset] = []
+    for trees in treebanks:
+        with accelerator.main_process_first():
+            table = trees.map(
+                _encode_batch,
+                batched=True,
+                features=Features({**TREE_FEATURES, **CODE_FEATURES}),
+                num_proc=data.preprocessing_num_workers,
+                fn_kwargs={"tokenizer": tokenizer, "system": system, "labels": tuple(labels)},
+                desc="encoding trees",
+            )
+            if not parts:
+                table = table.filter(
+                    lambda ids: len(ids) <= limit, input_columns="input_ids", desc="dropping long sentences"
+                )
+        if not len(table):
+            raise ValueError(f"All training sentences are longer than max_sentence_tokens {limit}. Raise it.")
+        parts.append(TreeDataset(table))
+    return Splits(*parts)
+
+
+def _encode_batch(
+    columns: dict[str, list], tokenizer: PreTrainedTokenizerBase, system: TransitionSystem, labels: tuple[str, ...]
+) -> dict[str, list]:
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    codes = encode_trees([row_to_sentence(row) for row in rows], tokenizer, system, labels)
+    return {name: [dict(code)[name] for code in codes] for name in CODE_FEATURES}
+
+
+# ---------------------------------------------------------------------------------------------- batches
+@dataclass
+class TreeCollator:
+    """Encoded sentences -> a right-padded batch for `forward`.
+
+    Fields:
+        pad_token_id: fills `input_ids`.
+        config: of the grammar. The plan of the derivations of an RNNG is made here, in the workers of the loader.
+            `None`: leave the trees out and give `labels`, for a model of words alone.
+    """
+
+    pad_token_id: int
+    config: RNNGConfig | TreeLMConfig | None = None
+
+    def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
+        """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
+        batch = collate_trees(rows, self.pad_token_id)
+        num_words = batch["word_ends"].sum()
+        if self.config is None:
+            words = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+            return {**words, "num_words": num_words}
+        del batch["labels"]  # all words count
+        if isinstance(self.config, TreeLMConfig):
+            return {**batch, "num_words": num_words}
+        plan = make_plan(
+            [row["actions"] for row in rows],
+            transition_system=self.config.transition_system,
+            num_labels=len(self.config.nonterminals or ()),
+            num_words=[len(row["input_ids"]) for row in rows],
+            word_ends=[row["word_ends"] for row in rows],
+            by_level=self.config.composition == "lstm",
+        )
+        return {**batch, "plan": plan, "num_words": num_words}

@@ -1,0 +1,233 @@
+"""Evaluation of grammars: likelihood of gold trees by teacher forcing, and beam search over held-out sentences.
+
+The likelihood given the gold trees is not that of a language model of words. The search sums over trees: compare its
+word perplexity with that of a model without trees.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from hf_synlm.core.losses import share_of
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.collate import collate_trees
+from hf_synlm.data.parsed import word_brackets
+from hf_synlm.data.punctuation import Punctuation, keep_words
+from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.trees.evalb import EvalbParameters, labeled_f1
+from hf_synlm.evaluation.trees.parsing import branching_baselines, unlabeled_f1
+from hf_synlm.training.engine.samplers import padded_batches
+from hf_synlm.training.engine.steps import map_rows, to_device
+from hf_synlm.training.tasks.tree_batches import TreeDataset
+from hf_synlm.trees.spans import Span, fold_tokens
+
+
+# ---------------------------------------------------------------------------------------------- given trees
+def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
+    """Perplexities from sums (or from means over the same batches).
+
+    exp(nats / count). A grammar predicts tokens given the actions before them, which gives no word perplexity.
+
+    Args:
+        totals: `word_nats`, `tokens`, `words`, and for grammars `action_nats`, `actions`; others are passed on.
+
+    Returns:
+        The others, `token_perplexity`, and for grammars `action_perplexity` and `perplexity` (of both), for models of
+        words alone `word_perplexity`.
+    """
+    values = dict(totals)
+    word_nats, tokens, words = (values.pop(name) for name in ("word_nats", "tokens", "words"))
+    values["token_perplexity"] = _exp(word_nats / tokens)
+    if "actions" in values:
+        action_nats, actions = values.pop("action_nats"), values.pop("actions")
+        values["action_perplexity"] = _exp(action_nats / actions)
+        values["perplexity"] = _exp((word_nats + action_nats) / (tokens + actions))
+    else:
+        values["word_perplexity"] = _exp(word_nats / words)
+    return values
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+class Objective:
+    """The loss of a micro batch; its parts are the sums from which perplexities are computed.
+
+    Args:
+        config: of the model; a grammar has `loss_normalization`, an LSTM takes the mean over tokens.
+    """
+
+    def __init__(self, config: Any):
+        self.normalization = getattr(config, "loss_normalization", "token")
+
+    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss, and detached: its named parts in nats over the batch (`word_nats`, ...) with what they count."""
+        batch = dict(batch)
+        counts = {"words": batch.pop("num_words").float(), "tokens": batch["attention_mask"].sum().float()}
+        output = model(**batch)
+        if "actions" in batch:
+            counts["actions"] = (batch["actions"] != 0).sum().float()
+        sizes = {"batch": len(batch["input_ids"]), "sum": 1, "token": counts["tokens"], "action": counts.get("actions")}
+        divisor = sizes[self.normalization]
+        shares = batch.get("loss_shares")
+        nats = {f"{name}_nats": part * (divisor / share_of(shares, name)) for name, part in output.losses.items()}
+        return output.loss, {**counts, **nats}
+
+
+@torch.no_grad()
+def evaluate_given_trees(
+    accelerator: Accelerator,
+    model: nn.Module,
+    dataset: TreeDataset,
+    collate: Callable[[list[Any]], dict[str, Any]],
+    objective: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]],
+    max_batch_size: int,
+    max_batch_actions: int,
+) -> dict[str, float]:
+    """Negative log-likelihood of held-out trees (for a model of words: of their words) and perplexities.
+
+    The processes share the batches. Their number changes the sums by rounding only.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: with or without the wrapper of the run.
+        dataset: held-out trees.
+        collate: makes the batches.
+        objective: of the model.
+        max_batch_size: sentences per process and batch.
+        max_batch_actions: largest padded size of a batch.
+
+    Returns:
+        `nats` of all sentences, `nats_per_sentence`, and perplexities.
+    """
+    plain = accelerator.unwrap_model(model)
+    batches = padded_batches(dataset.lengths("actions"), max_batch_size, max_batch_actions)
+    own: Counter[str] = Counter()
+    with evaluation_mode(plain):
+        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
+            batch = to_device(collate(dataset.__getitems__(rows)), accelerator.device)
+            own.update({name: part.item() for name, part in objective(plain, batch)[1].items()})
+    shares = gather_object([dict(own)])
+    sums = {name: sum(share.get(name, 0.0) for share in shares) for name in next(filter(None, shares))}
+    nats = sum(value for name, value in sums.items() if name.endswith("_nats"))
+    return {"nats": nats, "nats_per_sentence": nats / len(dataset), **add_perplexities(sums)}
+
+
+# ---------------------------------------------------------------------------------------------- search
+def spread(count: int, limit: int | None) -> list[int]:
+    """At most `limit` (`None`: all) of `count` indices, spread evenly."""
+    if limit is None or limit >= count:
+        return list(range(count))
+    return np.linspace(0, count - 1, num=limit, dtype=int).tolist()
+
+
+@torch.no_grad()
+def search_trees(
+    accelerator: Accelerator,
+    model: nn.Module,
+    dataset: TreeDataset,
+    rows: Sequence[int],
+    pad_token_id: int,
+    batch_size: int,
+    beam: dict[str, Any],
+) -> tuple[dict[str, Any], str]:
+    """Parse held-out sentences by beam search and score the best trees.
+
+    Args:
+        accelerator: of the run. Every process has to call; each takes its share of the sentences.
+        model: with or without the wrapper of the run.
+        dataset: held-out trees.
+        rows: sentences to parse.
+        pad_token_id: fills the batches.
+        batch_size: sentences per process and batch.
+        beam: for `model.parse`: `num_beams`, `action_beam_size`, `fast_track_size`.
+
+    Returns:
+        The scores, on every process, for JSON, and a line that says them. F1 is in percent:
+
+        - `labeled_f1`, `labeled_precision`, `labeled_recall`: EVALB's (COLLINS.prm); missing for unlabeled trees.
+        - `unlabeled_f1`: the same brackets without their labels.
+        - `induction_sentence_f1`: as for models that induce their trees (convention "gpst", punctuation not counted).
+        - `right_branching_sentence_f1`: the same for right-branching trees.
+        - `punctuation_by`: how punctuation was recognized for these two; see `TreeDataset.punctuation_by`.
+        - `word_perplexity`: exp(- sum of the words' log prefix-probability ratios / number of words).
+        - `num_sentences`: sentences parsed.
+        - `num_failures`: sentences without a complete tree in the beam; their gold brackets count as missed.
+        - `beam`: widths of the search.
+    """
+    plain, lengths = accelerator.unwrap_model(model), dataset.lengths("input_ids")
+
+    def parse(numbers: list[int]) -> list[tuple[Any, float]]:
+        """Per sentence (labels, word spans) of the best tree or None, and the log-probability of its words."""
+        items = dataset.__getitems__([rows[number] for number in numbers])
+        batch = to_device(collate_trees(items, pad_token_id), accelerator.device)
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "word_ends")}
+        output = plain.parse(**inputs, **beam)
+        trees = [
+            _over_words(item["word_ends"], spans[0], None if output.labels is None else output.labels[row][0])
+            if spans and plain.config.gives_trees
+            else None
+            for row, (item, spans) in enumerate(zip(items, output.spans, strict=True))
+        ]
+        return list(zip(trees, output.token_log_probs.cpu().double().sum(1).tolist(), strict=True))
+
+    with evaluation_mode(plain):
+        found = map_rows(accelerator, [int(lengths[row]) for row in rows], batch_size, parse, "search")
+    gold = [dataset.sentence(row) for row in rows]
+    return _score(gold, dataset.punctuation_by, found, beam, hasattr(plain.config, "nonterminals"))
+
+
+def _over_words(word_ends: Sequence[bool], spans: list[Span], labels: list[str] | None) -> tuple[list[str], list[Span]]:
+    """Labels and word spans of a tree over tokens; one without labels has the label X, and no span of one word."""
+    if labels is None:
+        folded = fold_tokens(spans, word_ends)
+        return ["X"] * len(folded), folded
+    ends = [token + 1 for token, is_end in enumerate(word_ends) if is_end]
+    return list(labels), word_brackets(spans, labels, ends)
+
+
+def _score(
+    gold: list[TreebankSentence],
+    by: Punctuation,
+    results: Sequence[tuple[Any, float]],
+    beam: dict[str, Any],
+    with_labels: bool,
+) -> tuple[dict[str, Any], str]:
+    trees: list[tuple[list[str], list[Span]]] = [([], []) if tree is None else tree for tree, _ in results]
+    spans: list[list[Span]] = [[(i, j) for i, j in tree[1]] for tree in trees]
+    lengths, gold_spans = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
+    keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]
+    induction = unlabeled_f1(spans, gold_spans, lengths, keep=keep)
+    labeled = labeled_f1(trees, gold)
+    fractions = {f"labeled_{name}": getattr(labeled, name) for name in ("f1", "precision", "recall") if with_labels}
+    fractions |= {
+        "unlabeled_f1": labeled_f1(trees, gold, EvalbParameters(labeled=False)).f1,
+        "induction_sentence_f1": induction.sentence_f1,
+        "right_branching_sentence_f1": branching_baselines(gold_spans, lengths, keep=keep)["right"].sentence_f1,
+    }
+    numbers = {
+        **{name: round(100 * value, 2) for name, value in fractions.items()},
+        "punctuation_by": by,
+        "word_perplexity": _exp(-sum(log_prob for _, log_prob in results) / sum(lengths)),
+        "num_sentences": len(results),
+        "num_failures": sum(tree is None for tree, _ in results),
+        "beam": beam,
+    }
+    widths, text = ", ".join(f"{name} {value}" for name, value in beam.items()), ""
+    if with_labels:
+        precision, recall = numbers["labeled_precision"], numbers["labeled_recall"]
+        text = f"labeled F1 {numbers['labeled_f1']:.2f} (precision {precision:.2f}, recall {recall:.2f}), "
+    return numbers, (
+        f"search over {len(results)} sentences, {numbers['num_failures']} without a tree ({widths}): {text}unlabeled "
+        f"F1 {numbers['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 {numbers['induction_sentence_f1']:.2f}, "
+        f"right branching {numbers['right_branching_sentence_f1']:.2f} (convention {induction.convention}; "
+        f"punctuation, recognized by {by}, not counted); word perplexity {numbers['word_perplexity']:.2f}"
+    )

@@ -1,0 +1,1 @@
+"""Trees without tensors: spans, binary trees, actions of a transition system, given trees."""

@@ -1,1 +1,0 @@
-../../hf_synlm/hidden_states.py

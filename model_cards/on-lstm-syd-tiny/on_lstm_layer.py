@@ -1,1 +1,0 @@
-../../hf_synlm/on_lstm_layer.py

@@ -1,1 +1,0 @@
-../../hf_synlm/recurrent_language_model.py

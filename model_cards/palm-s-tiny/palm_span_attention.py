@@ -1,1 +1,0 @@
-../../hf_synlm/palm_span_attention.py

@@ -1,1 +1,0 @@
-../../hf_synlm/configuration_base.py

@@ -1,1 +1,0 @@
-../../hf_synlm/matrix_products.py

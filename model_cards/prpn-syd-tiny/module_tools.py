@@ -1,1 +1,0 @@
-../../hf_synlm/module_tools.py

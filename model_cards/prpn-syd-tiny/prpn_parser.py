@@ -1,1 +1,0 @@
-../../hf_synlm/prpn_parser.py

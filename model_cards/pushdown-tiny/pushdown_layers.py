@@ -1,1 +1,0 @@
-../../hf_synlm/pushdown_layers.py

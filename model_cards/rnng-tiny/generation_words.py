@@ -1,1 +1,0 @@
-../../hf_synlm/generation_words.py

@@ -1,1 +1,0 @@
-../../hf_synlm/rnng_fast_track_generation.py

@@ -1,1 +1,0 @@
-../../hf_synlm/search_words.py

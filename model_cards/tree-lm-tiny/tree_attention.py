@@ -1,1 +1,0 @@
-../../hf_synlm/tree_attention.py

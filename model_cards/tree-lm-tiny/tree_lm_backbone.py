@@ -1,1 +1,0 @@
-../../hf_synlm/tree_lm_backbone.py

@@ -1,1 +1,0 @@
-../../hf_synlm/gpst_stack_machine.py

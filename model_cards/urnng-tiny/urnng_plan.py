@@ -1,1 +1,0 @@
-../../hf_synlm/urnng_plan.py

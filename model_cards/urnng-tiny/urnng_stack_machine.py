@@ -1,1 +1,0 @@
-../../hf_synlm/urnng_stack_machine.py

@@ -1,0 +1,540 @@
+"""The `synlm` command, as a user types it: files, exit codes, messages."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from unittest.mock import Mock
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from hf_synlm import __version__
+from hf_synlm.cli import main
+from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs, sentence_log_probs
+from hf_synlm.evaluation.suites.syntaxgym import load_suite, region_surprisals
+from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
+from hf_synlm.evaluation.text.surprisal import columns, score_words
+from hf_synlm.evaluation.text.text_items import TextItem, read_items
+from tests.evaluation.test_blimp import write_blimp
+from tests.evaluation.test_syntaxgym import suite_data
+from tests.helpers import warm_python
+from tests.helpers.commands import fail, run
+from tests.helpers.scoring_models import SENTENCES, scorer_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def models(saved_models: Path) -> dict[str, str]:
+    """Folders of saved models by name."""
+    return {path.name: str(path) for path in saved_models.iterdir()}
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join([SENTENCES[0], "", 'He  said "no" 🙂']) + "\n", encoding="utf-8")
+    return path
+
+
+def read_tsv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+# ----------------------------------------------------------------------------------------------------- surprisal
+@pytest.mark.parametrize("name", ["gpst", "rnng", "gpt2"])
+def test_surprisal(models, texts, name):
+    out = texts.with_name("out.tsv")
+    assert main(["surprisal", str(texts), "--model", models[name], "--out", str(out), "--device", "cpu"]) == 0
+    rows = read_tsv(out)
+    lines = texts.read_text(encoding="utf-8").split("\n")
+    assert list(rows[0]) == columns("bits")
+    assert [row["word"] for row in rows] == [word for line in lines for word in line.split()]
+    assert [row["item"] for row in rows] == ["1"] * 7 + ["3"] * 4
+    expected = score_words(scorer_of(name), [TextItem("", line) for line in lines])
+    bits = [-p / math.log(2) for found in expected for p in found.log_probs.tolist()]
+    assert [float(row["surprisal_bits"]) for row in rows] == pytest.approx(bits, abs=1e-3)
+    assert all((row["lexical_bits"] == "") == (name == "gpt2") for row in rows)
+    meta = json.loads(Path(f"{out}.meta.json").read_text(encoding="utf-8"))
+    assert meta["options"]["estimator"] == ("exact" if name == "gpt2" else "beam_marginal")
+    assert meta["options"]["unit"] == "bits" and meta["data"]["columns"] == columns("bits")
+    assert meta["scores"]["words"] == len(rows) and meta["versions"]["hf_synlm"]
+    assert len(meta["data"]["files"][0]["sha256"]) == 64 and meta["data"]["texts_in_windows"] == 0
+    assert shlex.split(meta["command"])[:3] == ["synlm", "surprisal", str(texts)]
+
+
+def test_texts_can_come_from_standard_input(models, texts, monkeypatch, capsys):
+    def give(content: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    out, other = texts.with_name("out.tsv"), texts.with_name("other.tsv")
+    model = ["--model", models["gpt2"], "--device", "cpu"]
+    assert main(["surprisal", str(texts), *model, "--out", str(out)]) == 0
+    give(texts.read_bytes())
+    assert main(["surprisal", "-", *model, "--out", str(other)]) == 0
+    assert other.read_bytes() == out.read_bytes()
+    file, given = (json.loads(Path(f"{p}.meta.json").read_text())["data"]["files"][0] for p in (out, other))
+    assert given == {**file, "path": "-"}
+    give(b'{"sentence": "We ask"}\n')
+    assert main(["evaluate", "perplexity", "-", "--format", "jsonl", *model]) == 0
+    assert "| words | 2 |" in " ".join(capsys.readouterr().out.split())
+    give(b"We\n\xff\n")
+    assert main(["evaluate", "perplexity", "-", *model]) == 2
+    assert (
+        "-:2: byte 0xff at position 3 is not utf-8 (invalid start byte): convert it to UTF-8" in capsys.readouterr().err
+    )
+
+
+def test_surprisal_can_be_read_by_pandas(models, texts):
+    pandas = importlib.import_module("pandas")
+    out = texts.with_name("out.tsv")
+    texts.write_text('"quoted" \x00 ab\x00c \'single "open\n# NA null 1.5\n', encoding="utf-8")
+    assert main(["surprisal", str(texts), "--model", models["gpt2"], "--out", str(out), "--device", "cpu"]) == 0
+    frame = pandas.read_csv(out, sep="\t", keep_default_na=False, engine="python")
+    words = ['"quoted"', "\x00", "ab\x00c", "'single", '"open', "#", "NA", "null", "1.5"]
+    assert [row["word"] for row in read_tsv(out)] == words
+    assert len(frame) == len(words) and (frame["surprisal_bits"] > 0).all()
+
+
+def test_surprisal_options(models, tmp_path):
+    table = tmp_path / "items.csv"
+    table.write_text("id,text,document,word\nx1,We ask,1,p\nx2,for peace,1,q\n", encoding="utf-8")
+    out = tmp_path / "out.tsv"
+    reading = ["--text-column", "text", "--item-column", "id"]
+    common = ["surprisal", str(table), "--model", models["gpt2"], "--out", str(out), "--device", "cpu", *reading]
+    assert main([*common, "--unit", "nats", "--context", "document", "--word-correction"]) == 0
+    assert json.loads(Path(f"{out}.meta.json").read_text())["options"]["word_correction"] is True
+    rows = read_tsv(out)
+    items = [TextItem("x1", "We ask"), TextItem("x2", "for peace")]
+    expected = score_words(scorer_of("gpt2"), items, context="document", word_correction=True)
+    nats = [-p for found in expected for p in found.log_probs.tolist()]
+    assert [float(row["surprisal_nats"]) for row in rows] == pytest.approx(nats, abs=1e-4)
+    assert [row["item"] for row in rows] == ["x1", "x1", "x2", "x2"]
+    assert list(rows[0])[-2:] == ["document", "word_input"] and [row["word_input"] for row in rows] == list("ppqq")
+    common.append("--overwrite")
+    assert main([*common, "--no-first-word"]) == 0
+    assert [row["surprisal_bits"] == "" for row in read_tsv(out)] == [True, False, True, False]
+    assert main([*common, "--lmzoo"]) == 0
+    rows = read_tsv(out)
+    assert list(rows[0]) == ["sentence_id", "token_id", "token", "surprisal"]
+    assert "".join(row["token"] for row in rows) == "WeĠaskforĠpeace"
+
+
+def test_word_correction_is_recorded_only_where_it_applies(models, texts, capsys):
+    out = texts.with_name("out.tsv")
+    command = ["surprisal", str(texts), "--model", models["rnng"], "--estimator", "stepwise", "--out", str(out)]
+    assert main(command) == 0
+    plain = out.read_bytes()
+    assert main([*command, "--word-correction", "--overwrite"]) == 0
+    assert "--word-correction does not apply" in capsys.readouterr().err and out.read_bytes() == plain
+    assert json.loads(Path(f"{out}.meta.json").read_text())["options"]["word_correction"] is False
+
+
+def test_surprisal_tells_of_items_with_several_texts(models, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n")
+    command = ["surprisal", str(tmp_path / "a.csv"), "--model", models["gpt2"], "--out", str(tmp_path / "a.tsv")]
+    assert main(command) == 0
+    assert "items with several texts: 1. Join other tables by sentence_id" in capsys.readouterr().err
+    places = [(row["item"], row["sentence_id"], row["word_id"]) for row in read_tsv(tmp_path / "a.tsv")]
+    assert ["".join(place) for place in places] == ["111", "112", "121", "122", "231", "232"]
+
+
+def test_surprisal_tells_of_windows(models, tmp_path, capsys):
+    (tmp_path / "long.txt").write_text("We ask for peace\n" + "peace and hope " * 60 + "\n")
+    command = ["surprisal", str(tmp_path / "long.txt"), "--model", models["gpt2"], "--device", "cpu"]
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert "1 of 2 texts are longer than the model's 127 positions: they were scored in windows" in captured.err
+    assert len(captured.out.splitlines()) == 1 + 4 + 180
+
+
+def test_surprisal_tells_how_many_words_are_unknown(models, tmp_path, capsys):
+    path = tmp_path / "texts.txt"
+    path.write_text("of xyzzy plugh\n", encoding="utf-8")
+    assert main(["surprisal", str(path), "--model", models["rnng"], "--out", str(tmp_path / "a.tsv")]) == 0
+    assert "2 of 3 words (67%) are unknown to this model" in (said := capsys.readouterr().err)
+    assert "try --tokenize ptb" in said
+    assert [row["oov"] for row in read_tsv(tmp_path / "a.tsv")] == ["0", "1", "1"]
+
+
+def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "texts.txt"
+    path.write_text("We for (the) “Union;” America!\n", encoding="utf-8")
+    command = ["surprisal", str(path), "--model", models["rnng"], "--tokenize", "ptb"]
+    assert main([*command, "--out", str(tmp_path / "a.tsv")]) == 0
+    rows = read_tsv(tmp_path / "a.tsv")
+    assert [row["word"] for row in rows] == "We for (the) “Union;” America!".split()
+    assert [row["oov"] for row in rows] == ["0"] * 5
+    assert "unknown" not in capsys.readouterr().err
+    assert main(["parse", *command[1:]]) == 0
+    tree = capsys.readouterr().out
+    assert tree.replace("(", " ").replace(")", " ").split()[-2:] == ["Union", "America"]
+    # Evaluations read the same: a final word with its punctuation is no unknown word.
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("sentence_good\tsentence_bad\nWe for America!\tWe for Union!\n", encoding="utf-8")
+    for name, given in (("perplexity", path), ("pairs", pairs)):
+        unknown = []
+        for more in ([], ["--tokenize", "ptb"]):
+            out = tmp_path / f"{name}{len(more)}.json"
+            assert main(["evaluate", name, str(given), "--model", models["rnng"], *more, "--out", str(out)]) == 0
+            result = json.loads(out.read_text(encoding="utf-8"))
+            assert result["options"].get("tokenize") == ("ptb" if more else None)
+            scores = result["scores"] if name == "perplexity" else result["tables"]["Groups"][0]
+            unknown.append(scores["unknown_words" if name == "perplexity" else "pairs_with_unknown_words"])
+        assert unknown[0] > unknown[1] == 0
+    proposals = ["--proposals", str(tmp_path / "trees"), "--tokenize", "ptb"]
+    (tmp_path / "trees").write_text("(S (X We) (X for))\n")
+    capsys.readouterr()
+    assert main(["evaluate", "perplexity", str(path), "--model", models["rnng"], *proposals]) == 2
+    assert "with proposals words are those of the trees" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "nltk.tokenize.treebank", None)
+    assert main(command) != 0
+    assert "needs nltk: pip install 'hf_synlm[eval]'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ evaluate
+def test_evaluate_perplexity(models, texts, capsys):
+    out = texts.with_name("ppl.json")
+    options = ["--model", models["gpst"], "--num-beams", "2", "--estimator", "stepwise", "--device", "cpu"]
+    assert main(["evaluate", "perplexity", str(texts), *options, "--out", str(out)]) == 0
+    scorer = scorer_of("gpst", num_beams=2, estimator="stepwise")
+    expected = evaluate_perplexity(scorer, read_items(texts)).scores["word_perplexity"]
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert result["scores"]["word_perplexity"] == pytest.approx(expected, rel=1e-4)
+    assert result["options"] | {"num_beams": 2, "estimator": "stepwise", "seed": 0} == result["options"]
+    assert "word_perplexity" in out.with_suffix(".md").read_text(encoding="utf-8")
+    assert "word_perplexity" in capsys.readouterr().out
+
+
+def test_evaluate_syntaxgym_with_items(models, tmp_path, capsys):
+    suites = tmp_path / "suites"
+    suites.mkdir()
+    (suites / "own_agreement.json").write_text(json.dumps(suite_data()), encoding="utf-8")
+    out, items = tmp_path / "sg.json", tmp_path / "items.tsv"
+    command = ["evaluate", "syntaxgym", str(suites), "--model", models["gpt2"], "--device", "cpu"]
+    command += ["--suite", "own_agreement", "--items-out", str(items)]
+    assert main([*command, "--out", str(out)]) == 0
+    (expected,) = region_surprisals(scorer_of("gpt2"), [load_suite(suites / "own_agreement.json")])
+    rows = read_tsv(items)
+    assert list(rows[0]) == "suite item condition region region_name content surprisal_bits oov".split()
+    assert len(rows) == 3 * 2 * 4 and (rows[6]["region_name"], rows[6]["content"]) == ("verb", "is")
+    for row in rows:
+        value = expected[int(row["item"]) - 1][row["condition"], int(row["region"])]
+        assert float(row["surprisal_bits"]) == pytest.approx(value, abs=1e-4)
+    assert main(command) == 2 and "items.tsv exists" in capsys.readouterr().err
+    assert "suite own_agreement" in json.loads(out.read_text())["scores"]
+
+
+def test_evaluate_pairs_with_items(models, tmp_path):
+    pairs, items, out = (tmp_path / name for name in ("pairs.tsv", "items.tsv", "pairs.json"))
+    pairs.write_text(
+        "sentence_good\tsentence_bad\tkind\tlist\nWe ask\tWe asks\ta\tx\nShe is\tShe are\tb\ty\n", encoding="utf-8"
+    )
+    command = ["evaluate", "pairs", str(pairs), "--model", models["gpt2"], "--device", "cpu", "--end-of-sentence"]
+    command += ["--out", str(out)]
+    assert main([*command, "--group-column", "kind", "--items-out", str(items)]) == 0
+    rows = read_tsv(items)
+    assert [(row["pair"], row["group"], row["sentence_bad"], row["list"]) for row in rows] == [
+        ("1", "a", "We asks", "x"), ("2", "b", "She are", "y"),
+    ]  # fmt: skip
+    good = sentence_log_probs(scorer_of("gpt2"), ["We ask", "She is"], end=True)
+    assert [float(row["logprob_good_nats"]) for row in rows] == pytest.approx(good, abs=1e-4)
+    better = [float(row["logprob_good_nats"]) > float(row["logprob_bad_nats"]) for row in rows]
+    assert [row["correct"] == "1" for row in rows] == better
+    found = json.loads(out.read_text())
+    expected = evaluate_pairs(scorer_of("gpt2"), read_pairs(pairs, group_column="kind"), end=True)
+    assert found["scores"] == pytest.approx(expected.scores)
+    assert found["options"]["end_of_text"] == "end token" and found["options"]["pairs_per_group"] == "all"
+    assert main([*command, "--limit", "1", "--overwrite"]) == 0
+    found = json.loads(out.read_text())
+    assert found["data"]["pairs"] == found["options"]["pairs_per_group"] == 1
+
+
+@pytest.fixture(scope="module")
+def blimp_runs(models, tmp_path_factory):
+    """Results of two seeds of BLiMP, and one of a single file."""
+    folder = tmp_path_factory.mktemp("blimp_runs")
+    write_blimp(folder / "data")
+    command = ["evaluate", "blimp", "--model", models["gpt2"], "--device", "cpu"]
+    runs = [str(folder / f"run{seed}.json") for seed in (0, 1)]
+    for seed, out in enumerate(runs):
+        two = [str(folder / "data"), "--limit", "2", "--paradigm", "agreement_1", "--seed", str(seed)]
+        assert main([*command, *two, "--out", out]) == 0
+        assert json.loads(Path(out).read_text())["data"]["pairs"] == 2
+    other = str(folder / "other.json")
+    assert main([*command, str(folder / "data" / "agreement_1.jsonl"), "--out", other]) == 0
+    assert json.loads(Path(other).read_text())["options"]["paradigms"] == 1
+    return runs, other
+
+
+def test_summary_of_seeds(blimp_runs, tmp_path):
+    runs, other = blimp_runs
+    assert main(["evaluate", "summary", *runs, "--out", str(tmp_path / "summary.json")]) == 0
+    summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "| accuracy |" in summary and "standard_deviation" in summary and "| 2 |" in summary
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert [run["seed"] for run in summary["runs"]] == [0, 1] and summary["scores"][0]["runs"] == 2
+    assert summary["options"]["pairs_per_paradigm"] == 2 and "seed" not in summary["options"]
+    assert main(["evaluate", "summary", runs[0], other]) == 2
+
+
+def test_plot_of_seeds(blimp_runs, tmp_path, capsys):
+    runs, other = blimp_runs
+    picture = tmp_path / "blimp.svg"
+    assert main(["evaluate", "plot", *runs, "--label", "GPT-2", "--label", "GPT-2", "--out", str(picture)]) == 0
+    drawn = "".join(ElementTree.parse(picture).getroot().itertext())
+    assert all(words in drawn for words in ("blimp: GPT-2 (2 runs)", "mean_over_groups", "accuracy", "chance"))
+    plot = ["evaluate", "plot", "--out", str(picture), "--overwrite"]
+    assert main([*plot, *runs, "--label", "GPT-2"]) == 2
+    assert main(["evaluate", "plot", *runs, "--out", str(picture.with_suffix(".gif"))]) == 2
+    assert "choose a name in .svg, .png or .pdf" in capsys.readouterr().err
+    assert main([*plot, runs[0], other]) == 2
+
+
+def test_a_run_counts_once(blimp_runs, tmp_path, capsys):
+    """A file counts once, by whatever name; and only labels make runs of one model."""
+    run, picture = blimp_runs[0][0], tmp_path / "blimp.svg"
+    plot = ["evaluate", "plot", "--out", str(picture), "--overwrite"]
+    again = tmp_path / "again.json"
+    again.symlink_to(run)
+    for twice in ([run, run], [run, str(again)]):
+        for command in (["evaluate", "summary"], plot):
+            assert main([*command, *twice]) == 2
+            assert "given more than once" in capsys.readouterr().err
+    copies = [str(tmp_path / place) for place in ("one/a.json", "two/a.json", "two/b.json")]
+    for copy in copies:
+        Path(copy).parent.mkdir(exist_ok=True)
+        shutil.copy(run, copy)
+    for chosen, names in ((copies[:2], "blimp: one, two"), (copies[::2], "blimp: a, b")):
+        assert main([*plot, *chosen]) == 0
+        assert names in "".join(ElementTree.parse(picture).getroot().itertext())
+    capsys.readouterr()
+    assert main([*plot, *copies]) == 2
+    assert "--label" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["surprisal", "missing.txt"], "missing.txt: No such file or directory"),
+        (["surprisal", "texts.txt", "--model", "missing"], "missing"),
+        (["surprisal", "texts.txt", "--num-beams", "3"], "num_beams (--num-beams): not an option of GPT2LMHeadModel"),
+        (["surprisal", "texts.txt", "--estimator", "stepwise"], "choose 'exact'"),
+        (["surprisal", "texts.txt", "--format", "tsv"], "no column 'sentence'"),
+        (["evaluate", "syntaxgym", "."], "holds no suites"),
+        (["evaluate", "blimp", "."], "holds no paradigms"),
+        (["evaluate", "blimp", "nowhere"], "'nowhere' does not exist"),
+        (["evaluate", "perplexity", "."], ".: Is a directory"),
+        (["evaluate", "summary", "missing.json"], "'missing.json' does not exist"),
+        (["evaluate", "pairs", "texts.txt"], "save them as one of these"),
+        (["surprisal", "texts.jsonl.gz"], "can be read: unpack it first"),
+        (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "lm-zoo are in bits"),
+        (["surprisal", "texts.txt", "--out", "."], ". is a folder or a device"),
+        (["surprisal", "texts.txt", "--out", "./texts.txt", "--overwrite"], "would overwrite an input"),
+        (["surprisal", "texts.txt", "--out", "old.tsv"], "old.tsv exists. Choose another name, or pass --overwrite"),
+        (["surprisal", "texts.txt", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "a.md"], "Choose a name in .json"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "old.json"], "old.md exists"),
+        (["surprisal", "texts.txt", "--out", "a.csv"], "Choose a name in .tsv"),
+        (["parse", "texts.txt", "--out", "-"], "--out -: name a file or folder"),
+        (["parse", "texts.txt", "--out", "old.tsv"], "old.tsv exists"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "texts.txt/a.json"], "no files can be made in"),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_code_2(models, texts, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(texts.parent)
+    for name in ("old.tsv", "old.md", "texts.jsonl.gz"):
+        Path(name).touch()
+    out = ["--out", "out.tsv"] if arguments[0] == "surprisal" and "--out" not in arguments else []
+    if "--out" in arguments:  # such a mistake costs no time: it shows before the model is loaded
+        monkeypatch.setattr("hf_synlm.evaluation.text.scoring.TextScorer", None)
+    model = [] if "--model" in arguments or "summary" in arguments else ["--model", models["gpt2"]]
+    device = [] if "--device" in arguments or "summary" in arguments else ["--device", "cpu"]
+    assert message in fail(capsys, *arguments, *model, *out, *device)
+    assert not Path("out.tsv").exists() and not Path("out.tsv.meta.json").exists()
+
+
+def test_inputs_are_never_overwritten(texts, tmp_path, capsys):
+    def outcome(*arguments: str | Path) -> str:
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        message = fail(capsys, *arguments, "--overwrite")
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        return message
+
+    model, refused = ("--model", "missing/model/here"), "would overwrite an input"
+    notes = texts.rename(tmp_path / "notes.md")
+    assert refused in outcome("evaluate", "perplexity", notes, *model, "--out", tmp_path / "notes.json")
+    meta = notes.rename(tmp_path / "out.tsv.meta.json")
+    (link := tmp_path / "link.tsv").symlink_to(meta)
+    for out in (tmp_path / "out.tsv", link):
+        assert refused in outcome("surprisal", meta, *model, "--format", "txt", "--out", out)
+    # Nor what makes up a model, nor the folder that holds an input.
+    (folder := tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "models/gpst/modeling_gpst.py"):
+        (folder / name).write_text("{}")
+        assert refused in outcome("generate", "--prompt", "We", "--model", folder, "--out", folder / name)
+    convert = ("convert", "rnng", "--weights", folder / "model.safetensors", "--config", folder / "config.json")
+    for command in (("export", folder), convert):
+        assert refused in outcome(*command, "--out", folder)
+    weights, config = ((tmp_path / name).resolve() for name in ("weights.pt", "config.json"))
+    for file in (weights, config):
+        file.write_text("{}")
+    convert = ("convert", "rnng", "--weights", weights, "--config", config)
+    (tokenizer := tmp_path / "tokenizer" / "inner").mkdir(parents=True)
+    for out in (tokenizer, tokenizer.parent):
+        assert refused in outcome(*convert, "--tokenizer", tokenizer, "--out", out)
+    (other := tmp_path / "other").mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    assert "is not the folder of a model" in outcome(*convert, "--out", other)
+    assert refused not in outcome("generate", "--prompt", "We", "--model", folder, "--out", folder / "texts.txt")
+    # A table may lie beside a text of the same name.
+    notes = meta.rename(tmp_path / "out.json.md")
+    assert "no folder 'missing" in outcome("surprisal", notes, *model, "--out", tmp_path / "out.json.tsv")
+    # A result in the folder of the suites would be read as a suite.
+    (suites := tmp_path / "suites").mkdir()
+    (suites / "number.json").write_text(json.dumps(suite_data()))
+    syntaxgym = ("evaluate", "syntaxgym", suites, *model, "--out")
+    assert "would be read as one" in outcome(*syntaxgym, suites / "new.json")
+    (linked := tmp_path / "linked").mkdir()
+    (linked / "number.json").symlink_to(suites / "number.json")
+    assert refused in outcome("evaluate", "syntaxgym", linked, *model, "--out", suites / "number.json")
+    assert "no folder 'missing" in outcome(*syntaxgym, tmp_path / "new.json")
+
+
+def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "link.json").symlink_to(tmp_path / "pipe.json")
+    ends = os.pipe()  # without a name in the file system, as /dev/stdout may be
+    for name in (tmp_path / "pipe.json", tmp_path / "link.json", f"/proc/self/fd/{ends[1]}"):
+        message = fail(capsys, "generate", "--model", models["gpt2"], "--out", name, "--overwrite")
+        assert "is a folder or a device" in message
+    assert stat.S_ISFIFO((tmp_path / "pipe.json").lstat().st_mode)
+    (tmp_path / "pictures").mkdir()
+    os.mkfifo(tmp_path / "pictures" / "1.svg")
+    (tmp_path / "trees.txt").write_text("(a b)\n(c d)\n")
+    draw = ("draw", tmp_path / "trees.txt", "--format", "svg", "--overwrite", "--out", tmp_path / "pictures")
+    assert "is a folder or a device" in fail(capsys, *draw)
+    target = tmp_path / "results" / "ppl.json"
+    (tmp_path / "new.json").symlink_to(target)  # to a file and a folder that are not there yet
+    score = ("evaluate", "perplexity", texts, "--model", models["gpt2"], "--device", "cpu", "--out")
+    for overwrite in ((), ("--overwrite",)):
+        run(capsys, *score, tmp_path / "new.json", *overwrite)
+        assert (tmp_path / "new.json").is_symlink() and "word_perplexity" in target.read_text(encoding="utf-8")
+
+
+def test_a_pipe_is_refused_before_it_is_read(models, texts, tmp_path, capsys):
+    """Its checksum is stated, and it can be read only once; nobody writes into this one."""
+    os.mkfifo(pipe := tmp_path / "pipe.txt")
+    model, out = ("--model", models["gpt2"]), ("--out", tmp_path / "out.tsv")
+    for command in (
+        ("surprisal", pipe, *model, *out),
+        ("treebank", pipe, *out),
+        ("silver", pipe, *out),
+        ("evaluate", "pairs", pipe, *model),
+        ("evaluate", "perplexity", texts, "--proposals", pipe, *model),
+        ("evaluate", "parsing", "--treebank", pipe, *model),
+        ("evaluate", "compare", texts, pipe, "--treebank", texts),
+    ):
+        assert "is a pipe" in fail(capsys, *command)
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe.txt", texts.name}
+
+
+def test_wrong_options_are_exit_code_2(capsys):
+    assert main(["surprisal"]) == 2
+    assert main(["surprisal", "a.txt", "--unit", "bytes", "--model", "m", "--out", "o"]) == 2
+    assert main(["evaluate", "everything"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_lack_of_memory_is_one_line_and_other_mistakes_keep_their_traceback(models, texts, monkeypatch, capsys):
+    command = ["evaluate", "perplexity", str(texts), "--model", models["gpt2"]]
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ):
+        monkeypatch.setattr("hf_synlm.evaluation.text.perplexity.evaluate_perplexity", Mock(side_effect=error))
+        assert main(command) == 2
+        assert "out of memory: lower the batch size" in capsys.readouterr().err
+    monkeypatch.setattr(
+        "hf_synlm.evaluation.text.perplexity.evaluate_perplexity", Mock(side_effect=RuntimeError("shapes"))
+    )
+    with pytest.raises(RuntimeError, match="shapes"):
+        main(command)
+
+
+def test_help_and_version(capsys):
+    for command in ([], ["surprisal"], ["evaluate"], ["evaluate", "perplexity"], ["evaluate", "syntaxgym"]):
+        assert main([*command, "-h"]) == 0
+        assert "Usage: synlm" in capsys.readouterr().out
+    for command in ("blimp", "pairs", "summary", "plot"):
+        assert main(["evaluate", command, "--help"]) == 0
+        assert "Examples: synlm evaluate" in " ".join(capsys.readouterr().out.split())
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"hf_synlm {__version__}"
+
+
+@pytest.mark.parametrize("width", ["60", "80"])
+def test_help_names_every_option_in_full_under_its_heading(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["surprisal", "-h"]) == 0
+    text = capsys.readouterr().out
+    given = set(re.findall("--[a-z-]+", text))
+    assert given > {"--word-correction", "--no-first-word", "--trust-remote-code", "--action-beam-size"}
+    headings = re.findall(r"^(\w.*):$", text, re.M)
+    assert headings == ["Arguments", "Options", "Model", "Computation", "Estimator and beam"]
+
+
+def test_what_needs_no_model_starts_without_torch_and_transformers(tmp_path):
+    (tmp_path / "trees.txt").write_text("((the cat) sleeps)\n")
+    model = ["surprisal", "missing.txt", "--model", "m"]
+    good = [["--help"], ["--version"], ["draw", "trees.txt"], ["evaluate", "parsing", "-h"], ["export", "-h"]]
+    code = f"""
+import sys, synlm
+for words in {[*good, ["surprisal", "--nothing"], model]}:
+    print("ended:", synlm.main(words), {{"torch", "transformers"}} & set(sys.modules))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
+    )
+    ended = [line for line in done.stdout.splitlines() if line.startswith("ended:")]
+    assert ended == [f"ended: {status} set()" for status in (0, 0, 0, 0, 0, 2, 2)]
+
+
+def test_the_script_loads_models_and_prints_results_alone():
+    command = [sys.executable, "-c", "import sys, synlm; sys.exit(synlm.main())", "surprisal", "-"]
+    command += ["--model", str(ROOT / "model_cards" / "gpst-tiny")]
+    run = subprocess.run(command, input="the people agree", capture_output=True, text=True, check=False, cwd=ROOT)
+    assert [line.split("\t")[3] for line in run.stdout.splitlines()] == ["word", "the", "people", "agree"]
+    assert (run.returncode, run.stderr) == (0, ""), "other libraries are quiet"
+
+
+@pytest.mark.parametrize("program", ["gpst", "recurrent"])
+def test_the_script_starts_training_programs(program):
+    command = [sys.executable, "-c", "import sys, synlm; sys.exit(synlm.main())", "train", program, "--help"]
+    run = warm_python.run(command, cwd=ROOT)
+    assert run.stdout.startswith(f"usage: synlm train {program}"), run.stderr
+
+
+def test_module_and_script_are_the_command():
+    run = warm_python.run([sys.executable, "-m", "hf_synlm.cli", "evaluate", "pairs"])
+    assert run.returncode == 2 and "Usage: synlm evaluate pairs" in run.stderr
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    module, name = scripts["project"]["scripts"]["synlm"].split(":")
+    assert getattr(importlib.import_module(module), name) is main

@@ -1,0 +1,271 @@
+"""`synlm generate`, `convert`, `info`, `export`, `verify`, `push` as a user types them. With a Hub: test_hub_server."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoTokenizer
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
+from hf_synlm.cli import main
+from hf_synlm.evaluation.generation import generate_texts
+from hf_synlm.hub.export import check_complete, export_model
+from hf_synlm.hub.info import shipped_files, shipped_table
+from hf_synlm.models import ARCHITECTURES as ARCHITECTURES_THAT_SHIP
+from tests.helpers.commands import fail, run
+from tests.helpers.scoring_models import ARCHITECTURES, model_and_tokenizer
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+PROMPTS = ["We ask for", "America is back, standing tall"]
+COMMANDS = ("parse", "surprisal", "generate", "draw", "convert", "info", "export", "verify", "push")
+
+
+@pytest.fixture
+def small(tiny_gpst_config: GPSTConfig, tmp_path: Path) -> Path:
+    """A model of the tokenizer of `saved`, quick to verify."""
+    tokenizer = model_and_tokenizer("gpst")[1]
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
+    ids = {name: getattr(tokenizer, name) for name in names}
+    config = GPSTConfig(**{**tiny_gpst_config.to_dict(), **ids, "vocab_size": len(tokenizer)})
+    return export_model(GPSTForCausalLM(config), tokenizer, tmp_path / "small")
+
+
+# ------------------------------------------------------------------------------------------------------- generate
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_batch_is_generated_as_one_by_one(architecture: str):
+    model, tokenizer = model_and_tokenizer(architecture)
+    prompts = [*PROMPTS, ""]
+    together = generate_texts(model, tokenizer, prompts, max_new_tokens=4)
+    alone = [generate_texts(model, tokenizer, [prompt], max_new_tokens=4)[0] for prompt in prompts]
+    assert [text.text for text in together] == [text.text for text in alone]
+    assert [text.tree for text in together] == [text.tree for text in alone]
+    for text in together:
+        assert text.num_new_tokens <= 4 and text.ended == (text.num_new_tokens < 4)
+        assert (len(text.tree.hypotheses) == 1) == (architecture not in ("lstm", "gpt2"))
+        if text.tree.hypotheses:
+            text.tree.brackets()  # one tree over all tokens
+
+
+def test_trees_are_those_of_generate():
+    model, tokenizer = model_and_tokenizer("gpst")
+    batch = tokenizer(PROMPTS[:1], return_tensors="pt")
+    output = model.generate(**batch, num_beams=3, max_new_tokens=4, return_dict_in_generate=True)
+    [found] = generate_texts(model, tokenizer, PROMPTS[:1], num_beams=3, max_new_tokens=4)
+    assert list(found.tree.hypotheses[0].spans) == output.spans[0]
+    assert found.text == tokenizer.decode(output.sequences[0]).removeprefix(" ")
+    assert found.score == pytest.approx(output.sequences_scores[0].item())
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "on_lstm"])
+def test_padding_that_is_written_as_a_word_belongs_to_the_tree(architecture: str):
+    model, tokenizer = model_and_tokenizer(architecture)
+    pad = tokenizer.pad_token_id if architecture == "gpst" else 7
+
+    def write(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        wanted = pad if ids.shape[1] % 2 else 9
+        return scores.masked_fill(torch.arange(scores.shape[-1]) != wanted, -torch.inf)
+
+    [found] = generate_texts(model, tokenizer, ["We ask"], max_new_tokens=4, logits_processor=[write])
+    assert found.num_new_tokens == 4 and not found.ended
+    assert len(found.tree.words) == len(tokenizer("We ask")["input_ids"]) + 4
+
+
+def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsys):
+    common = (
+        "generate",
+        "--model",
+        saved_models / "gpst",
+        "--device",
+        "cpu",
+        "--max-new-tokens",
+        3,
+        "--sample",
+        "--seed",
+        1,
+    )
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(("\n".join(PROMPTS) + "\n\n").encode())))
+    printed = [json.loads(line) for line in run(capsys, *common, "-", "--format", "json").splitlines()]
+    assert [text["prompt"] for text in printed] == PROMPTS
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    lines = run(capsys, *common, tmp_path / "prompts.txt").splitlines()
+    assert lines == [" ".join(text["text"].splitlines()) for text in printed]
+    given = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    brackets = run(capsys, *common, *given, "--format", "brackets")
+    assert brackets.splitlines() == [text["brackets"] for text in printed]
+    table = run(capsys, *common, *given, "--format", "table").splitlines()
+    assert table[0] == "| prompt | text | score | tree |" and len(table) == 4
+    assert run(capsys, *common, *given, "--format", "json", "--out", tmp_path / "out.jsonl") == ""
+    written = (tmp_path / "out.jsonl").read_text(encoding="utf-8")
+    assert [json.loads(line) for line in written.splitlines()] == printed
+    # Trees go on to `draw`, here and through standard input.
+    drawing = run(capsys, *common, *given, "--format", "tree")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(brackets.encode())))
+    drawn = run(capsys, "draw", "-")
+    assert drawn.splitlines()[0] in drawing.splitlines()
+
+
+def test_generate_options(saved_models: Path, capsys):
+    common = ("generate", "--device", "cpu", "--prompt", "We ask", "--max-new-tokens", 3)
+    rnng = (*common, "--model", saved_models / "rnng")
+    out = run(capsys, *rnng, "--num-beams", 3, "--num-sequences", 2, "--action-beam-size", 12, "--format", "brackets")
+    assert len(out.splitlines()) == 2 and all(line.startswith("(") for line in out.splitlines())
+    assert "no trees" in fail(capsys, *rnng, "--structure-mode", "marginal", "--format", "brackets")
+    gpt2 = (*common, "--model", saved_models / "gpt2")
+    words = run(capsys, *gpt2, "--sample", "--top-k", 5, "--temperature", 0.7, "--num-sequences", 3)
+    assert len(words.splitlines()) == 3
+    assert run(capsys, *gpt2, "--generate-option", "min_new_tokens=3", "--format", "json")
+    assert "no trees" in fail(capsys, *gpt2, "--format", "tree")
+    assert "action_beam_size" in fail(capsys, *gpt2, "--action-beam-size", 3)
+    assert "--num-beams 2" in fail(capsys, *gpt2, "--num-sequences", 2)
+    assert "only of use with --sample" in fail(capsys, *gpt2, "--top-k", 2)
+    assert "write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
+    assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
+    assert "leave one of the two out" in fail(capsys, *gpt2, __file__)
+    assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved_models)
+    assert "it has no config.json" in fail(capsys, *common, "--model", saved_models)
+    card = str(Path(__file__).parents[2] / "model_cards" / "palm-s-tiny")
+    assert main(["generate", "--device", "cpu", "--prompt", "the people of this country", "--model", card]) == 0
+    assert "texts that end with their prompt: 1 of 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["gpst", "gpt2"])
+def test_prompts_that_do_not_fit_are_named_before_anything_is_generated(name: str):
+    model, tokenizer = model_and_tokenizer(name)
+    room = model.config.max_position_embeddings - len(tokenizer("We ask", add_special_tokens=False)["input_ids"])
+    for prompts, new in ((["We ask", "peace and hope " * 60], 2), (["We", "We ask"], room + 1)):
+        with pytest.raises(ValueError, match=r"prompt 2 of \d+ tokens and a continuation of .* positions"):
+            generate_texts(model, tokenizer, prompts, batch_size=1, max_new_tokens=new)
+
+
+# -------------------------------------------------------------------------------------------------------- convert
+def test_convert(tmp_path: Path, capsys):
+    case = GOLDENS / "gpst" / "02_packed"
+    config = json.loads((case / "meta.json").read_text())
+    for section in ("r2d2_config", "gpt_config"):
+        (tmp_path / f"{section}.json").write_text(json.dumps(config[section]))
+    words = ["convert", "gpst", "--weights", case / "state.safetensors", "--out", tmp_path / "out"]
+    words += ["--config", tmp_path / "r2d2_config.json", "--config", tmp_path / "gpt_config.json"]
+    # A tokenizer that does not fit is found before anything is written.
+    model_and_tokenizer("gpst")[1].save_pretrained(tmp_path / "tokenizer")
+    assert "tokens and the model" in fail(capsys, *words, "--tokenizer", tmp_path / "tokenizer")
+    assert "holds no tokenizer" in fail(capsys, *words, "--tokenizer", tmp_path)
+    assert not (tmp_path / "out").exists()
+    run(capsys, *words)
+    assert check_complete(tmp_path / "out") == GPSTConfig().auto_map
+    assert "exists" in fail(capsys, *words)
+    missing = ("convert", "rnng", "--weights", "no.pt", "--config", "no.json", "--out", "x")
+    assert "'no.pt' does not exist" in fail(capsys, *missing)
+
+
+# ----------------------------------------------------------------------------------------- info, export, verify, push
+def test_info(saved_models: Path, small: Path, capsys):
+    model = model_and_tokenizer("rnng")[0]
+    table = run(capsys, "info", saved_models / "rnng")
+    assert "RNNGForCausalLM (rnng)" in table and f"{model.num_parameters():,}" in table
+    found = json.loads(run(capsys, "info", saved_models / "rnng", "--format", "json"))
+    assert found["nonterminals"] == 3 and found["self_contained"] and "custom_code" in found["card"]["tags"]
+    assert found["config"]["action_beam_size"] == 12 and "modeling_rnng.py" in found["code"]
+    stock = json.loads(run(capsys, "info", saved_models / "gpt2", "--format", "json"))
+    assert stock["self_contained"] and not stock["problems"] and stock["card"] is None  # of transformers itself
+    (small / "tokenizer_config.json").unlink()
+    assert "none, so it cannot read text" in run(capsys, "info", small)
+    (small / "trees_spans.py").unlink()
+    assert "needs ['trees_spans.py']" in run(capsys, "info", small)
+    assert "revisions are of the Hub" in fail(capsys, "info", small, "--revision", "v1")
+    assert "config.json" in fail(capsys, "info", saved_models)
+    assert "give either a model or --files" in fail(capsys, "info")
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", "on_lstm"])
+def test_info_lists_the_files_that_ship(architecture: str, saved_models: Path, capsys):
+    found = json.loads(run(capsys, "info", "--files", architecture, "--format", "json"))
+    exported = {file.name: file.read_text(encoding="utf-8") for file in (saved_models / architecture).glob("*.py")}
+    assert found == {name: len(text.splitlines()) for name, text in exported.items()}
+    total = run(capsys, "info", "--files", architecture).splitlines()[-1]
+    assert total.split() == ["total:", str(len(found)), "files", f"{sum(found.values()):,}"]
+
+
+def test_table_of_files_that_ship():
+    head, *rows, total = (line.strip("|").split("|") for line in shipped_table().splitlines())
+    assert [name.strip() for name in head[2:]] == list(ARCHITECTURES_THAT_SHIP)
+    files, column = shipped_files("palm"), ARCHITECTURES_THAT_SHIP.index("palm") + 2
+    assert f" {len(files)} files, {sum(files.values()):,} lines " in total
+    assert {row[0].strip() for row in rows if row[column].strip() == "x"} == set(files)
+
+
+def test_export(small: Path, tmp_path: Path, capsys):
+    facts = {"repo_id": "org/small", "license": "cc0-1.0", "training_data": "Speeches.", "datasets": ["org/sotu"]}
+    (tmp_path / "card.json").write_text(json.dumps(facts))
+    (tmp_path / "card.yaml").write_text("repo_id: org/small\nlicence: mit\n")
+    (tmp_path / "none.yaml").write_text("- a\n")
+    (tmp_path / "bad.yaml").write_text("a: [\n")
+    out = tmp_path / "out"
+    run(capsys, "export", small, "--out", out, "--facts", tmp_path / "card.json", "--dtype", "bfloat16")
+    loaded = GPSTForCausalLM.from_pretrained(out)
+    assert loaded.dtype == torch.bfloat16
+    assert all((out / file.name).read_bytes() == file.read_bytes() for file in small.glob("*.py"))
+    data = ModelCard.load(out / "README.md").data
+    assert data.license == "cc0-1.0" and data.datasets == ["org/sotu"] and "custom_code" in data.tags
+    before = (out / "README.md").read_text()
+    assert "org/small" in before and "Speeches." in before
+    again = ("export", small, "--out", out, "--overwrite", "--facts")
+    assert "--overwrite" in fail(capsys, "export", small, "--out", out)
+    assert "licence" in fail(capsys, *again, tmp_path / "card.yaml")
+    assert "must map facts" in fail(capsys, *again, tmp_path / "none.yaml")
+    assert "neither YAML nor JSON" in fail(capsys, *again, tmp_path / "bad.yaml")
+    assert (out / "README.md").read_text() == before
+
+
+def test_export_keeps_a_classifier(small: Path, tmp_path: Path, capsys):
+    classifier = GPSTForSequenceClassification.from_pretrained(small, num_labels=3)
+    export_model(classifier, AutoTokenizer.from_pretrained(small), tmp_path / "trained")
+    run(capsys, "export", tmp_path / "trained", "--out", tmp_path / "out")
+    loaded = GPSTForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert torch.equal(next(loaded.parameters()), next(classifier.parameters()))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [type(classifier).__name__]
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.pipeline_tag == "text-classification" and len(loaded.config.id2label) == 3
+
+
+@pytest.mark.usefixtures("warm_probe")
+def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsys):
+    report = json.loads(run(capsys, "verify", small, "--text", "We ask", "--max-new-tokens", 2, "--format", "json"))
+    assert report["passed"] and {"AutoModelForCausalLM", "parse", "generate"} <= {c["name"] for c in report["checks"]}
+    file = small / "modeling_gpst.py"
+    file.write_text(file.read_text() + "\nraise RuntimeError('broken')\n")
+    code = main(["push", str(small), "org/small", "--dry-run"])
+    captured = capsys.readouterr()
+    assert code == 1 and "was not pushed" in captured.err and "broken" in captured.out
+    assert "is a file: name the folder" in fail(capsys, "verify", small / "config.json")
+    assert "--trust-remote-code" in fail(capsys, "verify", "org/model")
+    assert "revisions are of the Hub" in fail(capsys, "verify", small, "--revision", "v1")
+    assert "There is no folder" in fail(capsys, "push", tmp_path / "nowhere", "org/model")
+    # The tests have no Hub: this is told before the folder is verified.
+    assert "no login on the Hub" in fail(capsys, "push", small, "org/small")
+
+
+def test_dry_run_lists_what_would_be_pushed(small: Path, capsys):
+    (small / ".env").write_text("secret")
+    lines = run(capsys, "push", small, "org/small", "--no-verify", "--dry-run").splitlines()
+    listed = {line.split()[1]: int(line.split()[0].replace(",", "")) for line in lines[:-1]}
+    assert listed == {file.name: file.stat().st_size for file in small.iterdir() if file.name != ".env"}
+    assert lines[-1].endswith("for org/small; nothing was pushed")
+
+
+# ----------------------------------------------------------------------------------------------------------- help
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(command: str, capsys):
+    text = " ".join(run(capsys, command, "--help").split())
+    assert f"Usage: synlm {command}" in text and f"synlm {command} " in text.partition("Examples:")[2]
+    assert text.index("Options") < text.index("Examples:") < text.index("Exit codes: 0 done; 1 a check failed; 2")
+    assert "Args:" not in text
+
+
+def test_help_lists_every_command(capsys):
+    text = run(capsys, "--help")
+    assert all(f"\n  {command} " in text for command in (*COMMANDS, "evaluate")) and "Exit codes" in text

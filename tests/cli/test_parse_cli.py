@@ -1,0 +1,388 @@
+"""`synlm parse`, `synlm draw` and `synlm evaluate parsing`, from files to files."""
+
+import functools
+import io
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import hf_synlm
+from hf_synlm.cli import main
+from hf_synlm.data.brackets import spans_to_tree, tree_to_brackets
+from hf_synlm.data.parsed import ParsedSentence, guess_style, read_parses
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.results import load_result
+from hf_synlm.evaluation.trees.baseline_trees import left_branching
+from hf_synlm.evaluation.trees.evalb import evaluate_files
+from hf_synlm.evaluation.trees.treebank_parsing import (
+    best_trees,
+    load_treebank,
+    make_treebank,
+    parse_sentences,
+    report_parsing,
+    score_baselines,
+)
+from hf_synlm.trees.spans import right_branching
+from hf_synlm.viz import posteriors
+from tests.helpers.commands import fail, run
+from tests.helpers.scoring_models import model_and_tokenizer
+
+TEXT = "We ask for peace\n\nThe state of our Union is strong\n"
+GOLD = """(S (NP (PRP We)) (VP (VBP ask) (PP (IN for) (NP (NN peace)))) (. .))
+(S (NP (NP (DT The) (NN state)) (PP (IN of) (NP (PRP$ our) (NNP Union)))) (VP (VBZ is) (ADJP (JJ strong))) (. .))
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "gold.mrg").write_text(GOLD, encoding="utf-8")
+    return tmp_path
+
+
+# -------------------------------------------------------------------------------------------------------- parse, draw
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", "on_lstm"])
+def test_every_format(architecture, saved_models, files, capsys):
+    model, tokenizer = model_and_tokenizer(architecture)
+    sentences = [line.split() for line in TEXT.splitlines() if line]
+    expected = parse_sentences(model, tokenizer, sentences)
+    command = ("parse", files / "in.txt", "--model", saved_models / architecture)
+    assert run(capsys, *command).splitlines() == [expected[0].brackets(), "", expected[1].brackets()]
+    run(capsys, *command, "--format", "json", "--out", files / "out.jsonl")
+    again = read_parses(files / "out.jsonl")
+    assert again[1] == ParsedSentence(())
+    for found, wanted in zip((again[0], again[2]), expected, strict=True):
+        assert (found.words, found.brackets()) == (wanted.words, wanted.brackets())
+        assert found.word_log_probs == pytest.approx(wanted.word_log_probs, abs=1e-4)
+    # What was written is drawn without the model.
+    drawn = run(capsys, "draw", files / "out.jsonl")
+    assert [line.rsplit("─ ", 1)[1] for line in drawn.splitlines() if line] == [w for s in sentences for w in s]
+    assert run(capsys, "draw", files / "out.jsonl", "--format", "upright").splitlines()[-1].split() == sentences[1]
+    assert run(capsys, "draw", files / "out.jsonl", "--format", "latex").count("\\begin{forest}") == 2
+    page = run(capsys, "draw", files / "out.jsonl", "--format", "html")
+    assert "".join(ElementTree.fromstring(page).itertext()).count("bits in all") == 2
+    run(capsys, "draw", files / "out.jsonl", "--format", "svg", "--out", files / "pictures")
+    assert sorted(file.name for file in (files / "pictures").iterdir()) == ["1.svg", "3.svg"]
+
+
+def test_alternatives_of_the_beam(saved_models, files, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"We ask for peace\n")))
+    options = ("--model", saved_models / "gpst", "--num-beams", 5, "--num-trees", 3, "--format", "json")
+    (sentence,) = run(capsys, "parse", "-", *options).splitlines()
+    trees = json.loads(sentence)["trees"]
+    assert len(trees) == 3 and trees[0]["log_prob"] > trees[1]["log_prob"] > trees[2]["log_prob"]
+    one = files / "one.txt"
+    one.write_text("We ask for peace\n", encoding="utf-8")
+    assert main(["parse", str(one), "--model", str(saved_models / "gpst"), "--num-trees", "99"]) == 2
+    assert "--num-trees 99: the beam holds 4. Give --num-beams" in capsys.readouterr().err
+    svg = run(capsys, "parse", one, "--model", saved_models / "gpst", "--method", "inside", "--format", "svg")
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    page = run(capsys, "parse", one, "--model", saved_models / "on_lstm", "--format", "html")
+    assert "Unknown to the model: ask" in "".join(ElementTree.fromstring(page).itertext())
+    biased = ("--parse-option", "decoder=biased", "--parse-option", "layer=0")
+    assert run(capsys, "parse", one, "--model", saved_models / "on_lstm", *biased).startswith("(")
+
+
+def test_trees_that_differ_inside_words_are_one_tree():
+    """Four tokens, the first two of them one word; by hand."""
+    output = SimpleNamespace(
+        spans=[[[(0, 2), (0, 3), (0, 4)], [(0, 2), (2, 4), (0, 4)], [(1, 2), (0, 3), (0, 4)]]],
+        labels=None,
+        log_probs=torch.tensor([0.3, 0.2, 0.1]).log()[None],
+        token_log_probs=torch.tensor([[0.5, 0.5, 0.25, 0.25]]).log(),
+        offsets=[0],
+        lengths=[4],
+        word_ends=[[2, 3, 4]],
+    )
+    sentence = ParsedSentence.from_output(output, ["a", "b", "c"])
+    assert [tree.spans for tree in sentence.hypotheses] == [((0, 2), (0, 3)), ((1, 3), (0, 3))]
+    assert [math.exp(tree.log_prob) for tree in sentence.hypotheses] == pytest.approx([0.4, 0.2])
+    assert [math.exp(value) for value in sentence.word_log_probs] == pytest.approx([0.25, 0.25, 0.25])
+    assert posteriors(sentence) == pytest.approx([2 / 3, 1 / 3])
+    output.log_probs = None
+    assert [tree.log_prob for tree in ParsedSentence.from_output(output, list("abc")).hypotheses] == [None, None]
+
+
+def test_sentences_that_do_not_fit_are_named_before_parsing(saved_models, files, capsys):
+    long = files / "long.txt"
+    long.write_text("We ask\n\n" + "peace and hope " * 40 + "\n", encoding="utf-8")
+    assert main(["parse", str(long), "--model", str(saved_models / "gpst"), "--out", str(files / "long.out")]) == 2
+    assert "sentence 2 of 120 words (peace and hope peace and ...) has" in capsys.readouterr().err
+
+
+def test_a_beam_changes_nothing_where_the_tree_is_a_function_of_the_words(saved_models, files, capsys):
+    for command in ("parse", "surprisal"):
+        plain = (command, files / "in.txt", "--model", saved_models / "on_lstm")
+        assert run(capsys, *plain, "--num-beams", 3) == run(capsys, *plain)
+
+
+def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
+    command = ("parse", files / "in.txt", "--model", saved_models / "gpst")
+    assert "foo: not an option of GPSTForCausalLM.parse" in fail(capsys, *command, "--parse-option", "foo=1")
+    other = ("parse", files / "in.txt", "--model", saved_models / "on_lstm", "--num-trees", 2)
+    assert "--num-trees 2: ONLSTMForCausalLM gives one tree. Leave it out" in fail(capsys, *other)
+    assert "word_ends: not an option of" in fail(capsys, *command, "--parse-option", "word_ends=1")
+    assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
+    assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
+    assert "2 sentences make as many SVG pictures" in fail(capsys, *command, "--format", "svg")
+    (files / "empty.txt").write_text("\n\n", encoding="utf-8")
+    assert "holds no sentence" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
+    (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
+    assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
+    (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")
+    assert "trees.json:1: this is not a parsed sentence" in fail(capsys, "draw", files / "trees.json")
+
+
+def test_styles_of_trees(files, capsys):
+    (files / "labeled.txt").write_text("(S (NP the cat) (VP sleeps))\n", encoding="utf-8")
+    for style in ((), ("--tree-style", "labeled")):
+        assert run(capsys, "draw", files / "labeled.txt", *style).startswith("S ─┬─ NP ─┬─ the\n")
+    for style in ((), ("--tree-style", "treebank")):
+        brackets = run(capsys, "draw", files / "gold.mrg", *style, "--format", "brackets")
+        assert brackets.splitlines()[0] == "(S (NP We) (VP ask (PP for (NP peace))) .)"
+
+
+@pytest.mark.parametrize(
+    ("line", "style"),
+    [
+        ("((the cat) sleeps)", "unlabeled"), ("(I (ask (for peace)))", "unlabeled"), ("(a b)", "unlabeled"),
+        ("((the cat) (sat down))", "unlabeled"), ("(S (NP We) (VP sleep))", "labeled"), ("(S We (VP ask))", "labeled"),
+        ("( (S (NP (PRP We)) (VP (VBP ask)) (. .)) )", "treebank"), ("(S (PRP We) (VP (VBP ask)))", "treebank"),
+        ('{"words": ["A"]}', "labeled"),
+    ],
+)  # fmt: skip
+def test_labels_are_told_from_words(line, style):
+    assert guess_style([line, "", line]) == style
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluation
+@pytest.mark.parametrize("architecture", ["gpst", "palm"])
+def test_text_is_parsed_in_one_line(architecture):
+    model, tokenizer = model_and_tokenizer(architecture)
+    texts = ["We ask for peace", ["We", "ask"]]
+    parsed = hf_synlm.parse_sentences(model, tokenizer, texts)
+    assert [sentence.words for sentence in parsed] == [("We", "ask", "for", "peace"), ("We", "ask")]
+    assert parsed == parse_sentences(model, tokenizer, [texts[0].split(), texts[1]])
+    assert len(parsed[0].word_log_probs) == 4 and parsed[1].brackets() == "(We ask)"
+
+
+def test_words_that_cannot_be_encoded_are_named_with_their_sentence():
+    model, tokenizer = model_and_tokenizer("gpst")
+    with pytest.raises(ValueError, match=r"sentence 2 \('We a b'\): word 1 is 'a b'"):
+        parse_sentences(model, tokenizer, [["We", "ask"], ["We", "a b"]])
+
+
+def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
+    model, tokenizer = model_and_tokenizer("gpst")
+    sentences = [["We"] * count for count in (3, 20, 18, 19, 3)]
+    parse, sizes = type(model).parse, []
+
+    @functools.wraps(parse)
+    def counted(self, input_ids, *arguments, **options):
+        sizes.append(len(input_ids))
+        return parse(self, input_ids, *arguments, **options)
+
+    monkeypatch.setattr(type(model), "parse", counted)
+    together = parse_sentences(model, tokenizer, sentences, num_beams=5)
+    alone = parse_sentences(model, tokenizer, sentences, num_beams=5, batch_size=1)
+    parse_sentences(model, tokenizer, sentences, method="inside", batch_size=2)
+    assert sizes == [4, 1, 1, 1, 1, 2, 2]  # the two equal ones are parsed once
+    sizes.clear()
+    monkeypatch.setattr("hf_synlm.evaluation.text.scoring._MAX_DERIVED_TOKENS", 600)
+    parse_sentences(model, tokenizer, sentences[:4], num_beams=5)
+    assert sizes == [2, 2]
+    # What is refused leaves the model as it was.
+    model.train()
+    for wrong, options in (([["We", "a b"]], {}), ([["We"]], {"num_beams": 0}), ([["We"]], {"method": "?"})):
+        with pytest.raises(ValueError):
+            parse_sentences(model, tokenizer, wrong, **options)
+        assert model.training
+    model.eval()
+    for size in (0, -3):
+        with pytest.raises(ValueError, match=f"batch_size is {size}"):
+            parse_sentences(model, tokenizer, sentences, batch_size=size)
+    assert best_trees(together) == best_trees(alone)
+
+
+def test_a_model_on_a_treebank(saved_models, files, capsys):
+    out = files / "result.json"
+    command = (
+        "evaluate",
+        "parsing",
+        "--treebank",
+        files / "gold.mrg",
+        "--model",
+        saved_models / "gpst",
+        "--num-beams",
+        3,
+    )
+    table = run(capsys, *command, "--convention", "compound-pcfg-corpus", "--out", out)
+    result = load_result(out)
+    assert table == out.with_suffix(".md").read_text(encoding="utf-8")
+    treebank = load_treebank(files / "gold.mrg")
+    parsed = parse_sentences(*model_and_tokenizer("gpst"), treebank.words, num_beams=3)
+    scores, tables = report_parsing(treebank, {str(saved_models / "gpst"): parsed}, "compound-pcfg-corpus")
+    assert result.scores == scores and result.scores["f1"] == result.scores["corpus_f1"]
+    assert result.tables == tables
+    assert result.options["estimator"] is None
+    assert result.options["num_beams"] == 3 and "compound-pcfg-corpus: corpus F1" in result.options["convention"]
+    names = [row["trees"] for row in tables["unlabeled F1 (%)"]]
+    assert names == [str(saved_models / "gpst"), "left", "right", "balanced", "random", "binarized gold"]
+    assert {row["label"]: row["gold"] for row in tables["recall by label (%)"]} == {"NP": 3, "VP": 2, "PP": 2}
+
+
+def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
+    bank = ("--treebank", sample_path("trees.test.txt"), "--limit", 30, "--max-length", 15)
+    scores = {}
+    for name in ("on_lstm", "rnng"):
+        out, trees = files / f"{name}.json", files / f"{name}.mrg"
+        parsed = run(
+            capsys, "evaluate", "parsing", *bank, "--model", saved_models / name, "--out", out, "--save-trees", trees
+        )
+        assert "more rows: --out FILE.json writes them" in parsed and len(trees.read_text().splitlines()) == 30
+        run(capsys, "evaluate", "parsing", *bank, "--trees", trees, "--out", out, "--overwrite")
+        scores[name] = load_result(out).scores
+        assert f"| f1 | {scores[name]['f1']:.2f}" in parsed
+    out = files / "compared.json"
+    run(capsys, "evaluate", "compare", files / "on_lstm.mrg", files / "rnng.mrg", *bank, "--out", out)
+    twice = ["evaluate", "compare", files / "rnng.mrg", files / "rnng.mrg", *bank]
+    assert main(list(map(str, twice))) == 2 and "is given twice" in capsys.readouterr().err
+    found = load_result(out)
+    assert (found.scores["first"], found.scores["second"]) == (scores["on_lstm"]["f1"], scores["rnng"]["f1"])
+    assert 0 < found.scores["p"] <= 1 and found.scores["gold"] == scores["rnng"]["num_sentences"]
+    table = found.tables["sentence F1 and recall by label (%)"]
+    recall = load_result(files / "on_lstm.json").tables["recall by label (%)"]
+    assert [(row["measure"], row["first"], row["gold"]) for row in table[1:]] == [
+        (f"recall {row['label']}", row["recall"], row["gold"]) for row in recall
+    ]
+    # The first trees of a longer file; sentences that another convention left out are missed aloud.
+    few = ("--treebank", sample_path("trees.test.txt"), "--limit", 5)
+    argv = ["evaluate", "parsing", *few, "--trees", files / "rnng.mrg"]
+    assert main(list(map(str, argv))) == 0
+    said = capsys.readouterr()
+    missing = sum(not line for line in (files / "rnng.mrg").read_text().splitlines()[:5])
+    assert 0 < missing < 5 and f"rnng.mrg has no tree for {missing} of 5 sentences" in said.err
+    # A picture shows right-branching trees beside the scores, and never mixes conventions.
+    plot = ("evaluate", "plot", files / "on_lstm.json", "--out", files / "f1.svg")
+    run(capsys, *plot)
+    texts = {text.strip() for text in ElementTree.parse(files / "f1.svg").getroot().itertext()}
+    right = load_result(files / "on_lstm.json").tables["unlabeled F1 (%)"][2]
+    assert right["trees"] == "right" and f"{right['corpus, without sentence span']:.3f}" in texts
+    assert {"%", "right branching", "sentence_drop"} <= texts and "f1" not in texts
+    other = files / "other.json"
+    trees = ("--trees", files / "on_lstm.mrg", "--convention", "on-lstm", "--out", other)
+    run(capsys, "evaluate", "parsing", *bank, *trees)
+    message = fail(capsys, *plot, other, "--overwrite")
+    assert "results with different rules cannot be compared: convention is 'gpst" in message
+    assert "--save-trees: --trees are in a file" in fail(
+        capsys, "evaluate", "parsing", *bank, "--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg"
+    )
+    assert "--model is given 2 times" in fail(capsys, "evaluate", "parsing", *bank, "--model", "a", "--model", "b")
+
+
+def test_trees_from_elsewhere_and_agreement(files, capsys):
+    treebank = make_treebank(read_treebank(sample_path("trees.test.txt")), max_sentences=30)
+    for name, branch in (("right", right_branching), ("left", left_branching)):
+        lines = [tree_to_brackets(spans_to_tree(branch(len(w)), len(w)), w) for w in treebank.words]
+        (files / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    out = files / "result.json"
+    command = (
+        "evaluate",
+        "parsing",
+        "--treebank",
+        sample_path("trees.test.txt"),
+        "--limit",
+        30,
+        "--out",
+        out,
+        "--overwrite",
+    )
+    run(capsys, *command, "--trees", files / "right.txt")
+    expected = score_baselines(treebank)["right"].numbers()
+    scores = load_result(out).scores
+    assert {name: scores[name] for name in expected} == expected
+    run(capsys, *command, "--trees", files / "right.txt", "--trees", files / "left.txt", "--max-length", 20)
+    result = load_result(out)
+    rows = {row["trees"]: row for row in result.tables["unlabeled F1 (%)"]}
+    assert rows[str(files / "right.txt")] == {**rows["right"], "trees": str(files / "right.txt")}
+    mean = (rows["right"]["F1 by the convention"] + rows["left"]["F1 by the convention"]) / 2
+    assert result.scores["f1"] == pytest.approx(mean)
+    # Left and right trees share nothing but sentences of one or two words; of one run there is no agreement.
+    assert 0 <= result.scores["agreement"] < 5 and "agreement" not in scores
+
+
+def test_evalb_from_the_command_line(saved_models, files, capsys):
+    out = files / "result.json"
+    command = (
+        "evaluate",
+        "parsing",
+        "--treebank",
+        files / "gold.mrg",
+        "--convention",
+        "evalb",
+        "--out",
+        out,
+        "--overwrite",
+    )
+    run(capsys, *command, "--trees", files / "gold.mrg", "--tree-style", "treebank")
+    assert load_result(out).scores["f1"] == 100
+    run(capsys, *command, "--model", saved_models / "rnng")
+    model, tokenizer = model_and_tokenizer("rnng")
+    gold = list(read_treebank(files / "gold.mrg"))
+    lines = []
+    for sentence, truth in zip(parse_sentences(model, tokenizer, [s.words for s in gold]), gold, strict=True):
+        text = sentence.brackets()
+        for word, tag in zip(truth.words, truth.tags, strict=True):
+            text = text.replace(f" {word}", f" ({tag} {word})", 1)
+        lines.append(text)
+    (files / "rnng.tst").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    expected = evaluate_files(files / "gold.mrg", files / "rnng.tst")
+    assert load_result(out).scores["f1"] == round(100 * expected.f1, 2)
+    plain = files / "plain.txt"
+    plain.write_text("(We (ask (for (peace .))))\n\n", encoding="utf-8")
+    assert "the trees have no labels" in fail(capsys, *command, "--trees", plain)
+    run(capsys, *command, "--trees", plain, "--unlabeled")
+    # All of S, VP, PP and NP (peace) but NP (We), then a sentence without a tree, whose 7 brackets are missed.
+    found = load_result(out)
+    assert found.scores["num_valid"] == 2 and found.scores["recall"] == round(100 * 4 / (5 + 7), 2)
+
+
+def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
+    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg")
+    trees = files / "trees.txt"
+    trees.write_text("(We (ask (for peace)))\n(The (state (of (our (Union (is weak))))))\n", encoding="utf-8")
+    message = fail(capsys, *command, "--trees", trees)
+    assert f"{trees}: sentence 2 is not that of {files / 'gold.mrg'}:2: word 7 is 'weak'" in message
+    trees.write_text("(We (ask (for peace)))\n", encoding="utf-8")
+    assert "1 sentences, but the treebank has 2" in fail(capsys, *command, "--trees", trees)
+    assert "give either --model" in fail(capsys, *command)
+    assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved_models / "gpst")
+    assert "unknown convention 'wsj': choose one of gpst, prpn" in fail(
+        capsys, *command, "--trees", trees, "--convention", "wsj"
+    )
+    assert "palm, evalb" in fail(capsys, *command, "--trees", trees, "--convention", "wsj")
+    assert "belong to --convention evalb" in fail(capsys, *command, "--trees", trees, "--unlabeled")
+    assert "CUTOFF_LEN" in fail(capsys, *command, "--trees", trees, "--convention", "evalb", "--max-length", 9)
+    message = fail(capsys, *command, "--trees", trees, "--num-beams", 3, "--seed", 1)
+    assert "--seed, --num-beams: --trees are already parsed" in message
+
+
+def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsys, monkeypatch):
+    long = " ".join(f"(NN hope{k})" for k in range(90))
+    (files / "long.mrg").write_text(f"(S (NP (PRP We)) (VP (VBP ask)))\n(NP {long})\n", encoding="utf-8")
+    command = ("evaluate", "parsing", "--treebank", files / "long.mrg", "--model", saved_models / "gpst")
+    out = files / "result.json"
+    run(capsys, *command, "--max-length", 40, "--method", "inside", "--out", out)
+    result = load_result(out)
+    assert result.options["num_beams"] is None and result.options["parse"] == {"method": "inside"}
+    assert result.scores["num_sentences"] == 1 and result.scores["depth"] == 1 and result.command.startswith("synlm ")
+    monkeypatch.setattr("hf_synlm.evaluation.trees.treebank_parsing.collate_contexts", None)
+    message = fail(capsys, *command)
+    assert "sentence 2 of 90 words" in message and "(1 of 2 sentences are too long)" in message
+    assert "none of the 2 sentences is scored" in fail(capsys, *command, "--min-length", 100)
+    assert "gpst gives trees without labels" in fail(capsys, *command, "--convention", "evalb")

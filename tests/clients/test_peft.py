@@ -1,0 +1,274 @@
+"""LoRA by PEFT on every layer of every architecture: training, saving, loading, merging, search; and what is refused.
+
+Charts, stacks and recurrences read weights without calling the layers that hold them (see `module_tools`), so every
+single adapter is shown to have its effect.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, IA3Config, LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hf_synlm.core.module_tools import weight_of
+from tests.core.test_hidden_states import batch, build
+from tests.models.test_gpu import make, texts
+
+# What docs/ecosystem.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
+TARGETS: dict[str, dict[str, Any]] = {
+    "gpst": {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+    "rnng": {
+        "target_modules": ["output", "action_head"],
+        "target_parameters": ["cells.0.weight_ih", "cells.0.weight_hh", "cells.1.weight_ih", "cells.1.weight_hh"],
+    },
+    "on_lstm": {"target_modules": ["ih", "hh"]},
+    # Statistics of batch normalization are no weights: what trains them has to be saved as a whole.
+    "prpn": {"target_modules": ["key", "input", "recurrent"], "modules_to_save": ["norm", "output_norm"]},
+    "palm": {
+        "target_modules": ["projection", "residual_gate"],
+        "target_parameters": [f"layers.{n}.weight_{kind}_l0" for n in range(3) for kind in ("ih", "hh")],
+    },
+    "lstm": {
+        "target_modules": ["projection.1"],
+        "target_parameters": ["lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l1", "lstm.weight_hh_l1"],
+    },
+}
+NEWER = ("tree_lm", "tree_lm_binary", "tree_lm_gpt2", "urnng", "pushdown", "ordered_memory")
+MORE = ("rnng, attention", "on_lstm, split head", "on_lstm, hidden", "prpn, syd", "awd_lstm")
+every_architecture = pytest.mark.parametrize("name", TARGETS)
+
+
+def model_of(name: str, **overrides: Any) -> Any:
+    """A model without dropout, so that a forward pass in training is the same twice."""
+    return build(name, **overrides, **({} if name.startswith(("gpst", "rnng")) else {"rates": 0.0}))
+
+
+def without_dropout(model: Any) -> Any:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for name, value in vars(model.config).items():
+        if name.endswith("dropout") and isinstance(value, float):
+            setattr(model.config, name, 0.0)
+    return model
+
+
+def labeled(name: str) -> dict[str, Any]:
+    inputs = batch(name)
+    return {**inputs, "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)}
+
+
+def scores(model: Any, name: str) -> torch.Tensor:
+    """What the model gives for texts: next-token log-probabilities at tokens."""
+    inputs = {key: value for key, value in batch(name).items() if key != "actions"}
+    return model(**inputs).logits[inputs["attention_mask"].bool()]
+
+
+def every_target(model: nn.Module, skip: list[str]) -> dict[str, list[str]]:
+    """All layers and all matrices of recurrent layers that LoRA knows."""
+    modules, parameters = [], []
+    for name, module in model.named_modules():
+        if name in skip:
+            continue
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Embedding, Conv1D)):
+            modules.append(name)
+        elif isinstance(module, (nn.LSTM, nn.LSTMCell)):
+            parameters += [f"{name}.{key}" for key, value in module.named_parameters() if value.dim() == 2]
+    return {"target_modules": modules, "target_parameters": parameters}
+
+
+def adapted(model: nn.Module, **targets: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tied weights, and that GPT-2's layers are transposed
+        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=8, **targets))
+
+
+@every_architecture
+def test_lora_trains_saves_loads_and_merges(name: str, tmp_path: Any) -> None:
+    base, inputs = without_dropout(model_of(name)), labeled(name)
+    base.save_pretrained(tmp_path / "base")
+    base.name_or_path = str(tmp_path / "base")
+    before = {key: value.clone() for key, value in base.state_dict().items()}
+    plain = scores(base, name)
+    model = adapted(base, **TARGETS[name])
+    torch.testing.assert_close(scores(model, name), plain, atol=1e-5, rtol=1e-5)  # a new adapter changes nothing
+    model.train()
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=0.01)
+    losses = []
+    for _ in range(3):
+        loss = model(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    tuned = scores(model.eval(), name)
+    assert not torch.allclose(tuned, plain, atol=1e-3)
+    model.save_pretrained(tmp_path / "adapter")
+    fresh = type(base).from_pretrained(tmp_path / "base")
+    module = type(base).__module__
+    for loaded in (
+        PeftModel.from_pretrained(fresh, tmp_path / "adapter"),
+        AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", import_allowlist=[module]),
+    ):
+        torch.testing.assert_close(scores(loaded.eval(), name), tuned, atol=1e-6, rtol=1e-6)
+    ids = inputs["input_ids"][:1, :4]
+    written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
+    merged = copy.deepcopy(model).merge_and_unload()
+    assert type(merged) is type(base) and set(merged.state_dict()) == set(before)
+    torch.testing.assert_close(scores(merged, name), tuned, atol=1e-4, rtol=1e-4)
+    again = merged.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
+    assert torch.equal(again, written)
+    with model.disable_adapter():
+        torch.testing.assert_close(scores(model, name), plain, atol=1e-5, rtol=1e-5)
+
+
+def merged_after_gradients(model, inputs):
+    """The model with random adapters merged: every adapter has a gradient, and the loss stays."""
+    torch.manual_seed(1)
+    for key, value in model.named_parameters():
+        if "lora_" in key:
+            value.data.normal_(0, 0.1)
+    output = model(**inputs)
+    output.loss.backward()
+    found = {key: value.grad for key, value in model.named_parameters() if "lora_B" in key}
+    assert found and not [key for key, grad in found.items() if grad is None or not grad.any()]
+    merged = copy.deepcopy(model).merge_and_unload()
+    torch.testing.assert_close(merged(**inputs).loss, output.loss, atol=1e-4, rtol=1e-4)
+    return merged
+
+
+def check_equal_parses(first, second, **inputs) -> None:
+    parses = [each.parse(**inputs) for each in (first, second)]
+    assert parses[0].spans == parses[1].spans
+    torch.testing.assert_close(parses[0].token_log_probs, parses[1].token_log_probs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*TARGETS, *MORE])
+def test_no_adapter_is_without_effect(name: str) -> None:
+    """Every layer with random adapters: the same as with merged weights, and every adapter gets a gradient."""
+    is_rnng = name.startswith("rnng")  # always ties its embeddings; adapters of tied layers cannot be merged
+    base = without_dropout(model_of(name, **({} if is_rnng else {"tie_word_embeddings": False})))
+    refused = ["model.parser.word_lstm", "model.parser.distance_lstm"]
+    refused += ["lm_head", "model.embed_tokens"] if is_rnng else []
+    refused += ["model.parser.score"] if name == "prpn" else []
+    model = adapted(base, **every_target(base, refused)).eval()
+    inputs = labeled(name)
+    if name in ("on_lstm, split head", "on_lstm, hidden", "prpn, syd"):
+        inputs["distances"] = torch.rand(inputs["input_ids"].shape)
+    merged = merged_after_gradients(model, inputs)
+    torch.testing.assert_close(scores(merged, name), scores(model, name), atol=1e-4, rtol=1e-4)
+    if name not in ("awd_lstm", "lstm"):
+        check_equal_parses(model.base_model, merged, input_ids=inputs["input_ids"][:1, :4])
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_no_adapter_of_the_newer_architectures_is_without_effect(name: str) -> None:
+    """The same; heads are tied to embeddings, whose adapters cannot be merged."""
+    base, inputs = make(name)
+    tied = ["lm_head", "label_head", "model.embed_tokens", "model.embed_labels"]
+    model = adapted(base, **every_target(base, tied)).eval()
+    merged = merged_after_gradients(model, inputs)
+    plain = texts(inputs)
+    torch.testing.assert_close(merged(**plain).logits, model(**plain).logits, atol=1e-4, rtol=1e-4)
+    check_equal_parses(model.base_model, merged, **plain)
+
+
+def test_adapter_of_the_tied_head_is_seen_by_loss_and_logits() -> None:
+    model = adapted(model_of("rnng"), target_modules=["lm_head"]).eval()
+    head, inputs = model.base_model.model.lm_head, labeled("rnng")
+    before = model(**inputs).loss
+    head.lora_B["default"].weight.data.normal_(0, 0.3)
+    after = model(**inputs).loss
+    assert (after - before).abs() > 1e-3
+    untied = model_of("rnng")
+    untied.lm_head.weight = nn.Parameter(weight_of(head).detach())
+    torch.testing.assert_close(untied(**inputs).loss, after, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(scores(untied, "rnng"), scores(model, "rnng"), atol=1e-4, rtol=1e-4)
+
+
+@every_architecture
+def test_saved_modules_are_seen(name: str) -> None:
+    """What PEFT puts in the place of a whole head is read as well."""
+    model = adapted(model_of(name), target_modules=["lm_head"]).merge_and_unload()
+    model = adapted(model, **{**TARGETS[name], "modules_to_save": ["lm_head"]}).eval()
+    head = model.base_model.model.lm_head.modules_to_save["default"]
+    loss = model(**labeled(name)).loss
+    loss.backward()
+    assert head.weight.grad.any()
+    head.weight.data.add_(torch.randn_like(head.weight))
+    assert (model(**labeled(name)).loss - loss).abs() > 1e-3
+
+
+DIRECT = {"gpst": "linear1", "on_lstm": "hh", "prpn": "recurrent", "rnng, attention": "key"}
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_what_is_no_sum_of_weights_is_refused(name: str) -> None:
+    """Where a weight is read directly."""
+    inputs, target = labeled(name), [DIRECT[name]]
+    model = adapted(model_of(name), target_modules=target, lora_dropout=0.1)
+    model.eval()(**inputs)
+    with pytest.raises(ValueError, match="has lora_dropout=0.1, but the weight of this layer is read directly"):
+        model.train()(**inputs)
+    for option, message in (({"use_dora": True}, "DoraLinear"), ({"lora_bias": True}, "lora_bias=True")):
+        with pytest.raises(ValueError, match=message):
+            adapted(model_of(name), target_modules=target, **option)(**inputs)
+    other = get_peft_model(model_of(name), IA3Config(target_modules=target, feedforward_modules=[]))
+    with pytest.raises(ValueError, match="which works with LoRA only"):
+        other(**inputs)
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_adapters_by_text_are_refused(name: str) -> None:
+    """PEFT hands `adapter_names` to layers that are called."""
+    inputs = {key: value for key, value in batch(name).items() if key != "actions"}
+    names = ["__base__"] * len(inputs["input_ids"])
+    model = adapted(model_of(name), target_modules=[DIRECT[name]]).eval()
+    model(**inputs)
+    with pytest.raises(ValueError, match="adapter_names was given, but the weight of a layer"):
+        model(**inputs, adapter_names=names)
+
+
+@every_architecture
+def test_trainable_tokens_of_a_tied_head_are_refused(name: str) -> None:
+    tokens = TrainableTokensConfig(token_indices=[1, 2], target_modules=["embed_tokens"])
+    with pytest.raises(ValueError, match="TrainableTokensLayer, but its weight is read directly"):
+        get_peft_model(model_of(name, tie_word_embeddings=True), tokens)(**labeled(name))
+
+
+def test_search_with_adapters_of_the_head() -> None:
+    """What the head is wrapped in is called: trainable tokens, DoRA and IA3 are seen by every score of a search."""
+    ids = batch("gpst")["input_ids"][:1, :4]
+    for config in (
+        LoraConfig(r=2, target_modules=["lm_head"], use_dora=True),
+        IA3Config(target_modules=["lm_head"], feedforward_modules=["lm_head"]),
+        TrainableTokensConfig(token_indices=[int(ids[0, 1])], target_modules=["lm_head"]),
+    ):
+        base = without_dropout(model_of("gpst", tie_word_embeddings=False))
+        plain = base.parse(ids, num_beams=20).log_probs
+        model = get_peft_model(base, config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.3)
+        found = base.parse(ids, num_beams=20).log_probs
+        assert not torch.allclose(found, plain, atol=1e-3)
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged.parse(ids, num_beams=20).log_probs, found, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_that_no_adapter_reaches() -> None:
+    with pytest.raises(ValueError, match="grouped layer .Conv1d. has an adapter"):
+        adapted(model_of("prpn"), target_modules=["parser.score"])(**labeled("prpn"))
+    with pytest.raises(ValueError, match="word_lstm has an adapter, but LSTM reads its weights"):
+        adapted(model_of("prpn, syd"), target_parameters=["word_lstm.weight_hh_l0"])(**labeled("prpn, syd"))
+    for name, target in (("rnng", "cells.0"), ("palm", "layers.0"), ("lstm", "lstm")):
+        with pytest.raises(ValueError, match="not supported"):  # by PEFT: these are parameters, not layers
+            adapted(model_of(name), target_modules=[target])

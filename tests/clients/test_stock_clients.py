@@ -1,0 +1,147 @@
+"""What clients of transformers pass to GPST and RNNG, and what they do with their outputs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments, pipeline
+from transformers.utils import ModelOutput
+
+from tests.clients.test_ecosystem import config as config
+from tests.clients.test_ecosystem import model as model
+from tests.clients.test_ecosystem import tokenizer as tokenizer
+from tests.clients.test_peft import TARGETS
+from tests.core.test_hidden_states import batch, build
+from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer
+
+searching = pytest.mark.parametrize("name", ["gpst", "rnng"])
+TEXTS = ["the state of our union", "peace"]
+
+
+@searching
+@pytest.mark.parametrize(("kind", "task"), [("Model", "FEATURE_EXTRACTION"), ("ForSequenceClassification", "SEQ_CLS")])
+def test_peft_of_every_task(name: str, kind: str, task: str) -> None:
+    """PEFT passes `inputs_embeds=None`; vectors instead of ids are an error that says what to do."""
+    targets = {key: value for key, value in TARGETS[name].items() if key != "target_parameters"}
+    targets["target_modules"] = [layer for layer in targets["target_modules"] if layer != "action_head"]
+    model = get_peft_model(build(name, kind), LoraConfig(task_type=task, r=2, **targets)).eval()
+    inputs = {key: value for key, value in batch(name).items() if key != "actions"}
+    output = model(**inputs, position_ids=None)
+    if kind == "Model":
+        assert output.last_hidden_state.shape[:2] == inputs["input_ids"].shape
+    else:
+        model(**inputs, labels=torch.zeros(len(output.logits), dtype=torch.long)).loss.backward()
+        assert any(p.grad is not None and p.grad.any() for key, p in model.named_parameters() if "lora_B" in key)
+    with pytest.raises(ValueError, match="input_ids, not inputs_embeds.*LoRA"):
+        model(inputs_embeds=torch.zeros(1, 2, 8))
+
+
+@searching
+def test_feature_extraction_pipeline(name: str, tmp_path: Any) -> None:
+    """Batches give what single texts give. RNNG finds the derivations itself, as `parse` does."""
+    model, tokenizer = map(copy.deepcopy, model_and_tokenizer(name))
+    model.save_pretrained(tmp_path)
+    extractor = pipeline("feature-extraction", model=AutoModel.from_pretrained(tmp_path), tokenizer=tokenizer)
+    for text, found in zip(TEXTS, extractor(TEXTS, batch_size=2), strict=True):
+        ids = tokenizer([text], return_tensors="pt")["input_ids"]
+        given = {} if name == "gpst" else {"actions": model.parse(ids).actions[:, 0]}
+        expected = model.model(ids, **given).last_hidden_state[0]
+        torch.testing.assert_close(torch.tensor(found[0])[-len(expected) :], expected)  # padding stands before it
+
+
+@searching
+@pytest.mark.parametrize("kind", ["Model", "ForCausalLM", "ForSequenceClassification"])
+def test_outputs_hold_tensors(name: str, kind: str) -> None:
+    """DataParallel gathers, and pipelines slice, tensors that begin with the rows of the batch."""
+    inputs = batch(name)
+    rows = len(inputs["input_ids"])
+    if kind != "Model":
+        labels = torch.zeros(rows, dtype=torch.long)
+        inputs["labels"] = inputs["input_ids"].clone() if kind == "ForCausalLM" else labels
+    output: ModelOutput = build(name, kind)(**inputs)
+    for key, value in output.items():
+        if key == "losses":
+            assert all(part.dim() == 0 for part in value.values())
+        else:
+            assert isinstance(value, torch.Tensor) and (key == "loss" or len(value) == rows), key
+
+
+# --------------------------------------------------------------------------------------------------------- Trainer
+def trainer_of(model: Any, path: Any, **options: Any) -> Trainer:
+    """A Trainer without `label_names`, on rows of equal length."""
+    name = model.config.model_type
+    inputs = {key: value[:1] for key, value in batch(name).items() if key != "attention_mask"}
+    if name == "gpst":
+        inputs["labels"] = inputs["input_ids"].clone()
+    rows = [{key: value[0] for key, value in inputs.items()}] * 4
+    arguments = {"output_dir": str(path), "report_to": "none", "use_cpu": True, "disable_tqdm": True, "max_steps": 2}
+    metrics = options.pop("compute_metrics", None)
+    arguments = TrainingArguments(**arguments, save_strategy="no", per_device_eval_batch_size=2, **options)
+    return Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows, compute_metrics=metrics)
+
+
+@searching
+def test_trainer_trains_evaluates_and_predicts(name: str, tmp_path: Any) -> None:
+    """A loss without `label_names`; logits where the configuration asks for them, and they are those of `forward`."""
+    seen: list[Any] = []
+    model = build(name, output_marginal_logits=True)
+    trainer = trainer_of(
+        model, tmp_path, compute_metrics=lambda p: seen.append(p.predictions) or {"seen": 1.0}, learning_rate=1e-2
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert 0 < trainer.evaluate()["eval_loss"] < before
+    row = {key: value[None] for key, value in trainer.eval_dataset[0].items()}
+    expected = model.eval()(row["input_ids"]).logits
+    torch.testing.assert_close(torch.tensor(seen[1][:1]), expected)
+    assert model.train()(**row).logits is None and model(**row, output_marginal_logits=True).logits is not None
+    plain = trainer_of(build(name), tmp_path).predict(trainer.eval_dataset)
+    assert plain.metrics["test_loss"] > 0 and not isinstance(plain.predictions, torch.Tensor)
+
+
+@searching
+def test_trainer_adds_noise_to_embeddings(name: str, tmp_path: Any) -> None:
+    """NEFTune: U(-a, a) / sqrt(T D) on the embeddings of every text."""
+    torch.manual_seed(0)
+    losses = []
+    for alpha in (None, 50.0):
+        trainer = trainer_of(build(name), tmp_path, neftune_noise_alpha=alpha, learning_rate=1e-9, seed=3)
+        losses.append(trainer.train().training_loss)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+
+
+@searching
+def test_label_smoothing_is_an_error(name: str, tmp_path: Any) -> None:
+    """Trainer takes the labels away; what is left are logits of a search, or none beside actions."""
+    trainer = trainer_of(build(name), tmp_path, label_smoothing_factor=0.1, remove_unused_columns=False)
+    for row in trainer.train_dataset:
+        row["labels"] = row["input_ids"]
+    kind, problem = (ValueError, "carry no gradient") if name == "gpst" else (KeyError, "no logits beside the loss")
+    with pytest.raises(kind, match=f"{problem}.*label_smoothing_factor"):
+        trainer.train()
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+@searching
+def test_input_that_is_no_batch_of_ids(name: str) -> None:
+    """A text, and a text of no token."""
+    model = build(name)
+    with pytest.raises(ValueError, match=r"is a str.*parse\(\*\*tokenizer"):
+        model.parse(SENTENCES[0])
+    with pytest.raises(ValueError, match=r"\[1, 0\] hold no token"):
+        model(torch.zeros(1, 0))
+    with pytest.raises(ValueError, match="Call the model on the sequences"):
+        model.generate(torch.tensor([[3]]), output_hidden_states=True, max_new_tokens=1)
+
+
+def test_number_of_layers_of_gpst(tmp_path: Any) -> None:
+    """A sum of two numbers cannot be set, but to what it is."""
+    build("gpst").config.save_pretrained(tmp_path)
+    layers = AutoConfig.from_pretrained(tmp_path).num_hidden_layers
+    assert AutoConfig.from_pretrained(tmp_path, num_hidden_layers=layers).num_hidden_layers == layers
+    with pytest.raises(ValueError, match="num_hidden_layers=9: .*num_type_layers"):
+        AutoConfig.from_pretrained(tmp_path, num_hidden_layers=9)

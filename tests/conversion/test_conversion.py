@@ -1,0 +1,295 @@
+"""Conversion of the authors' checkpoints: every tensor accounted for, foreign files read safely."""
+
+import json
+import pickle
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_synlm import GPSTForCausalLM
+from hf_synlm.conversion import TOKENIZERS, convert_state_dict
+from hf_synlm.conversion.files import convert_files, read_state_dict
+from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.conversion.rnng import EXTRACTION
+
+CASE = Path(__file__).parents[1] / "goldens" / "gpst" / "02_packed"
+
+
+@pytest.fixture
+def checkpoint():
+    return load_file(CASE / "state.safetensors"), json.loads((CASE / "meta.json").read_text())
+
+
+def test_every_tensor_arrives(checkpoint):
+    state, config = checkpoint
+    model = convert_state_dict("gpst", state, config)
+    mine = {tensor.data_ptr() for tensor in model.state_dict().values()}
+    total = sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(t.numel() for key, t in state.items() if key != "classifier.weight")
+    assert total == stored and len(mine) == len(state) - 1
+    assert not model.training and model.config.height_loss == "shipped"
+
+
+def test_prefix_of_distributed_training_is_stripped(checkpoint):
+    state, config = checkpoint
+    model = convert_state_dict("gpst", {f"module.{key}": value for key, value in state.items()}, config)
+    assert torch.equal(model.model.embed_tokens.weight, state["embeddings.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("bos_embedding"), "bos_embedding"),
+        (lambda s: s.update(surprise=torch.zeros(1)), "surprise"),
+        (lambda s: s.pop("up_scale.weight"), "up_scale.bias"),
+        (lambda s: s["bos_embedding"].fill_(float("nan")), "bos_embedding"),
+        (lambda s: s.update(bos_embedding=torch.zeros(3)), r"bos_embedding is \(3,\)"),
+        (lambda s: s.update({5: torch.zeros(1)}), "names"),
+        (lambda s: s.update({"classifier.weight": s["classifier.weight"] + 1}), "classifier.weight"),
+    ],
+)
+def test_checkpoints_that_do_not_fit(checkpoint, change, message):
+    state, config = checkpoint
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        convert_state_dict("gpst", state, config)
+
+
+def test_configurations_that_do_not_fit(checkpoint):
+    state, config = checkpoint
+    with pytest.raises(ValueError, match="gpt_config"):
+        convert_state_dict("gpst", state, {"r2d2_config": config["r2d2_config"]})
+    with pytest.raises(ValueError, match="n_embd"):
+        convert_state_dict("gpst", state, {**config, "gpt_config": {"vocab_size": 97}})
+    with pytest.raises(ValueError, match="ldr_detach"):
+        convert_state_dict("gpst", state, {**config, "r2d2_config": {**config["r2d2_config"], "ldr_detach": True}})
+    config["r2d2_config"]["ext_vocab_size"] = 5
+    with pytest.raises(ValueError, match="ext_vocab_size 5"):
+        convert_state_dict("gpst", state, config)
+    with pytest.raises(ValueError, match="lstm"):
+        convert_state_dict("lstm", state, config)
+
+
+def test_renaming_refuses_collisions():
+    with pytest.raises(ValueError, match="Two tensors"):
+        rename_state_dict({"a": torch.zeros(1), "b": torch.zeros(1)}, {"a|b": "c"})
+    assert list(rename_state_dict({"x.3": torch.zeros(1)}, {r"x\.(\d)": r"y.\1"})) == ["y.3"]
+
+
+def test_files_of_two_sections(checkpoint, tmp_path):
+    state, config = checkpoint
+    torch.save({f"module.{key}": value for key, value in state.items()}, tmp_path / "model.bin")
+    configs = [tmp_path / f"{section}.json" for section in ("r2d2_config", "gpt_config")]
+    for file in configs:
+        file.write_text(json.dumps(config[file.stem]))
+    out = convert_files("gpst", tmp_path / "model.bin", configs, tmp_path / "out")
+    loaded = GPSTForCausalLM.from_pretrained(out)
+    assert torch.equal(loaded.model.root_embedding, state["r2d2.outside_root_embedding"])
+    with pytest.raises(ValueError, match="exists"):
+        convert_files("gpst", tmp_path / "model.bin", configs, tmp_path / "out")
+
+
+def test_pickles_with_other_objects_are_refused(tmp_path):
+    path = tmp_path / "model.bin"
+    path.write_bytes(pickle.dumps({"weights": Path("somewhere")}))
+    with pytest.raises(ValueError, match="refused"):
+        read_state_dict(path)
+    for content in (b"no checkpoint", b"hello" * 100, b""):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="cannot be read"):
+            read_state_dict(path)
+    torch.save([torch.zeros(1)], path)
+    with pytest.raises(ValueError, match="not a state dict"):
+        read_state_dict(path)
+    (tmp_path / "x.safetensors").write_bytes(b"123")
+    with pytest.raises(ValueError, match="not a safetensors"):
+        read_state_dict(tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="no file"):
+        read_state_dict(tmp_path / "missing.bin")
+
+
+# ------------------------------------------------------------------------------------------------------------- RNNG
+RNNG_GOLDENS = Path(__file__).parents[1] / "goldens" / "rnng"
+
+
+@pytest.fixture
+def rnng_checkpoint():
+    folder = RNNG_GOLDENS / "io_attn_random_L2"
+    return load_file(folder / "state.safetensors"), json.loads((folder / "meta.json").read_text())
+
+
+def test_every_tensor_of_rnng_arrives(rnng_checkpoint):
+    state, meta = rnng_checkpoint
+    model = convert_state_dict("rnng", state, meta["config"])
+    unread_rows = 2 * model.config.embedding_size * 2  # the in-order tables of labels have one row too many
+    total = sum(tensor.numel() for name, tensor in state.items() if name != "vocab_mlp.weight")
+    assert sum(parameter.numel() for parameter in model.parameters()) == total - unread_rows
+    assert not model.training and model.config.max_consecutive_nonterminals is None
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    with_sections = convert_state_dict("rnng", {f"module.{name}": tensor for name, tensor in state.items()}, meta)
+    assert with_sections.config.max_consecutive_nonterminals == meta["max_cons_nts"]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(with_sections.state_dict()[name], tensor)
+    assert convert_state_dict("rnng", {k: v.double() for k, v in state.items()}, meta).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s, c: s.update({"stack_rnn.linears.0.weight": torch.zeros(1)}), "without --fixed_stack"),
+        (lambda s, c: s.update(surprise=torch.zeros(1)), "surprise"),
+        (lambda s, c: s.update({5: torch.zeros(1)}), "names"),
+        (lambda s, c: s.pop("emb.0.weight"), "model.embed_tokens.weight"),
+        (lambda s, c: s.pop("vocab_mlp.bias"), "lm_head.bias is missing"),
+        (lambda s, c: s["emb.0.weight"].add_(1), "tie them"),
+        (lambda s, c: s.update({"emb.0.weight": torch.zeros(3)}), r"embed_tokens.weight has shape \(3,\)"),
+        (lambda s, c: s["rnng.output.1.bias"].fill_(float("nan")), "rnng.output.1.bias"),
+        (lambda s, c: c.pop("strategy"), "strategy"),
+        (lambda s, c: c.update(strategy="left_corner"), "left_corner"),
+        (lambda s, c: c.update(h_dim=7), "h_dim is 7"),
+        (lambda s, c: c.update(subword=True, vocabulary=["<pad>"] * 5), "vocabulary holds 5 tokens"),
+        (lambda s, c: c.update(subword=False, vocabulary=["<pad>"] * 5), "vocabulary holds 5 tokens"),
+    ],
+)
+def test_rnng_checkpoints_that_do_not_fit(rnng_checkpoint, change, message):
+    state, meta = rnng_checkpoint
+    change(state, meta["config"])
+    with pytest.raises(ValueError, match=message):
+        convert_state_dict("rnng", state, meta["config"])
+
+
+def test_rnng_learns_which_tokens_end_words():
+    folder = RNNG_GOLDENS / "td_lstm_subword_trained"
+    state, meta = load_file(folder / "state.safetensors"), json.loads((folder / "meta.json").read_text())
+    size = meta["config"]["vocab_size"]
+    pieces = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{x}" + "\u2581" * (x % 3 == 0) for x in range(4, size))]
+    model = convert_state_dict("rnng", state, {**meta["config"], "vocabulary": pieces})
+    assert model.config.subwords
+    assert model.model.word_final.tolist() == [True, False, True, True, *(x % 3 == 0 for x in range(4, size))]
+    with pytest.warns(UserWarning, match="no vocabulary"):
+        assert convert_state_dict("rnng", state, meta).model.word_final.all()
+    assert TOKENIZERS["rnng"]({**meta, "vocabulary": pieces}) is None  # its tokenizer is a sentencepiece model
+
+
+def test_the_vocabulary_of_rnng_becomes_a_tokenizer():
+    tokens = ["<pad>", "<unk>", "<unkn>", "<cunks>", "the", "N", "dog"]
+    config = {"vocabulary": tokens, "unkmethod": "berkeleyrule"}
+    tokenizer = TOKENIZERS["rnng"](config)
+    assert tokenizer.get_vocab() == {token: x for x, token in enumerate(tokens)}
+    assert tokenizer("the Dogs 1,200 dog undone")["input_ids"] == [4, 3, 2, 6, 1]
+    assert tokenizer.pad_token_id == tokenizer.bos_token_id == tokenizer.eos_token_id == 0
+    changed = TOKENIZERS["rnng"]({**config, "unkmethod": "unk", "lowercase": True, "replace_num": True})
+    assert changed("The Dogs 1,200 DOG N")["input_ids"] == [4, 1, 5, 6, 1]
+    with pytest.raises(ValueError, match="unkmethod is 'odd'"):
+        TOKENIZERS["rnng"]({**config, "unkmethod": "odd"})
+    for bad in (["<unk>", "<pad>"], ["<pad>", "a"], ["<pad>", "<unk>", "a", "a"]):
+        with pytest.raises(ValueError, match="tokens must differ, begin with <pad>"):
+            TOKENIZERS["rnng"]({"vocabulary": bad})
+
+
+class ActionDictionary:
+    """Stands for the authors' class: what the recipe reads of it."""
+
+    def __init__(self, nonterminals):
+        self.nonterminals = nonterminals
+
+
+class WordVocabulary:
+    """Stands for the authors' vocabulary of words, which keeps a list."""
+
+    unkmethod = "berkeleyrule2"
+
+    def __init__(self, size):
+        self.i2w = ["<pad>", "UNK", "UNK-LC-s", *(f"w{x}" for x in range(3, size))]
+
+    def size(self):
+        return len(self.i2w)
+
+    def id_to_word(self, number):
+        return self.i2w[number]
+
+
+class PieceVocabulary:
+    """Stands for the authors' vocabulary of pieces, which asks sentencepiece and keeps no list."""
+
+    unkmethod = "subword"
+
+    def __init__(self, size):
+        self.length = size
+
+    def size(self):
+        return self.length
+
+    def id_to_word(self, number):
+        return ["<pad>", "<unk>", "<s>", "</s>"][number] if number < 4 else f"w{number}" + "\u2581" * (number % 2)
+
+
+@pytest.mark.parametrize("vocabulary", [WordVocabulary, PieceVocabulary])
+def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_path, monkeypatch):
+    state, meta = rnng_checkpoint
+    monkeypatch.chdir(tmp_path)
+    options = {name: meta["config"][name] for name in ("strategy", "composition")}
+    torch.save(
+        {
+            "args": {**options, "dropout": 0.3, "sp_model": ""},
+            "model_state_dict": state,
+            "vocab": vocabulary(meta["config"]["vocab_size"]),
+            "prepro_args": {"lowercase": True},
+            "action_dict": ActionDictionary(meta["config"]["nonterminals"]),
+        },
+        "rnng.pt",
+    )
+    recipe = EXTRACTION.split("run\n", 1)[1].rsplit("\nand pass", 1)[0]
+    exec(textwrap.dedent(recipe), {})
+    convert_files("rnng", Path("weights.pt"), [Path("config.json")], Path("out"))
+    model = AutoModelForCausalLM.from_pretrained("out")
+    if vocabulary is PieceVocabulary:
+        assert model.config.subwords and model.model.word_final[:8].tolist() == [1, 0, 1, 1, 0, 1, 0, 1]
+    else:
+        assert not model.config.subwords
+        # A known word in capitals, a class that is a token, and one that is none.
+        assert AutoTokenizer.from_pretrained("out")("W5 dogs 7th")["input_ids"] == [5, 2, 1]
+
+
+def test_files_of_rnng(rnng_checkpoint, tmp_path):
+    state, meta = rnng_checkpoint
+    torch.save(state, tmp_path / "weights.pt")
+    words = ["<pad>", "<unk>", *(f"w{x}" for x in range(2, meta["config"]["vocab_size"]))]
+    (tmp_path / "config.json").write_text(json.dumps({**meta["config"], "vocabulary": words}))
+    files = ("rnng", tmp_path / "weights.pt", [tmp_path / "config.json"])
+    convert_files(*files, tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert loaded.config.nonterminals == meta["config"]["nonterminals"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("w5 w2 so")["input_ids"] == [5, 2, 1]
+    assert {"models/rnng/modeling_rnng.py", "models/rnng/plan.py", "README.md"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
+    ids = load_file(RNNG_GOLDENS / "io_attn_random_L2" / "io.safetensors")["token_ids"]
+    expected = convert_state_dict("rnng", state, meta["config"]).parse(ids)
+    assert torch.equal(loaded.parse(ids).log_probs, expected.log_probs)
+    with pytest.raises(ValueError, match="which would be lost"):  # the folder of what is read is not replaced
+        convert_files(*files, tmp_path, overwrite=True)
+
+
+class Vocabulary:
+    """Stands for the authors' class of this name."""
+
+
+def test_the_authors_pickles_are_refused_with_instructions(rnng_checkpoint, tmp_path):
+    state, meta = rnng_checkpoint
+    (tmp_path / "config.json").write_text(json.dumps(meta["config"]))
+    (tmp_path / "list.json").write_text("[1]")
+    weights, config, out = tmp_path / "rnng.pt", tmp_path / "config.json", tmp_path / "out"
+    for checkpoint in ({"model_state_dict": state, "vocab": Vocabulary()}, {"model_state_dict": state}):
+        torch.save(checkpoint, weights)
+        with pytest.raises(ValueError, match="torch.save.checkpoint..model_state_dict.., .weights.pt") as error:
+            convert_files("rnng", weights, [config], out)
+        assert ("Vocabulary" in str(error.value)) == ("vocab" in checkpoint)
+    for configs, expected in (([config] * 2, "takes one"), ([tmp_path / "list.json"], "not a JSON object")):
+        with pytest.raises(ValueError, match=expected):
+            convert_files("rnng", weights, configs, out)
+    assert not out.exists()

@@ -1,0 +1,296 @@
+"""Hidden states and attention weights on request, clear refusals where there are none, and outputs as tuples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hf_synlm
+from tests.helpers.recurrent_models import ids_of, make_model
+from tests.models.gpst import test_modeling_gpst
+from tests.models.rnng import test_modeling_rnng
+
+RECURRENT = ("on_lstm", "prpn", "prpn, syd", "palm", "awd_lstm", "lstm")
+RNNGS = ("rnng", "rnng, attention")
+EVERY = ("gpst", *RNNGS, *RECURRENT)
+# Number of hidden states, and which have attention weights.
+COUNTS = {"gpst": 4, "rnng": 4, "rnng, attention": 4, "on_lstm": 4, "prpn": 4, "prpn, syd": 4, "palm": 4, "awd_lstm": 4}
+COUNTS["lstm"] = 3
+WITH_ATTENTION = ("gpst", "prpn", "prpn, syd", "palm")
+
+every_architecture = pytest.mark.parametrize("name", EVERY)
+recurrent = pytest.mark.parametrize("name", RECURRENT)
+
+
+def build(name: str, kind: str = "ForCausalLM", **overrides: Any) -> Any:
+    """A small model in evaluation mode."""
+    if name == "gpst":
+        cls = getattr(hf_synlm, f"GPST{kind}")
+        return test_modeling_gpst.tiny(cls, **overrides)
+    if name in RNNGS:
+        cls = getattr(hf_synlm, f"RNNG{kind}")
+        composition = "attention" if name.endswith("attention") else "lstm"
+        return test_modeling_rnng.tiny(cls, composition=composition, **overrides)
+    return make_model(name, kind, **overrides)
+
+
+def batch(name: str, left: bool = False) -> dict[str, Tensor]:
+    """Sentences of unequal length, with derivations where the model needs them."""
+    if name in RNNGS:
+        return test_modeling_rnng.batch(left=left)
+    ids, mask = (test_modeling_gpst.ids_of if name == "gpst" else ids_of)(7, 3, 5, left=left)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def tokens_of(states: Tensor, mask: Tensor) -> Tensor:
+    """States at the tokens of all rows, row by row."""
+    return states[mask.bool()]
+
+
+# ------------------------------------------------------------------------------------------------------ hidden states
+
+
+@every_architecture
+def test_embeddings_come_first_and_the_output_last(name):
+    model, inputs = build(name, "Model"), batch(name)
+    output = model(**inputs, output_hidden_states=True)
+    states, mask = output.hidden_states, inputs["attention_mask"]
+    assert isinstance(states, tuple) and len(states) == COUNTS[name]
+    assert all(state.shape[:2] == mask.shape for state in states)
+    assert torch.equal(states[-1], output.last_hidden_state)
+    torch.testing.assert_close(output.last_hidden_state, model(**inputs).last_hidden_state)
+    if name != "gpst":  # there a node may stand before the next token, and has a position
+        embedded = model.get_input_embeddings()(inputs["input_ids"])
+        torch.testing.assert_close(tokens_of(states[0], mask), tokens_of(embedded, mask))
+
+
+@every_architecture
+def test_padding_and_rows_of_a_batch_change_no_hidden_state(name):
+    model, right = build(name, "Model"), batch(name)
+    padded = [(inputs, model(**inputs, output_hidden_states=True)) for inputs in (right, batch(name, left=True))]
+    for row, length in enumerate(right["attention_mask"].sum(1).tolist()):
+        single = {key: value[row : row + 1] for key, value in right.items()}
+        alone = model(**single, output_hidden_states=True).hidden_states
+        for inputs, output in padded:
+            tokens = inputs["attention_mask"][row].bool()
+            for states, own in zip(output.hidden_states, alone, strict=True):
+                torch.testing.assert_close(states[row][tokens], own[0, :length], atol=2e-5, rtol=1e-4)
+
+
+@every_architecture
+def test_some_places(name):
+    model, inputs = build(name, "Model"), batch(name)
+    every = model(**inputs, output_hidden_states=True).hidden_states
+    some = model(**inputs, output_hidden_states=[0, -1]).hidden_states
+    assert [state is None for state in some] == [False] + [True] * (len(every) - 2) + [False]
+    torch.testing.assert_close((some[0], some[-1]), (every[0], every[-1]))
+    assert torch.equal(model(**inputs, output_hidden_states=1).hidden_states[1], every[1])
+    with pytest.raises(ValueError, match=f"no entry 9; this model has {len(every)}"):
+        model(**inputs, output_hidden_states=[9])
+
+
+@pytest.mark.parametrize("name", RNNGS)
+@pytest.mark.parametrize("kind", ["ForCausalLM", "ForSequenceClassification"])
+def test_heads_pass_them_on(name, kind):
+    model, inputs = build(name, kind), batch(name)
+    expected = model.model(**inputs, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(model(**inputs, output_hidden_states=True).hidden_states, expected)
+
+
+@recurrent
+def test_segments_have_the_states_of_the_whole(name):
+    model = build(name, "Model")
+    ids, mask = ids_of(8, 6, 8)
+    whole = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states
+    first = model(ids[:, :3], attention_mask=mask[:, :3], use_cache=True, output_hidden_states=True)
+    cache = first.past_key_values
+    second = model(ids[:, 3:], attention_mask=mask, past_key_values=cache, output_hidden_states=True)
+    for state, *parts in zip(whole, first.hidden_states, second.hidden_states, strict=True):
+        torch.testing.assert_close(torch.cat(parts, 1), state)
+    # A column that is skipped has the state of the column before it, that of another segment too.
+    cache = model(ids[:, :3], use_cache=True).past_key_values
+    nothing = model(ids[:, 3:5], attention_mask=torch.zeros(3, 2), past_key_values=cache, output_hidden_states=True)
+    for state, skipped in zip(whole[1:], nothing.hidden_states[1:], strict=True):
+        torch.testing.assert_close(skipped, state[:, 2:3].expand_as(skipped))
+
+
+def test_lstm_layer_by_layer_keeps_the_same_state():
+    model = build("lstm", "Model", num_layers=3)
+    ids, mask = ids_of(6, 2, 4)
+    caches = [
+        model(ids, attention_mask=mask, use_cache=True, output_hidden_states=asked).past_key_values
+        for asked in (False, True)
+    ]
+    torch.testing.assert_close(caches[1].state, caches[0].state)
+
+
+@pytest.mark.parametrize("name", RNNGS)
+def test_gradients_of_the_lower_layers_of_a_stack(name):
+    model, inputs = build(name, "Model").double(), batch(name)
+    weight = model.stack_lstm.cells[0].weight_ih
+
+    def total() -> Tensor:
+        return model(**inputs, output_hidden_states=True).hidden_states[1].sin().sum()
+
+    total().backward()
+    for place in ((0, 0), (7, 3), (21, 5)):
+        values = []
+        for step in (1e-5, -1e-5):
+            with torch.no_grad():
+                weight[place] += step
+                values.append(total().item())
+                weight[place] -= step
+        assert weight.grad[place].item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-5, abs=1e-8)
+
+
+def test_gpst_states_follow_each_other():
+    model = build("gpst", "Model", num_type_layers=2)
+    inputs = batch("gpst")
+    output = model(**inputs, output_hidden_states=True, output_structure=True)
+    slots = output.structure.sequence.token_slots[:, 1:]
+    torch.testing.assert_close(output.hidden_states[0], output.structure.sequence.inputs.flatten(0, 1)[slots])
+    torch.testing.assert_close(output.hidden_states[2], output.type_hidden_state.flatten(0, 1)[slots])
+    assert len(output.hidden_states) == 1 + 2 + model.config.num_token_layers
+
+
+# --------------------------------------------------------------------------------------------------- attention weights
+@every_architecture
+@pytest.mark.parametrize("kind", ["Model", "ForCausalLM", "ForSequenceClassification"])
+def test_attention_weights_or_an_error(name, kind):
+    if name == "lstm" and kind == "ForSequenceClassification":
+        return
+    model, inputs = build(name, kind), batch(name)
+    if kind == "ForCausalLM":
+        inputs["labels"] = inputs["input_ids"]
+    if name == "gpst":
+        model.set_attn_implementation("eager")
+    if name not in WITH_ATTENTION:
+        with pytest.raises(ValueError, match="output_attentions=True: .*attention"):
+            model(**inputs, output_attentions=True)
+        model.config.output_attentions = True
+        with pytest.raises(ValueError, match="output_attentions=True: .*attention"):
+            model(**inputs)
+        return
+    attentions = model(**inputs, output_attentions=True).attentions
+    count = {"gpst": 3, "palm": 1}.get(name, 3)
+    assert isinstance(attentions, tuple) and len(attentions) == count
+    mask = inputs["attention_mask"].bool()
+    for weights in attentions:
+        if name == "gpst":
+            rows = weights.flatten(0, 2).sum(-1)
+        else:
+            assert weights.shape[:2] == mask.shape
+            rows = weights[mask].sum(-1)
+        # PRPN's gates may shut all slots of a token.
+        assert bool((rows < 1 + 1e-5).all()) and (name.startswith("prpn") or bool((rows > 1 - 1e-5).all()))
+    model.config.output_attentions = True
+    torch.testing.assert_close(model(**inputs).attentions, attentions)
+
+
+def test_palm_weights_are_those_of_its_scores():
+    output = build("palm", "Model")(ids_of(6)[0], output_attentions=True)
+    torch.testing.assert_close(output.attentions[0], output.span_scores.softmax(-1))
+
+
+def test_gpst_needs_eager_attention_for_weights():
+    model, inputs = build("gpst", "Model"), batch("gpst")
+    with pytest.raises(ValueError, match="'sdpa' computes no weights.*eager"):
+        model(**inputs, output_attentions=True)
+    model.set_attn_implementation("eager")
+    types, tokens = (model(**inputs, output_attentions=True).attentions[place] for place in (0, -1))
+    assert types.shape[2:] == (14, 14) and tokens.shape[2:] == (8, 8)
+    assert not types.triu(1).any() and not tokens.triu(1).any()
+
+
+def test_gpst_attention_implementations_agree_in_the_search():
+    model, inputs = build("gpst"), batch("gpst")
+    by_sdpa = model(**inputs).logits, model.parse(**inputs).log_probs
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close((model(**inputs).logits, model.parse(**inputs).log_probs), by_sdpa)
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize("name", ["gpst", "rnng"])
+@pytest.mark.parametrize("option", ["output_hidden_states", "output_attentions"])
+def test_a_search_has_no_states_of_layers(name, option):
+    model = build(name)
+    inputs = {key: value for key, value in batch(name).items() if key != "actions"}
+    with pytest.raises(ValueError, match=f"{option}=True: .*(Pass (labels|actions)|Leave it out)"):
+        model(**inputs, **{option: True})
+    if option == "output_hidden_states":
+        model.config.output_hidden_states = True
+        with pytest.raises(ValueError, match="summed over many"):
+            model(**inputs)
+        assert model(**inputs, output_hidden_states=False).logits is not None
+
+
+@every_architecture
+def test_unknown_arguments_are_errors(name):
+    with pytest.raises(TypeError, match="output_router_logits"):
+        build(name)(**batch(name), output_router_logits=True)
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "gpst"])
+def test_gradient_checkpointing_is_for_transformer_layers(name):
+    with pytest.raises(ValueError, match="does not support (gradient|activation) checkpointing"):
+        build(name).gradient_checkpointing_enable()
+
+
+@pytest.mark.parametrize("name", ["gpst", "rnng"])
+def test_vectors_instead_of_ids_are_errors(name):
+    inputs = batch(name)
+    inputs["inputs_embeds"] = torch.zeros(*inputs.pop("input_ids").shape, 8)
+    with pytest.raises((TypeError, ValueError), match="inputs_embeds|input_ids"):
+        build(name)(**inputs)
+
+
+# ---------------------------------------------------------------------------------------------------------- generation
+@recurrent
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generation_collects_hidden_states(name, num_beams):
+    model = build(name)
+    options = {"max_new_tokens": 3, "eos_token_id": None, "return_dict_in_generate": True, "num_beams": num_beams}
+    ids, _ = ids_of(4, 4)
+    plain = model.generate(ids, **options)
+    result = model.generate(ids, output_hidden_states=True, **options)
+    assert torch.equal(plain.sequences, result.sequences) and plain.hidden_states is None
+    assert len(result.hidden_states) == 3 and all(len(step) == COUNTS[name] for step in result.hidden_states)
+    assert [step[0].shape[1] for step in result.hidden_states] == [4, 1, 1]
+
+
+@recurrent
+def test_generation_collects_attention_weights_or_refuses(name):
+    model = build(name)
+    options = {"max_new_tokens": 2, "eos_token_id": None, "return_dict_in_generate": True, "output_attentions": True}
+    if name in WITH_ATTENTION:
+        assert len(model.generate(ids_of(3)[0], **options).attentions) == 2
+    else:
+        with pytest.raises(ValueError, match="output_attentions=True: .*attention"):
+            model.generate(ids_of(3)[0], **options)
+
+
+# ------------------------------------------------------------------------------------------------- tuples, and devices
+def flat(value: Any) -> list[Tensor]:
+    """The tensors of an output, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for part in value for tensor in flat(part)]
+
+
+@pytest.mark.parametrize("name", ["gpst", "lstm"])
+def test_tuples_hold_what_dictionaries_hold(name):
+    """Of the classes that transformers' own test leaves out."""
+    model, inputs = build(name), batch(name)
+    for more in ({}, {"labels": inputs["input_ids"], "output_hidden_states": True}):
+        fields = model(**inputs, **more)
+        values = model(**inputs, **more, return_dict=False)
+        assert isinstance(values, tuple) and len(values) == len(fields)
+        assert next(iter(fields)) == ("loss" if more else "logits")
+        torch.testing.assert_close(flat(values), flat(fields.to_tuple()), equal_nan=True)

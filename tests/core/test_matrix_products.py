@@ -1,0 +1,60 @@
+"""Matrix products on both paths: oneDNN and the ordinary one."""
+
+import pytest
+import torch
+
+from hf_synlm.core import matrix_products
+from hf_synlm.core.matrix_products import OneDNNLinear, linear_map, weight_gradient
+
+
+@pytest.fixture(params=[True, False], ids=["onednn", "ordinary"])
+def path(request, monkeypatch):
+    if request.param and not matrix_products._HAS_ONEDNN:
+        pytest.skip("PyTorch was built without oneDNN")
+    monkeypatch.setattr(matrix_products, "_HAS_ONEDNN", request.param)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("uses", [1, 50])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_linear_map(path, dtype, uses, transposed, rows):
+    weight = torch.randn(13, 21, dtype=dtype)
+    weight = weight.t().contiguous().t() if transposed else weight
+    product = linear_map(weight, rows, uses)
+    for count in (rows, rows, 3):
+        x = torch.randn(count, 21, dtype=dtype)
+        torch.testing.assert_close(product(x), x @ weight.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_weight_gradient(path, dtype):
+    grad, x = torch.randn(40, 13, dtype=dtype), torch.randn(40, 21, dtype=dtype)
+    torch.testing.assert_close(weight_gradient(grad, x), grad.t() @ x)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "expanded"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(9, 11), (99,), (3, 2)])
+def test_linear(path, layout, bias, shape):
+    layer = OneDNNLinear(21, 13, bias=bias)
+    x, grad = torch.randn(*shape, 21), torch.randn(*shape, 13)
+    if layout == "strided":
+        x, grad = (value.transpose(0, -1).contiguous().transpose(0, -1) for value in (x, grad))
+    if layout == "expanded":
+        x, grad = x[:1].expand(*shape, 21), grad[..., :1].expand(*shape, 13)
+    results = []
+    for function in (layer, lambda value: torch.nn.functional.linear(value, layer.weight, layer.bias)):
+        leaf = x.detach().requires_grad_()
+        output = function(leaf)
+        results.append([output, *torch.autograd.grad(output, [leaf, *layer.parameters()], grad)])
+    for mine, expected in zip(*results, strict=True):
+        assert mine.shape == expected.shape
+        torch.testing.assert_close(mine, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_linear_in_other_types():
+    layer, x = OneDNNLinear(21, 13), torch.randn(99, 21)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    assert layer.double()(x.double()).dtype == torch.float64

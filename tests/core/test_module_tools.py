@@ -1,0 +1,58 @@
+"""Loading by `device_map`: on one device; offloading is an error."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_synlm.core.module_tools import NoOffloading
+from tests.core.test_hidden_states import batch, build
+
+every_architecture = pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"])
+
+
+@every_architecture
+def test_one_device(name, tmp_path):
+    model, inputs = build(name, "Model"), batch(name)
+    model.save_pretrained(tmp_path)
+    expected = model(**inputs).last_hidden_state
+    for device_map in ("auto", "cpu", {"": "cpu"}):
+        loaded, report = type(model).from_pretrained(tmp_path, device_map=device_map, output_loading_info=True)
+        assert not report["missing_keys"]
+        if torch.cuda.is_available():
+            loaded.to("cpu")
+        assert torch.equal(loaded.eval()(**inputs).last_hidden_state, expected), device_map
+
+
+@every_architecture
+@pytest.mark.parametrize("kind", ["Model", "ForCausalLM"])
+def test_offloading_is_an_error(name, kind, tmp_path):
+    model = build(name, kind)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    model.save_pretrained(tmp_path / "model")
+    options = {"device_map": "auto", "max_memory": {"cpu": size // 2}, "offload_folder": tmp_path / "offload"}
+    with pytest.raises(ValueError, match=f"{type(model).__name__} on .*'disk'.*cannot be split.*one device"):
+        type(model).from_pretrained(tmp_path / "model", **options)
+
+
+@pytest.mark.parametrize(
+    ("places", "is_refused"), [(["cpu", 0], True), (["disk"], True), (["cpu"], False), ([0, 1], True), ([0], False)]
+)
+def test_only_one_device_is_accepted(places, is_refused):
+    """Not the CPU beside a GPU, two GPUs, or the disk; without a GPU these maps cannot be loaded."""
+
+    class Loader:
+        @classmethod
+        def from_pretrained(cls):
+            return SimpleNamespace(hf_device_map=dict(enumerate(places)))
+
+    class Model(NoOffloading, Loader):
+        pass
+
+    if is_refused:
+        with pytest.raises(ValueError, match="cannot be split"):
+            Model.from_pretrained()
+    else:
+        assert Model.from_pretrained().hf_device_map

@@ -1,0 +1,373 @@
+"""Treebank and text readers, trees as actions, batches, the embedded corpus."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_synlm.cli import main
+from hf_synlm.data.brackets import spans_to_tree, tree_to_spans
+from hf_synlm.data.collate import (
+    collate_contexts,
+    collate_trees,
+    word_ends_from_offsets,
+    word_ends_from_word_ids,
+)
+from hf_synlm.data.gold_trees import encode_trees, label_inventory
+from hf_synlm.data.samples import SAMPLE_NAMES, sample_path
+from hf_synlm.data.text import read_lines, split_sentences
+from hf_synlm.data.tokenizers import train_bpe_tokenizer
+from hf_synlm.data.treebank import PUNCTUATION_TAGS, WORD_TAGS, clean_label, parse_treebank, read_treebank
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.models.rnng.actions import FINISH, REDUCE, SHIFT, TransitionSystem
+from hf_synlm.trees.spans import validate_spans
+
+# Treebank
+
+
+def parse(text: str, **options):
+    return list(parse_treebank(text.splitlines(keepends=True), **options))
+
+
+def test_penn_treebank_tree():
+    (sentence,) = parse(
+        "( (S (NP-SBJ-1 (DT The) (NN cat)) (VP (VBZ seems) (S (NP-SBJ (-NONE- *-1)) (VP (TO to) (VP (VB sleep)))))"
+        " (. .)) )"
+    )
+    assert sentence.words == ("The", "cat", "seems", "to", "sleep", ".")
+    assert sentence.tags == ("DT", "NN", "VBZ", "TO", "VB", ".")
+    assert sentence.labeled_spans == (
+        ("NP", 0, 2), ("VP", 4, 5), ("VP", 3, 5), ("S", 3, 5), ("VP", 2, 5), ("S", 0, 6)
+    )  # fmt: skip
+    assert sentence.spans == [(0, 2), (3, 5), (2, 5), (0, 6)]
+    assert sentence.source == "<text>:1"
+
+
+def test_labels():
+    labels = {"NP-SBJ-1": "NP", "NP=2": "NP", "ADVP|PRT": "ADVP", "-LRB-": "-LRB-", "-NONE-": "-NONE-", "PRP$": "PRP$"}
+    for label, cleaned in {**labels, "=": "=", "S": "S"}.items():
+        assert clean_label(label) == cleaned
+
+
+def test_layout_of_the_file_is_free(tmp_path):
+    file = tmp_path / "trees.mrg"
+    file.write_bytes(b"\xef\xbb\xbf(S (A a)\r\n   (B b))(S (A c)(B d))\r\n\r\n  (TOP (S\r\n(A e\r\n)(B f)))")
+    sentences = list(read_treebank(file))
+    assert [s.words for s in sentences] == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert [s.source for s in sentences] == [f"{file}:1", f"{file}:2", f"{file}:4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words", "labeled_spans"),
+    [
+        ("(S (NP-SBJ=1 (NN-X a)) (PRT|ADVP (RP b)))", {}, "a/NN b/RP", "NP 0 1, PRT 1 2, S 0 2"),
+        ("(S (NP-SBJ=1 (NN a)) (VP (B b)))", {"keep_functions": True}, "a/NN b/B", "NP-SBJ=1 0 1, VP 1 2, S 0 2"),
+        # Wrappers go, unless they are the only constituent over the whole sentence.
+        *((wrapper.format("(S (A a) (B b))"), {}, "a/A b/B", "S 0 2")
+          for wrapper in ("( {} )", "(TOP {})", "(ROOT {})", "(S1 {})", "( (TOP {}))", "{}")),
+        ("( (NP (A a) (B b)) (. .))", {}, "a/A b/B ./.", "NP 0 2, ROOT 0 3"),
+        ("( (S (NP (A a)) (VP (B b))) (. .))", {"drop_tags": ["."]}, "a/A b/B", "NP 0 1, VP 1 2, S 0 2"),
+        ("( (NP (A a)) (VP (-NONE- *)) )", {}, "a/A", "NP 0 1"),
+        ("( (A a) (B b) )", {}, "a/A b/B", "ROOT 0 2"),
+        ("(TOP (A a) (B b) )", {}, "a/A b/B", "TOP 0 2"),
+        ("(A a)", {}, "a/A", "ROOT 0 1"),
+        ("( (A a) )", {}, "a/A", "ROOT 0 1"),
+        ("(TOP (A a) (-NONE- *))", {}, "a/A", "TOP 0 1"),
+        ("(S (VP (V (X go) (Y on))))", {}, "go/X on/Y", "V 0 2, VP 0 2, S 0 2"),
+        ("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))", {}, "-LRB-/-LRB- x/NN -RRB-/-RRB-", "PRN 0 3"),
+        ("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))", {"drop_tags": PUNCTUATION_TAGS}, "x/NN", "PRN 0 1"),
+        ("(NP (NN New York) (NN x))", {"split_leaves": True}, "New/NN York/NN x/NN", "NP 0 3"),
+    ],
+)  # fmt: skip
+def test_trees_are_cleaned(text, options, words, labeled_spans):
+    (sentence,) = parse(text, **options)
+    assert " ".join(f"{word}/{tag}" for word, tag in zip(sentence.words, sentence.tags, strict=True)) == words
+    assert ", ".join(f"{label} {i} {j}" for label, i, j in sentence.labeled_spans) == labeled_spans
+    assert sentence.spans == list(dict.fromkeys((i, j) for _, i, j in sentence.labeled_spans if j > i + 1))
+
+
+def test_dropping_punctuation():
+    text = "(S (`` ``) (S (NP (PRP I)) (VP (VBP am) (, ,))) ('' '') (FRAG (: -) (: -)) (. .))\n(X (. .))"
+    (sentence,) = parse(text, drop_tags=PUNCTUATION_TAGS)
+    assert sentence.words == ("I", "am")
+    assert sentence.labeled_spans == (("NP", 0, 1), ("VP", 1, 2), ("S", 0, 2), ("S", 0, 2))
+    assert parse(text, keep_tags=WORD_TAGS) == [sentence]
+    assert len(WORD_TAGS) == 36
+
+
+def test_one_word_and_deep_trees():
+    assert parse("(FRAG (NN hello))")[0].spans == []
+    depth = 3000
+    (sentence,) = parse("(S (A a) " * depth + "(B b)" + ")" * depth)
+    assert len(sentence.spans) == depth
+    validate_spans(sentence.spans, depth + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(S (A a)\n(B b)", r"<text>:1: '\(' is never closed"),
+        ("(S (A a))\nword", "<text>:2: 'word' stands outside"),
+        ("(S\n(A a) b)", "<text>:2: the word 'b' has no bracket"),
+        ("(S (A a (B b)))", r"<text>:1: '\(' after the word 'a'"),
+        ("(S (A a)\n(B))", r"<text>:2: \(B\) contains neither"),
+        ("(S (A a) ((B b)))", "<text>:1: a bracket inside the tree has no label"),
+        ("(NP (NN New York) (NN x))", "<text>:1: the word 'York' has no bracket.*split_leaves=True"),
+        ("\n \n", "<text> contains no tree"),
+    ],
+)
+def test_malformed_trees_are_named_with_their_line(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse(text)
+
+
+# Samples
+
+
+def test_samples_are_installed_and_readable():
+    assert {sample_path(name).name for name in SAMPLE_NAMES} == set(SAMPLE_NAMES)
+    assert all(sample_path(name).is_file() for name in SAMPLE_NAMES)
+    assert "CC0" in sample_path("NOTICE.txt").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="no sample 'x'.*raw.train.txt"):
+        sample_path("x")
+
+
+@pytest.mark.parametrize(("split", "num_trees"), [("train", 2000), ("valid", 175), ("test", 250)])
+def test_sample_trees(split, num_trees):
+    sentences = list(read_treebank(sample_path(f"trees.{split}.txt")))
+    assert len(sentences) == num_trees
+    for sentence in sentences:
+        assert 4 <= len(sentence.words) <= 25
+        assert tree_to_spans(spans_to_tree(sentence.spans, len(sentence.words))) == sentence.spans
+
+
+# Trees as actions
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """A tokenizer that cuts words into pairs of letters."""
+    stock = Tokenizer(models.WordLevel({"<unk>": 0, "th": 1, "e": 2, "ca": 3, "t": 4, "a": 5}, unk_token="<unk>"))
+    stock.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"..?"), "isolated")]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=stock, unk_token="<unk>")
+
+
+def test_oracle(pieces):
+    sentences = parse("(S (NP (DT the) (NN cat)) (. a))\n(NP (NN cat))")
+    labels = label_inventory(sentences)
+    assert labels == ("NP", "S")
+    top_down = encode_trees(sentences, pieces, TransitionSystem("top_down", 2), labels)
+    assert top_down[0] == {
+        "input_ids": [1, 2, 3, 4, 5],
+        "actions": [4, 3, SHIFT, SHIFT, SHIFT, SHIFT, REDUCE, SHIFT, REDUCE],
+        "word_ends": [False, True, False, True, True],
+    }
+    in_order = TransitionSystem("in_order", 2)
+    assert encode_trees(sentences[:1], pieces, in_order, labels)[0]["actions"] == [
+        SHIFT, SHIFT, 4, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, FINISH
+    ]  # fmt: skip
+    assert encode_trees(sentences, pieces, TransitionSystem("top_down", 2), labels) == top_down
+    assert encode_trees([], pieces, in_order, labels) == []
+    batch = collate_trees(top_down, pad_token_id=7)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [3, 4, 7, 7, 7]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    assert batch["actions"].tolist() == [[4, 3, 1, 1, 1, 1, 2, 1, 2], [3, 1, 1, 2, 0, 0, 0, 0, 0]]
+    assert batch["word_ends"].tolist() == [[False, True, False, True, True], [False, True, False, False, False]]
+    assert batch["labels"].tolist() == [[1, 2, 3, 4, 5], [3, 4, -100, -100, -100]]
+    assert {key for key in batch if batch[key].dtype is not torch.long} == {"word_ends"}
+    with pytest.raises(ValueError, match="<text>:1: a word is the padding token"):
+        encode_trees(parse("(S (NN the) (NN <pad>))"), word_tokenizer([["the"]]), in_order, labels)
+
+
+@pytest.mark.parametrize("name", ["top_down", "in_order"])
+def test_sample_trees_survive_the_oracle(name):
+    sentences = [s for split in ("valid", "test") for s in read_treebank(sample_path(f"trees.{split}.txt"))]
+    labels = label_inventory(sentences)
+    system = TransitionSystem(name, len(labels))
+    bpe = train_bpe_tokenizer(["the cat sat on the mat"] * 3, 300)
+    for sentence, encoded in zip(sentences, encode_trees(sentences, bpe, system, labels), strict=True):
+        assert sum(encoded["word_ends"]) == len(sentence.words)
+        words_before = [0]
+        for is_end in encoded["word_ends"]:
+            words_before.append(words_before[-1] + is_end)
+        spans = system.actions_to_spans(encoded["actions"], encoded["word_ends"])
+        found = tuple((labels[label], words_before[i], words_before[j]) for label, i, j in spans)
+        assert found == sentence.labeled_spans
+
+
+def test_sentences_that_the_oracle_cannot_encode_are_named(pieces):
+    (good, bad) = parse("(S (NP (A a)) (B b))\n(S (QP (A a)) (B b))")
+    system = TransitionSystem("top_down", 2)
+    with pytest.raises(ValueError, match=r"<text>:2: the label 'QP' is not one of the 2 labels NP, S"):
+        encode_trees([good, bad], pieces, system, ("NP", "S"))
+    with pytest.raises(ValueError, match="3 labels for a system of 2"):
+        encode_trees([good], pieces, system, ("NP", "QP", "S"))
+    with pytest.raises(ValueError, match="no labeled constituent"):
+        label_inventory([])
+    for change, message in [
+        ({"words": ("a b", "c")}, "word 0 is 'a b'"),
+        ({"labeled_spans": (("NP", 0, 1),)}, r"the whole-sentence span \(0, 2\) is missing"),
+        ({"labeled_spans": ()}, "the tree has no constituent"),
+    ]:
+        with pytest.raises(ValueError, match=f"<text>:1: {message}"):
+            encode_trees([dataclasses.replace(good, **change)], pieces, system, ("NP", "S"))
+
+
+# Text
+
+
+def test_lines(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes("\ufeffone\r\ntwo \r\n\r\n \t\r\nthree".encode())
+    assert list(read_lines(file)) == ["one", "two ", "", " \t", "three"]
+
+
+def test_sentences():
+    text = 'Dr. Smith went to Washington. He arrived at 5 p.m. yesterday. "Really?" he said.'
+    sentences = ["Dr. Smith went to Washington.", "He arrived at 5 p.m. yesterday.", '"Really?" he said.']
+    assert split_sentences(f" {text} ") == sentences
+    assert split_sentences("これは本です。それも本です。", language="ja") == ["これは本です。", "それも本です。"]
+
+
+def test_other_encodings(tmp_path):
+    file = tmp_path / "latin.txt"
+    file.write_bytes("fine\nna\xefve".encode("latin-1"))
+    assert list(read_lines(file, encoding="latin-1")) == ["fine", "na\xefve"]
+    with pytest.raises(ValueError, match=r"latin.txt:2: byte 0xef at position 7 is not utf-8"):
+        list(read_lines(file))
+    with pytest.raises(ValueError, match=r"latin.txt:2: byte 0xef"):
+        list(read_treebank(file))
+    long_file = tmp_path / "long.txt"
+    long_file.write_bytes(b"line\n" * 100_000 + b"\xff")
+    with pytest.raises(ValueError, match="long.txt:100001: byte 0xff at position 500000"):
+        list(read_lines(long_file))
+    with pytest.raises(FileNotFoundError):
+        list(read_lines(tmp_path / "absent.txt"))
+
+
+# Batches
+
+
+def test_collating_by_hand():
+    batch = collate_contexts(
+        [
+            {"input_ids": [5, 9, 7], "sentence_ids": [1, 1, 2], "word_ends": [False, True, True], "id": "x"},
+            {"input_ids": [9], "sentence_ids": [1], "word_ends": [True]},
+        ],
+        pad_token_id=9,
+    )
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "input_ids": [[5, 9, 7], [9, 9, 9]],
+        "attention_mask": [[1, 1, 1], [1, 0, 0]],
+        "labels": [[5, 9, 7], [9, -100, -100]],
+        "sentence_ids": [[1, 1, 2], [1, 0, 0]],
+        "word_ends": [[False, True, True], [True, False, False]],
+    }
+    assert {name: value.dtype for name, value in batch.items()} == {
+        **dict.fromkeys(("input_ids", "attention_mask", "labels", "sentence_ids"), torch.int64),
+        "word_ends": torch.bool,
+    }
+
+
+def test_collating_contexts_of_one_sentence():
+    batch = collate_contexts([{"input_ids": torch.tensor([5, 6])}, {"input_ids": [7]}], pad_token_id=0)
+    assert batch["sentence_ids"].tolist() == [[1, 1], [1, 0]]
+    assert "word_ends" not in batch
+
+
+TREE = {"input_ids": [1, 2], "actions": [3, 1, 1, 2], "word_ends": [True, True]}
+
+
+@pytest.mark.parametrize(
+    ("collate", "batch", "message"),
+    [
+        (collate_contexts, [], "the batch is empty"),
+        (collate_contexts, [{"input_ids": []}], "context 0 has no tokens"),
+        (collate_contexts, [{"input_ids": [1], "sentence_ids": [1]}, {"input_ids": [1]}], "1 has no sentence_ids but"),
+        (collate_contexts, [{"input_ids": [1, 2], "word_ends": [True]}], "context 0 has 1 word_ends for 2 tokens"),
+        (collate_trees, [{**TREE, "actions": []}], "sentence 0 has no actions"),
+        (collate_trees, [{**TREE, "word_ends": [True]}], "sentence 0 has 1 word_ends for 2 tokens"),
+    ],
+)
+def test_bad_batches_are_named(collate, batch, message):
+    with pytest.raises(ValueError, match=message):
+        collate(batch, pad_token_id=0)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        [(0, 2), (2, 5), (5, 7), (7, 8), (8, 12)],  # the space belongs to the token
+        [(0, 2), (2, 5), (6, 7), (7, 8), (9, 12)],  # it does not
+        [(0, 2), (2, 5), (6, 6), (6, 8), (9, 12)],  # a token that is only the space, trimmed to nothing
+    ],
+)
+def test_word_ends_from_offsets(offsets):
+    assert word_ends_from_offsets(offsets, ["fruit", "of", "fly"]) == [False, True, False, True, True]
+
+
+def test_word_ends_of_shared_characters_and_missing_tokens():
+    assert word_ends_from_offsets([(0, 1), (0, 1), (1, 3), (2, 3)], ["é", "é"]) == [False, True, False, True]
+    for offset, message in [
+        ((0, 3), r"characters 0\.\.3 spans 'a' and 'b'"),
+        ((0, 1), r"word 1 \('b'\) has no token"),
+        ((2, 3), r"word 0 \('a'\) has no token"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            word_ends_from_offsets([offset], ["a", "b"])
+
+
+def test_word_ends_from_word_ids():
+    assert word_ends_from_word_ids([None, 0, 0, 1, None]) == [True, False, True, True, True]
+    assert word_ends_from_word_ids([0, 0]) == [False, True]
+    assert word_ends_from_word_ids([]) == []
+
+
+def test_treebank_command(tmp_path, capsys):
+    """Trees of parsers and treebanks, in one clean file with counts and checksums."""
+    benepar = "(TOP\n  (S\n    (NP (DT The) (NN cat))\n    (VP (VBZ sees) (NP (PRP it)) (ADVP (RB now)))\n    (. .)))\n"
+    stanza = "(ROOT (S (NP (PRP We)) (VP (VBP agree)) (. .)))\n(ROOT (X (. ...)))\n(S (NP (-NONE- *)))\n"
+    penn = "( (S (NP-SBJ-1 (NNP America)) (VP (VBZ wins) (NP-TMP (CD 3) (NNS days)) (NP (-NONE- *T*-1)))) )\n"
+    for name, text in (("a.txt", benepar), ("b.txt", stanza), ("c.mrg", penn)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    files, out = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.mrg")], tmp_path / "out.txt"
+    command = ["treebank", *files, "--out", str(out)]
+    assert main([*command, "--punctuation", "remove", "--binarize", "right"]) == 0
+    assert out.read_text().split("\n")[:3] == [
+        "(S (NP (DT The) (NN cat)) (VP (VBZ sees) (VP (NP (PRP it)) (ADVP (RB now)))))",
+        "(S (NP (PRP We)) (VP (VBP agree)))",
+        "(S (NP (NNP America)) (VP (VBZ wins) (NP (CD 3) (NNS days))))",
+    ]
+    facts = json.loads((tmp_path / "out.txt.meta.json").read_text())
+    assert (facts["trees"], facts["words"], facts["left_out"]) == (3, 11, {"no words": 1, "no words left": 1})
+    assert [len(facts[name]) for name in ("inputs", "output")] == [3, 1] and facts["command"].startswith(
+        "synlm treebank"
+    )
+    printed = capsys.readouterr().err
+    assert all(f"1 left out ({why})" in printed for why in ("no words", "no words left"))
+    assert main([*command, "--words", "ptb-concat", "--max-words", "4", "--overwrite"]) == 0
+    assert out.read_text().startswith("(S (NP (PRP we))") and "(CD N)" in out.read_text()
+    # What it writes reads as it is.
+    assert main(["treebank", str(out), "--out", str(tmp_path / "again.txt")]) == 0
+    assert (tmp_path / "again.txt").read_text() == out.read_text()
+    (tmp_path / "a.txt").write_text("(S (NP (DT The)\n", encoding="utf-8")
+    assert main([*command, "--overwrite"]) == 2
+    assert "a.txt" in capsys.readouterr().err and out.read_text().startswith("(S (NP (PRP we))")
+    # Tags that are not the Penn Treebank's do not tell punctuation.
+    (tmp_path / "d.txt").write_text("(S (FOO a) (NN b) (BAR c) (. .))\n", encoding="utf-8")
+    other = ["treebank", str(tmp_path / "d.txt"), "--out", str(tmp_path / "d.out"), "--punctuation", "remove"]
+    assert main(other) == 2
+    assert "such as FOO, BAR" in (said := capsys.readouterr().err) and "--punctuation-by form" in said
+    assert main([*other, "--punctuation-by", "form"]) == 0
+    assert (tmp_path / "d.out").read_text() == "(S (FOO a) (NN b) (BAR c))\n"
+    # Where trees stand on one line each, all bad ones are listed.
+    (tmp_path / "a.txt").write_text("(S (X a))\n(S (X a)\n\n(S (X b))\n(S a (X b))\n(S (X c))\n", encoding="utf-8")
+    assert main([*command, "--overwrite"]) == 2
+    listed = capsys.readouterr().err
+    assert "2 lines are no trees" in listed and "line 2: '(' is never closed" in listed and "line 5: " in listed
+    assert main(command) == 2

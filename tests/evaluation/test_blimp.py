@@ -1,0 +1,192 @@
+"""Minimal pairs: what counts as right, groups and phenomena, files, and the same numbers through lm-eval."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_synlm.evaluation.suites.blimp import (
+    MinimalPair,
+    evaluate_blimp,
+    evaluate_pairs,
+    find_blimp,
+    first_pairs,
+    read_blimp,
+    read_pairs,
+    sentence_log_probs,
+)
+from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
+
+PAIRS = [
+    ("The keys to the cabinet are here.", "The keys to the cabinet is here."),
+    ("We ask for peace", "We asks for peace"),
+    ("The state of our Union is strong.", "The state of our Union are strong."),
+    ("She is back, standing tall.", "She are back, standing tall."),
+    ("No one has ever asked.", "Some one has ever asked."),
+    ("We ask for peace", "We asking for peace"),
+]
+
+
+def write_blimp(folder: Path) -> list[Path]:
+    """Two paradigms in BLiMP's format."""
+    folder.mkdir(exist_ok=True)
+    paradigms = {"agreement_1": ("subject_verb_agreement", PAIRS[:4]), "subject_trans": ("s-selection", PAIRS[4:])}
+    for name, (term, pairs) in paradigms.items():
+        rows = [
+            {"sentence_good": good, "sentence_bad": bad, "field": "syntax", "linguistics_term": term, "UID": name}
+            for good, bad in pairs
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return find_blimp(folder)
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "rnng_pieces", "prpn"])
+def test_accuracy_is_the_share_of_pairs_that_are_right(architecture):
+    model, tokenizer = model_and_tokenizer(architecture)
+
+    def log_prob(sentence):
+        ids = torch.tensor([tokenizer(sentence)["input_ids"]])
+        return model.parse(ids).token_log_probs[:, : ids.shape[1]].sum().item()
+
+    pairs = PAIRS[:3]
+    right = [log_prob(good) > log_prob(bad) for good, bad in pairs]
+    result = evaluate_pairs(scorer_of(architecture), [MinimalPair(*pair) for pair in pairs])
+    assert result.scores["accuracy"] == pytest.approx(sum(right) / len(right))
+
+
+def test_ends_count_on_request():
+    scorer = scorer_of("gpst")
+    plain, closed = (sentence_log_probs(scorer, SENTENCES, end=end) for end in (False, True))
+    model, tokenizer = model_and_tokenizer("gpst")
+    parsed = [model.parse(torch.tensor([tokenizer(sentence)["input_ids"]])) for sentence in SENTENCES]
+    assert plain == pytest.approx([each.token_log_probs.sum().item() for each in parsed], abs=1e-3)
+    assert closed == pytest.approx([each.text_log_probs.item() for each in parsed], abs=1e-3)
+
+
+def test_equal_sentences_are_not_right():
+    assert evaluate_pairs(scorer_of("gpt2"), [MinimalPair("We ask", "We  ask")]).scores["accuracy"] == 0.0
+
+
+def test_means_over_paradigms_and_phenomena(tmp_path):
+    paths = write_blimp(tmp_path / "data")
+    result = evaluate_blimp(scorer_of("gpt2"), paths)
+    rows = {row["group"]: row for row in result.tables["Groups"]}
+    assert rows["agreement_1"]["pairs"] == 4 and rows["subject_trans"]["pairs"] == 2
+    assert rows["subject_trans"]["phenomenon"] == "argument_structure"
+    first, second = rows["agreement_1"]["accuracy"], rows["subject_trans"]["accuracy"]
+    assert result.scores["accuracy"] == pytest.approx((4 * first + 2 * second) / 6)
+    assert result.scores["mean_over_groups"] == pytest.approx((first + second) / 2)
+    assert result.scores["phenomenon argument_structure"] == second
+    assert evaluate_blimp(scorer_of("gpt2"), paths, limit=1).data["pairs"] == 2
+
+
+def test_the_first_pairs(tmp_path):
+    pairs = [pair for path in write_blimp(tmp_path) for pair in read_blimp(path)]
+    assert first_pairs(pairs, 1) == [pairs[0], pairs[4]] and first_pairs(pairs, None) == pairs
+
+
+def test_pairs_of_tables(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("good\tbad\tkind\nWe ask\tWe asks\tnumber\nShe is\tShe are\tperson\n", encoding="utf-8")
+    pairs = read_pairs(path, good_column="good", bad_column="bad", group_column="kind")
+    assert pairs == [MinimalPair("We ask", "We asks", "number"), MinimalPair("She is", "She are", "person")]
+    (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks", "kind": 1}\n')
+    assert read_pairs(tmp_path / "pairs.jsonl", group_column="kind") == [MinimalPair("We ask", "We asks", "1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        ("pairs.tsv", "good\tbad\nWe ask\t \n", {}, "no column 'sentence_good'"),
+        ("pairs.tsv", "good\tbad\nWe ask\t \n", {"good_column": "good", "bad_column": "bad"}, "row 1 has an empty"),
+        ("pairs.txt", "We ask\n", {}, "save them as one of these"),
+        (
+            "pairs.jsonl",
+            '{"sentence_good": "a", "sentence_bad": "b"}',
+            {"group_column": "UID"},
+            "no column 'UID'",
+        ),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, content, columns, message):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_pairs(tmp_path / name, **columns)
+
+
+def test_no_pairs_are_an_error():
+    with pytest.raises(ValueError, match="no pairs"):
+        evaluate_pairs(scorer_of("gpt2"), [])
+
+
+# ------------------------------------------------------------------------------------------------------- lm-eval
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [("gpst", {}), ("gpst", {"estimator": "stepwise"}), ("rnng_pieces", {"num_beams": 3}), ("gpt2", {}), ("prpn", {})],
+)
+def test_lm_eval_gives_the_same_scores(architecture, options):
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.registry import get_model
+
+    import hf_synlm.evaluation.suites.lm_harness  # noqa: F401
+
+    model, tokenizer = model_and_tokenizer(architecture)
+    lm = get_model("hf-synlm")(pretrained=model, tokenizer=tokenizer, batch_size=4, **options)
+    sentences = [sentence for pair in PAIRS for sentence in pair]
+    requests = [Instance("loglikelihood", {}, ("", sentence), k) for k, sentence in enumerate(sentences)]
+    expected = sentence_log_probs(scorer_of(architecture, **options), sentences)
+    assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(expected, abs=1e-3)
+
+
+def test_lm_eval_continuations_and_greedy():
+    from lm_eval.api.instance import Instance
+
+    from hf_synlm.evaluation.suites.lm_harness import SyntacticLM
+
+    model, tokenizer = model_and_tokenizer("gpst")
+    with pytest.raises(ValueError, match="there is no folder './nowhere'"):
+        SyntacticLM(pretrained="./nowhere")
+    lm = SyntacticLM(pretrained=model, tokenizer=tokenizer, batch_size=2, greedy=True)
+    context = "We ask"
+    ids = torch.tensor([tokenizer(context)["input_ids"]])
+    best = tokenizer.decode([model(ids).logits[0, -1].argmax().item()])
+    if tokenizer(context + best)["input_ids"][:-1] != ids[0].tolist():
+        pytest.fail("the test needs a continuation of one token")
+    requests = [Instance("loglikelihood", {}, (context, text), 0) for text in (best, " for peace")]
+    (_, is_best), (score, is_second) = lm.loglikelihood(requests)
+    assert is_best and not is_second
+    parsed = model.parse(torch.tensor([tokenizer(context + " for peace")["input_ids"]]))
+    assert score == pytest.approx(parsed.token_log_probs[0, ids.shape[1] :].sum().item(), abs=1e-3)
+
+
+def test_lm_eval_runs_a_task_of_pairs(tmp_path, monkeypatch):
+    """A task as lm-eval's own blimp, on local files: its accuracy is ours."""
+    lm_eval = importlib.import_module("lm_eval")
+    from lm_eval.tasks import TaskManager
+
+    from hf_synlm.evaluation.suites.lm_harness import SyntacticLM
+
+    paths = write_blimp(tmp_path / "data")
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    for path in paths:
+        (tasks / f"{path.stem}.yaml").write_text(
+            f"task: local_{path.stem}\ndataset_path: json\ndataset_kwargs:\n  data_files: {path}\n"
+            f"  cache_dir: {tmp_path / 'cache'}\noutput_type: multiple_choice\nvalidation_split: train\n"
+            'doc_to_text: ""\ndoc_to_target: 0\ndoc_to_choice: "{{[sentence_good, sentence_bad]}}"\nnum_fewshot: 0\n'
+            'target_delimiter: ""\n'  # by default lm-eval puts a space before each sentence
+            "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
+        )
+    model, tokenizer = model_and_tokenizer("gpst")
+    results = lm_eval.simple_evaluate(
+        SyntacticLM(pretrained=model, tokenizer=tokenizer, batch_size=4),
+        tasks=[f"local_{path.stem}" for path in paths],
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+    )["results"]
+    ours = {row["group"]: row["accuracy"] for row in evaluate_blimp(scorer_of("gpst"), paths).tables["Groups"]}
+    assert {name.removeprefix("local_"): row["acc,none"] for name, row in results.items()} == pytest.approx(ours)

@@ -1,0 +1,220 @@
+"""The modules for `evaluate`: loaded by path as users do, without a network, in a cache of their own."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import evaluate
+import pytest
+import yaml
+
+from hf_synlm.data.brackets import spans_to_tree, tree_to_brackets
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.metrics import NAMES, metric_path
+from hf_synlm.evaluation.suites.glue import GLUE_TASKS, glue_task, task_scores
+from hf_synlm.evaluation.suites.rouge import rouge_scores
+from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym
+from hf_synlm.evaluation.text.perplexity import perplexities
+from hf_synlm.evaluation.text.surprisal import score_words
+from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.evaluation.trees.evalb import EvalbParameters, evaluate_files
+from hf_synlm.evaluation.trees.treebank_parsing import make_treebank, score_baselines
+from hf_synlm.trees.spans import right_branching
+from tests.evaluation.test_syntaxgym import suite_data
+from tests.helpers.scoring_models import SENTENCES, scorer_of
+
+EVALB = Path(__file__).parents[1] / "goldens" / "evalb"
+GOLD = [
+    "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps) (ADVP (RB well))) (. .))",
+    "( (S (NP (PRP I)) (VP (VBP eat) (NP (-LRB- -LRB-) (NNS nuts) (-RRB- -RRB-)))) )",
+]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    patch = pytest.MonkeyPatch()
+    patch.setattr("datasets.config.HF_MODULES_CACHE", str(cache))
+    patch.setattr("evaluate.config.HF_MODULES_CACHE", cache)
+    # Modules that an earlier program has left in the user's cache have the same name, and may be found first.
+    patch.syspath_prepend(str(cache))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
+        patch.delitem(sys.modules, name)
+    yield lambda name, **options: evaluate.load(metric_path(name), cache_dir=str(cache), **options)
+    patch.undo()
+
+
+def test_unlabeled_agrees_with_the_library(load):
+    treebank = make_treebank(read_treebank(sample_path("trees.test.txt")), max_sentences=20)
+    lines = sample_path("trees.test.txt").read_text(encoding="utf-8").splitlines()[:20]
+    metric = load("unlabeled_parsing_f1")
+    for words, line in zip(treebank.words, lines, strict=True):
+        tree = spans_to_tree(right_branching(len(words)), len(words))
+        metric.add(prediction=tree_to_brackets(tree, words), reference=line)
+    scores, expected = metric.compute(), score_baselines(treebank)["right"]
+    assert scores["f1"] == expected.f1 and {name: scores[name] for name in expected.variants} == expected.variants
+    assert scores["num_sentences"] == 20
+    assert scores["convention"].startswith("punctuation removed before parsing; gpst: sentence F1")
+    corpus = metric.compute(predictions=["", "(I (eat nuts))"], references=GOLD, convention="compound-pcfg-corpus")
+    assert corpus["f1"] == corpus["corpus_f1"] == pytest.approx(2 * 1 / (1 + 3))
+    json.dumps(corpus)
+
+
+LABELED = ["(S (NP the cat) (VP sleeps well))", "(S I (VP eat nuts))"]
+WORDS = ["((the cat) (sleeps well))", "(I (eat nuts))"]
+UNLABELED = ["((the cat) (sleeps well) .)", "(I (eat (-LRB- nuts -RRB-)))"]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "options"),
+    [
+        (LABELED, GOLD, {"prediction_style": "labeled"}),
+        (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "ignore"}),
+        (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "keep"}),
+        (WORDS, UNLABELED, {"reference_style": "unlabeled"}),
+        (WORDS, GOLD, {"max_length": 3}),
+    ],
+)
+def test_unlabeled_options(load, predictions, references, options):
+    scores = load("unlabeled_parsing_f1").compute(predictions=predictions, references=references, **options)
+    assert scores["corpus_f1"] == 1 and scores["num_sentences"] == (1 if "max_length" in options else 2)
+
+
+def test_labeled_is_evalb(load):
+    metric = load("labeled_parsing_f1")
+    test, gold = ((EVALB / f"sample.{end}").read_text().splitlines() for end in ("tst", "gld"))
+    parameters = EVALB / "sample.prm"
+    scores = metric.compute(predictions=test, references=gold, parameters=str(parameters))
+    expected = evaluate_files(EVALB / "sample.gld", EVALB / "sample.tst", EvalbParameters.read(parameters))
+    assert (scores["f1"], scores["precision"], scores["recall"]) == (expected.f1, expected.precision, expected.recall)
+    assert scores["num_valid"] == expected.overall.num_valid < scores["num_sentences"]
+    assert scores["f1_short"] == expected.short.f1
+    # By hand: of S, NP, VP and ADVP one label differs.
+    changed = [GOLD[0].replace("(VP", "(X")]
+    assert metric.compute(predictions=changed, references=GOLD[:1])["f1"] == 3 / 4
+    assert metric.compute(predictions=changed, references=GOLD[:1], labeled=False)["f1"] == 1
+    assert metric.compute(predictions=changed, references=GOLD[:1], cutoff_length=2)["num_sentences_short"] == 0
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "gpt2"])
+def test_surprisal_is_that_of_the_library(load, saved_models, architecture):
+    texts = [SENTENCES[0], "  ", "He  said no"]
+    options = {"num_beams": 2} if architecture == "gpst" else {}
+    metric = load("surprisal")
+    found = metric.compute(predictions=texts, model_id=str(saved_models / architecture), device="cpu", **options)
+    json.dumps(found, allow_nan=False)
+    assert found["words"] == [text.split() for text in texts]
+    expected = score_words(scorer_of(architecture, details=True, **options), [TextItem("", text) for text in texts])
+    for k, scores in enumerate(expected):
+        row, lexical, structural = (found[name][k] for name in ("surprisals", "lexical", "structural"))
+        assert row == pytest.approx((-scores.log_probs / math.log(2)).tolist(), abs=1e-4)
+        if architecture == "gpst":
+            assert lexical == pytest.approx((-scores.lexical / math.log(2)).tolist(), abs=1e-4)
+            assert [a + b for a, b in zip(lexical, structural, strict=True)] == pytest.approx(row, abs=1e-4)
+        else:
+            assert lexical == structural == [None] * len(row)
+    values = [value for row in found["surprisals"] for value in row]
+    assert found["mean_surprisal"] == pytest.approx(sum(values) / len(values))
+    assert found["word_perplexity"] == pytest.approx(perplexities(expected)["word_perplexity"], rel=1e-4)
+    estimator = "beam_marginal" if architecture == "gpst" else "exact"
+    assert found["unit"] == "bits" and found["estimator"] == found["options"]["estimator"] == estimator
+
+
+def test_surprisal_options(load, saved_models):
+    def compute(*texts, **options):
+        return load("surprisal").compute(
+            predictions=list(texts), model_id=str(saved_models / "gpt2"), device="cpu", **options
+        )
+
+    alone, document = compute("We ask", "for peace"), compute("We ask", "for peace", context="document")
+    assert document["surprisals"][1] != pytest.approx(alone["surprisals"][1], abs=1e-4)
+    nats = compute("We ask", unit="nats")
+    assert nats["surprisals"][0] == pytest.approx([bits * math.log(2) for bits in alone["surprisals"][0]], rel=1e-5)
+    assert compute("We ask", begin=False)["surprisals"][0][0] is None
+    corrected = compute("We ask", word_correction=True)
+    assert corrected["surprisals"] != alone["surprisals"][:1] and corrected["options"]["word_correction"]
+    for text, options, message in (
+        ("We ask", {"unit": "bytes"}, "unit is 'bytes'"),
+        ("We ask", {"context": "page"}, "context 'page'"),
+        ("We ask", {"num_beams": 3}, "not an option of GPT2LMHeadModel"),
+        (" ", {}, "there are no tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compute(text, **options)
+
+
+def test_syntaxgym_is_that_of_the_library(load, saved_models, tmp_path):
+    path = tmp_path / "own_agreement.json"
+    path.write_text(json.dumps(suite_data()), encoding="utf-8")
+    metric = load("syntaxgym")
+    found = metric.compute(suites=[str(path)], model_id=str(saved_models / "gpst"), num_beams=2, device="cpu")
+    json.dumps(found, allow_nan=False)
+    expected = evaluate_syntaxgym(scorer_of("gpst", num_beams=2), [path])
+    assert found["suites"] == {"own_agreement": expected.scores["suite own_agreement"]}
+    assert found["accuracy"] == expected.scores["mean_over_suites"]
+    assert found["predictions"] == expected.tables["Predictions"]
+    assert found["circuits"] == {} and found["mean_31_suites"] is None and found["mean_6_circuits"] is None
+    assert found["options"]["num_beams"] == 2 and found["options"]["estimator"] == "beam_marginal"
+    with pytest.raises(ValueError, match=r"nowhere\.json cannot be read"):
+        metric.compute(suites=["nowhere.json"], model_id=str(saved_models / "gpst"))
+
+
+@pytest.mark.parametrize(
+    ("name", "predictions", "options", "message"),
+    [
+        ("unlabeled_parsing_f1", ["((the dog) (sleeps well))"], {}, "word 2 is 'dog', in the gold tree 'cat'"),
+        ("unlabeled_parsing_f1", WORDS[:1], {"convention": "f1"}, "there is no convention 'f1'"),
+        ("unlabeled_parsing_f1", WORDS[:1], {"prediction_style": "ptb"}, "style is 'ptb'"),
+        ("labeled_parsing_f1", ["(S (NP"], {}, "prediction 0: .* is never closed"),
+    ],
+)
+def test_bad_input_is_named(load, name, predictions, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(name).compute(predictions=predictions, references=GOLD[:1], **options)
+
+
+def test_bad_lists_are_named(load, saved_models, tmp_path):
+    for name, inputs, message in (
+        ("surprisal", {"predictions": "the dog"}, "a single text: give a list"),
+        ("syntaxgym", {"suites": "suite.json"}, "a single text: give a list"),
+        ("syntaxgym", {"suites": []}, "there are no suites"),
+        ("syntaxgym", {"suites": [str(tmp_path)]}, "is a folder: give the files of the suites"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(name).compute(**inputs, model_id=str(saved_models / "gpt2"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_folders_are_spaces(name):
+    folder = Path(metric_path(name))
+    files = {file.name for file in folder.iterdir() if file.is_file()}
+    assert files == {"README.md", "app.py", "requirements.txt", f"{name}.py"}
+    card = yaml.safe_load((folder / "README.md").read_text(encoding="utf-8").split("---")[1])
+    assert card["sdk"] == "gradio" and card["app_file"] == "app.py" and {"evaluate", "metric"} <= set(card["tags"])
+    compile((folder / "app.py").read_text(encoding="utf-8"), "app.py", "exec")
+    with pytest.raises(ValueError, match="there is no metric 'f1'"):
+        metric_path("f1")
+
+
+# --------------------------------------------------------------------------------------- the modules glue and rouge
+STORED = json.loads((Path(__file__).parents[1] / "goldens" / "evaluate" / "cases.json").read_text(encoding="utf-8"))
+
+
+def test_glue_scores_are_those_of_evaluate():
+    assert {case["task"] for case in STORED["glue"]} == set(GLUE_TASKS)
+    for case in STORED["glue"]:
+        found = task_scores(glue_task(case["task"]), case["predictions"], case["references"])
+        # The module reads targets of STS-B as float32.
+        assert found == pytest.approx(case["scores"], rel=1e-6), case["task"]
+
+
+def test_rouge_scores_are_those_of_evaluate():
+    assert len(STORED["rouge"]) == 3
+    for case in STORED["rouge"]:
+        texts = case["predictions"], case["references"]
+        found = rouge_scores(*texts, use_stemmer=case["use_stemmer"])
+        means = {name: 100 * sum(values) / len(values) for name, values in case["scores"].items()}
+        assert {name: found[name] for name in means} == pytest.approx(means)
+        assert means["rougeLsum"] > means["rougeL"]  # texts of several sentences, with moved words

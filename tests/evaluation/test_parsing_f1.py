@@ -1,0 +1,244 @@
+"""Unlabeled F1 against hand-made cases and the formulas of the scorers that the presets stand for."""
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_synlm.data.punctuation import keep_words
+from hf_synlm.evaluation.trees.baseline_trees import random_tree
+from hf_synlm.evaluation.trees.parsing import (
+    CONVENTIONS,
+    ParsingConvention,
+    branching_baselines,
+    drop_tokens,
+    resolve_convention,
+    unlabeled_f1,
+)
+from hf_synlm.trees.spans import right_branching
+from tests.reference.trees import spans_of
+
+# Gold tree, predicted tree and F1 of the Ordered-Neurons scorer (epsilon included).
+SINGLE_SENTENCES = [
+    (0, 0, 0.999999995),
+    ((0, 1), (0, 1), 0.999999995),
+    ((0, 1, 2), (0, (1, 2)), 0.0),
+    ((0, (1, 2)), ((0, 1), 2), 0.0),
+    ((0, (1, 2, 3)), (0, (1, (2, 3))), 0.6666666577777778),
+    (((0, 1), (2, 3)), ((0, 1), (2, 3)), 0.99999999),
+    ((0, 1, (2, 3)), (((0, 1), 2), 3), 0.0),
+]
+
+
+@pytest.mark.parametrize("convention", ["gpst", "on-lstm", "prpn"])
+@pytest.mark.parametrize(("gold", "predicted", "f1"), SINGLE_SENTENCES)
+def test_one_sentence_by_hand(gold, predicted, f1, convention):
+    spans = spans_of(gold)
+    scores = unlabeled_f1([spans_of(predicted)], [spans], [spans[-1][1] if spans else 1], convention)
+    assert scores.sentence_f1 == pytest.approx(f1, abs=1e-12)
+    assert scores.f1_per_sentence == (scores.sentence_f1,)
+
+
+def test_corpus_by_hand():
+    # Gold and predicted spans without the whole sentence: 1 of 2 predicted, 1 gold; 2 of 2, 2 gold; 0 of 1, none gold.
+    gold = [(0, (1, 2, 3)), ((0, 1), (2, 3)), (0, 1, 2)]
+    predicted = [(0, (1, (2, 3))), ((0, 1), (2, 3)), (0, (1, 2))]
+    scores = unlabeled_f1(list(map(spans_of, predicted)), list(map(spans_of, gold)), [4, 4, 3])
+    assert scores.precision == pytest.approx(3 / 5)
+    assert scores.recall == pytest.approx(3 / 3)
+    assert scores.corpus_f1 == pytest.approx(2 * 3 / (5 + 3))
+    assert scores.sentence_f1 == pytest.approx((2 / 3 + 1 + 0) / 3, abs=1e-7)
+    assert scores.num_sentences == 3
+    # With the whole sentence: 2 of 3, 2 gold; 3 of 3, 3 gold; 1 of 2, 1 gold.
+    assert scores.variants["corpus_count"] == pytest.approx(2 * 6 / (8 + 6))
+    assert scores.variants["sentence_count"] == pytest.approx((4 / 5 + 1 + 2 / 3) / 3, abs=1e-7)
+    assert scores.variants["corpus_drop"] == scores.corpus_f1
+    assert scores.variants["sentence_drop"] == scores.sentence_f1
+    counted = unlabeled_f1(list(map(spans_of, predicted)), list(map(spans_of, gold)), [4, 4, 3], sentence_span="count")
+    assert counted.corpus_f1 == scores.variants["corpus_count"]
+    assert counted.variants == scores.variants
+
+
+def test_printing_names_the_convention_and_the_four_numbers():
+    gold = [[(1, 4), (0, 4)], [(0, 3)]]
+    text = str(unlabeled_f1([right_branching(4), right_branching(3)], gold, [4, 3]))
+    assert text.splitlines() == [
+        "unlabeled F1 (%) of 2 sentences (0 left out): sentence 33.33, corpus 50.00 (precision 33.33, recall 100.00)",
+        "                               sentence F1   corpus F1",
+        "  whole-sentence span dropped        33.33       50.00",
+        "  whole-sentence span counted        73.33       75.00",
+        "  convention gpst: sentence F1, whole-sentence span dropped, spans of at least 2 token(s) as sets, "
+        "sentences of 1 or more token(s), sentences without gold spans have recall 1, epsilon 1e-08",
+    ]
+    changed = str(unlabeled_f1([right_branching(4)], [[(1, 4)]], [4], max_length=10, empty_gold="skip"))
+    assert "convention gpst with max_length=10, empty_gold=skip: " in changed
+    assert "sentences of 1 to 10 token(s), sentences without gold spans are left out" in changed
+
+
+def test_presets():
+    plain = ParsingConvention("")
+    changes = {
+        "gpst": {},
+        "prpn": {"max_length": 10},
+        "on-lstm": {},
+        "compound-pcfg": {"min_length": 2},
+        "compound-pcfg-corpus": {"min_length": 2, "level": "corpus"},
+        "palm": {"sentence_span": "count", "max_length": 40},
+    }
+    assert {name: dataclasses.replace(plain, name=name, **own) for name, own in changes.items()} == CONVENTIONS
+    assert resolve_convention("prpn", max_length=10) is CONVENTIONS["prpn"]  # unchanged, so it keeps its name
+
+
+def test_length_limits():
+    trees = [right_branching(n) for n in (1, 2, 3, 11)]
+    lengths = [1, 2, 3, 11]
+    assert unlabeled_f1(trees, trees, lengths).num_sentences == 4
+    assert unlabeled_f1(trees, trees, lengths, min_length=2).f1_per_sentence[0] is None
+    scores = unlabeled_f1(trees, trees, lengths, "prpn", min_length=3)
+    assert (scores.num_sentences, scores.num_skipped) == (1, 3)
+    assert scores.f1_per_sentence[2] == pytest.approx(1)
+    with pytest.raises(ValueError, match="none of the 4 sentences is scored"):
+        unlabeled_f1(trees, trees, lengths, min_length=12)
+
+
+FLAT, RIGHT = [(0, 3)], right_branching(3)
+COPIES = [(0, 1), (1, 3), (1, 3), (0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "changes", "f1"),
+    [
+        (RIGHT, FLAT, {}, 0),
+        (FLAT, FLAT, {}, 1),
+        (FLAT, FLAT, {"empty_gold": "zero"}, 0),
+        (FLAT, RIGHT, {}, 0),
+        ([], RIGHT, {"sentence_span": "count"}, 2 / 3),  # the whole sentence counts on both sides, listed or not
+        ([(1, 3)], RIGHT, {"sentence_span": "count"}, 1),
+        (RIGHT, COPIES, {}, 1),
+        (RIGHT, COPIES, {"duplicates": "multiset"}, 2 * 1 / (1 + 2)),
+        (RIGHT, COPIES, {"min_width": 1}, 2 * 1 / (1 + 2)),
+        ([*RIGHT, (1, 3)], COPIES, {"duplicates": "multiset"}, 1),
+    ],
+)
+def test_what_counts(predicted, gold, changes, f1):
+    assert unlabeled_f1([predicted], [gold], [3], epsilon=0, **changes).sentence_f1 == pytest.approx(f1)
+
+
+def test_sentences_without_gold_spans_can_be_skipped():
+    # Left out as a whole: what is predicted there does not lower precision.
+    for predicted in (FLAT, RIGHT):
+        scores = unlabeled_f1([predicted, RIGHT], [FLAT, RIGHT], [3, 3], empty_gold="skip")
+        assert scores.f1_per_sentence[0] is None and scores.num_sentences == scores.precision == 1
+    # One token is not a constituent.
+    one = unlabeled_f1([[]], [[]], [1], sentence_span="count", epsilon=0)
+    assert one.variants["corpus_count"] == 0
+
+
+def test_dropping_tokens():
+    words = ["``", "I", "think", "so", ",", "''", "she", "said", "."]
+    tags = ["``", "PRP", "VBP", "RB", ",", "''", "PRP", "VBD", "."]
+    keep = [False, True, True, True, False, False, True, True, False]
+    assert keep_words(words, tags, "tag") == keep_words(words, tags, "form") == keep
+    spans = [(2, 4), (1, 4), (4, 6), (0, 6), (6, 8), (0, 9)]
+    assert drop_tokens(spans, keep) == [(1, 3), (0, 3), (0, 3), (3, 5), (0, 5)]
+    scores = unlabeled_f1([[(7, 9), (6, 9), (0, 9)]], [spans], [9], keep=[keep])
+    # (3, 4) after removal is one token; gold keeps (1, 3), (0, 3), (3, 5).
+    assert (scores.precision, scores.recall) == (1, pytest.approx(1 / 3))
+    with pytest.raises(ValueError, match="keep of sentence 0 has 2 values for 9 tokens"):
+        unlabeled_f1([[]], [spans], [9], keep=[[True, False]])
+
+
+def test_length_limits_hold_after_removal_and_sentences_of_punctuation_are_left_out():
+    trees, lengths = [right_branching(4), right_branching(2)], [4, 2]
+    keep = [[True, True, True, False], [False, False]]
+    scores = unlabeled_f1(trees, trees, lengths, max_length=3, keep=keep)
+    assert scores.f1_per_sentence == (pytest.approx(1), None)
+    baselines = branching_baselines(trees, lengths, keep=keep)
+    assert baselines["right"].sentence_f1 == pytest.approx(1)
+    assert baselines["left"].sentence_f1 == 0
+
+
+def test_baselines_by_hand():
+    gold = [[(1, 3), (1, 4), (0, 4)], [(0, 2), (0, 3)]]
+    baselines = branching_baselines(gold, [4, 3])
+    assert {name: round(scores.corpus_f1, 6) for name, scores in baselines.items() if name != "random"} == {
+        "left": pytest.approx(2 * 1 / 6, abs=1e-6),
+        "right": pytest.approx(2 * 1 / 6, abs=1e-6),
+        "balanced": 0,
+        "binarized gold": 1,
+    }
+    lengths = list(range(3, 30))
+    gold = [random_tree(length, random.Random(length)) for length in lengths]
+    first, again, other = (branching_baselines(gold, lengths, seed=seed)["random"] for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_binarized_gold_is_the_upper_bound_for_flat_trees():
+    baselines = branching_baselines([[(0, 5)], [(1, 5), (0, 5), (0, 5)]], [5, 5])
+    upper = baselines["binarized gold"]
+    assert upper.recall == 1
+    assert upper.precision == pytest.approx(1 / 6)
+    assert branching_baselines([[]], [3], sentence_span="count")["binarized gold"].recall == 1
+
+
+def reference_f1(predicted, gold, length, sentence_span):
+    """Sentence F1 in sets and fractions, as a paper would put it (no epsilon)."""
+    predicted, gold = set(predicted), set(gold)
+    whole = {(0, length)} if length > 1 else set()
+    predicted, gold = (
+        (predicted | whole, gold | whole) if sentence_span == "count" else (predicted - whole, gold - whole)
+    )
+    if not gold:
+        return float(not predicted)
+    return 2 * len(predicted & gold) / (len(predicted) + len(gold))
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 999), st.integers(0, 999)), min_size=1, max_size=8))
+def test_against_the_definition(corpus):
+    lengths = [length for length, _, _ in corpus]
+    predicted = [random_tree(length, random.Random(seed)) for length, seed, _ in corpus]
+    gold = [
+        [span for span in random_tree(length, random.Random(seed)) if sum(span) % 2 or span == (0, length)]
+        for length, _, seed in corpus
+    ]
+    for sentence_span in ("drop", "count"):
+        scores = unlabeled_f1(predicted, gold, lengths, sentence_span=sentence_span, epsilon=0)
+        expected = [reference_f1(p, g, n, sentence_span) for p, g, n in zip(predicted, gold, lengths, strict=True)]
+        assert scores.f1_per_sentence == pytest.approx(expected)
+        assert scores.sentence_f1 == pytest.approx(sum(expected) / len(expected))
+        assert 0 <= scores.corpus_f1 <= 1
+        exact = unlabeled_f1(gold, gold, lengths, sentence_span=sentence_span, epsilon=0)
+        assert exact.sentence_f1 == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[]], [[]], []), "there are no sentences"),
+        (([[]], [[], []], [2, 2]), "predicted has 1 sentences and lengths has 2"),
+        (([[]], [[]], [0]), "sentence 0 has length 0"),
+        (([[], [(0, 3)]], [[], []], [2, 2]), r"span \(0, 3\) of the prediction for sentence 1 does not fit into 2"),
+        (([[]], [[(1, 1)]], [2]), r"span \(1, 1\) of the gold tree of sentence 0"),
+        (([[]], [[]], [2], "evalb"), "there is no convention 'evalb': choose one of gpst, prpn, on-lstm"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        unlabeled_f1(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"root": True}, "no field 'root'"),
+        ({"sentence_span": "keep"}, "sentence_span is 'keep': choose one of 'drop', 'count'"),
+        ({"min_width": 0}, "min_width 0"),
+        ({"max_length": 5, "min_length": 6}, "max_length 5 is below min_length 6"),
+        ({"epsilon": -1}, "epsilon is -1"),
+    ],
+)
+def test_bad_conventions_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_convention("gpst", **changes)

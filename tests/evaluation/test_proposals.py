@@ -1,0 +1,221 @@
+"""Sums over given trees: exact where all trees are given, a bound elsewhere."""
+
+import json
+import math
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_synlm.cli import main
+from hf_synlm.data.gold_trees import binary_token_spans
+from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
+from hf_synlm.evaluation.text.proposals import Proposals, evaluate_proposals, read_proposals, score_proposals
+from hf_synlm.evaluation.text.surprisal import score_words
+from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.models.pushdown.tape import tree_attachments
+from tests.helpers.scoring_models import scorer_of
+
+WORDS = ("the", "people", "of", "America")
+
+
+def binary_trees(words: tuple[str, ...], label: str = "NP") -> list[str]:
+    """All binary trees of some words, in brackets."""
+    if len(words) == 1:
+        return [f"(X {words[0]})"]
+    halves = [product(binary_trees(words[:at], label), binary_trees(words[at:], label)) for at in range(1, len(words))]
+    return [f"({label} {left} {right})" for pairs in halves for left, right in pairs]
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Path:
+    """The five binary trees of four words, two of them twice, and a tree of another sentence between them."""
+    lines = binary_trees(WORDS)
+    file = tmp_path / "trees.txt"
+    file.write_text("\n".join([*lines[:2], "", "(S (X We) (X ask))", *reversed(lines)]) + "\n")
+    return file
+
+
+def test_sum_over_all_trees_is_the_probability(trees: Path) -> None:
+    """A beam as wide as all derivations gives the same, where the end token stands beside the tree of the words."""
+    scorer = scorer_of("urnng", num_beams=60)
+    score = score_proposals(scorer_of("urnng"), WORDS, read_proposals([trees])[WORDS])
+    assert (score.num_tokens, score.num_trees) == (4, 5)
+    ids = torch.tensor([[*scorer.tokenizer(" ".join(WORDS))["input_ids"], scorer.model.config.eos_token_id]])
+    found = scorer.model.parse(ids, torch.ones_like(ids), num_beams=60, num_return_sequences=60)
+    beside = [(0, 4) in spans for spans in found.spans[0]]
+    assert (len(beside), sum(beside)) == (14, 5)
+    closed = found.log_probs[0, :14].double()
+    assert score.log_prob == pytest.approx(float(closed[beside].logsumexp(0)), abs=1e-4)
+    [whole] = score_words(scorer, [TextItem("1", " ".join(WORDS))], end=True)
+    total = sum(log_prob for _, log_prob in whole.tokens) + whole.end
+    assert total == pytest.approx(float(closed.logsumexp(0)), abs=1e-4)
+
+
+def _histories(length: int) -> list[list[int]]:
+    """All attachments of a text: every word is shifted, or joined to a constituent on the stack."""
+    stacks: list[tuple[list[int], list[int]]] = [([], [])]
+    for position in range(1, length + 1):
+        stacks = [
+            ([*made, to], [*(stack[: stack.index(to)] if to in stack else stack), position])
+            for made, stack in stacks
+            for to in (*stack, position)
+        ]
+    return [made for made, _ in stacks]
+
+
+def test_pushdown_layers_predict_the_end_token(trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a text is the end token, and before it the end word, if there is one."""
+    scorer = scorer_of("pushdown", num_beams=200)
+    [words] = score_words(scorer, [TextItem("1", " ".join(WORDS))], end=True)
+    eos, ids = scorer.model.config.eos_token_id, scorer.tokenizer(" ".join(WORDS))["input_ids"]
+    attachments = torch.tensor([[*tree, -100] for tree in _histories(len(ids))])
+    each = torch.tensor([[*ids, eos]]).expand_as(attachments)
+    expected = scorer.model(each, attachments=attachments).joint_log_prob.logsumexp(0)
+    assert sum(log_prob for _, log_prob in words.tokens) + words.end == pytest.approx(float(expected), abs=1e-4)
+    score = score_proposals(scorer_of("pushdown"), WORDS, read_proposals([trees])[WORDS])
+    total = sum(log_prob for _, log_prob in words.tokens) + words.end
+    assert score.log_prob < total < score.log_prob + 3
+    # An end word, as in the authors' data, is attached to the begin token.
+    monkeypatch.setattr(scorer.model.config, "end_token_id", 5)
+    ended = score_proposals(scorer, WORDS, read_proposals([trees])[WORDS][:1])
+    assert scorer.closing_ids == [5, eos] and ended.num_tokens == 4
+    [tree] = read_proposals([trees])[WORDS][:1]
+    own = tree_attachments(binary_token_spans(tree.spans, [True] * len(ids)), len(ids))
+    joint = scorer.model(torch.tensor([[*ids, 5, eos]]), attachments=torch.tensor([[*own, 0, -100]])).joint_log_prob
+    assert ended.log_prob == pytest.approx(float(joint), abs=1e-5)
+    [words] = score_words(scorer, [TextItem("1", " ".join(WORDS))], end=True)
+    assert sum(log_prob for _, log_prob in words.tokens) + words.end > ended.log_prob
+
+
+@pytest.mark.parametrize(
+    "architecture", ["gpst", "rnng", "rnng_pieces", "tree_lm", "tree_lm_binary", "urnng", "pushdown"]
+)
+def test_sums_grow_with_the_trees(architecture: str, trees: Path) -> None:
+    """Order and copies change nothing; the best tree has a share of the sum."""
+    scorer, given = scorer_of(architecture), read_proposals([trees])[WORDS]
+    assert len(given) == 7
+    sums = [score_proposals(scorer, WORDS, given, most) for most in (1, 2, None)]
+    assert [score.num_trees for score in sums] == [1, 2, 5]
+    assert sums[0].log_prob < sums[1].log_prob < sums[2].log_prob
+    assert sums[0].best_share == pytest.approx(1.0) and 0.2 <= sums[2].best_share < 1
+    assert score_proposals(scorer, WORDS, given[::-1]).log_prob == pytest.approx(sums[2].log_prob, abs=1e-5)
+
+
+def test_trees_of_another_model(trees: Path, tmp_path: Path) -> None:
+    """The JSON lines of `synlm parse`, with and without labels, are as good as brackets."""
+    given = read_proposals([trees])[WORDS]
+    for architecture, labels in (("rnng", True), ("pushdown", False)):
+        parses = [
+            Hypothesis(
+                tuple((i, j) for _, i, j in tree.labeled_spans),
+                tuple(label for label, _, _ in tree.labeled_spans) if labels else None,
+                -1.0,
+            )
+            for tree in given
+        ]
+        file = tmp_path / "nbest.json"
+        file.write_text("\n" + json.dumps(ParsedSentence(WORDS, tuple(parses)).to_dict()) + "\n")
+        found = read_proposals([file])
+        assert list(found) == [WORDS] and found[WORDS][0].source == f"{file}:2"
+        scores = [score_proposals(scorer_of(architecture), WORDS, of) for of in (given, found[WORDS])]
+        assert scores[0] == scores[1]
+
+
+def test_trees_of_one_string_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without opening labels; the search sums over more strings."""
+    file = tmp_path / "trees.txt"
+    strings = [f"(S {'(NP ' * before}(X the) (X dog){')' * before})" for before in (0, 1)]
+    file.write_text("\n".join([*strings, "(S (X the) (NP (X dog)))"]) + "\n")
+    scorer, given = scorer_of("tree_lm_no_opening"), read_proposals([file])[("the", "dog")]
+    score = score_proposals(scorer, ("the", "dog"), given)
+    assert (len(given), score.num_trees) == (3, 2)
+    wide = scorer_of("tree_lm_no_opening", num_beams=2000)
+    monkeypatch.setattr(wide.model.config, "max_open_nonterminals", 2)
+    monkeypatch.setattr(wide.model.config, "action_beam_size", 2000)
+    [found] = score_words(wide, [TextItem("1", "the dog")], end=True)
+    assert score.log_prob < sum(log_prob for _, log_prob in found.tokens) + found.end < 0
+
+
+def test_labels_of_binary_trees(tmp_path: Path) -> None:
+    """Unary chains have one label there, which the model must know; "@" stands for the nodes of binarization."""
+    file = tmp_path / "trees.txt"
+    file.write_text("(NP (X the) (X people) (X of))\n(S (NP (X the) (X people) (X of)))\n")
+    scorer, given = scorer_of("tree_lm_binary"), read_proposals([file])
+    with pytest.raises(ValueError, match="the model does not know .@, S.NP; it knows NP, S, VP"):
+        score_proposals(scorer, WORDS[:3], given[WORDS[:3]])
+
+
+def test_result_states_its_protocol(trees: Path) -> None:
+    items = [TextItem("1", " ".join(WORDS)), TextItem("2", " "), TextItem("3", "We ask")]
+    scorer = scorer_of("rnng")
+    with pytest.raises(ValueError, match="every tree of 'a b' has a label that the model .* .ODD; it knows NP"):
+        evaluate_proposals(scorer, [TextItem("1", "a b")], Proposals([_file(trees, "(ODD (X a) (X b))")]))
+    some = Proposals([_file(trees, "(ODD (X a) (X b))\n(NP (X a) (X b))")])
+    assert evaluate_proposals(scorer, [TextItem("1", "a b")], some).scores["mean_trees"] == 1
+    result = evaluate_proposals(scorer, items, Proposals([trees], 3))
+    scores = result.scores
+    assert (result.options["estimator"], result.options["max_trees"]) == ("proposals", 3)
+    assert result.options["num_beams"] is None and len(result.data["proposals"]) == 1
+    assert (scores["sentences"], scores["words"], scores["mean_trees"]) == (2, 6, 2)
+    given = read_proposals([trees])
+    nats = -sum(score_proposals(scorer, words, given[words], 3).log_prob for words in (WORDS, ("We", "ask")))
+    assert "word_perplexity" not in scores
+    assert scores["word_perplexity_with_end"] == pytest.approx(math.exp(nats / (6 + 2)))
+
+
+def test_minimal_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Sums over the trees of both sentences; the trees may split punctuation off."""
+    table, trees = tmp_path / "pairs.tsv", tmp_path / "trees.txt"
+    table.write_text("sentence_good\tsentence_bad\nWe ask.\tWe asks.\nWe ask.\tAsk we.\n")
+    sentences = [("We", "ask", "."), ("We", "asks", "."), ("Ask", "we", ".")]
+    trees.write_text("\n".join(tree for words in sentences for tree in binary_trees(words)))
+    scorer, proposals = scorer_of("rnng"), Proposals([trees])
+    result = evaluate_pairs(scorer, read_pairs(table), proposals=proposals)
+    sums = [score_proposals(scorer, words, read_proposals([trees])[words]).log_prob for words in sentences]
+    found = [(item["logprob_good_nats"], item["logprob_bad_nats"]) for item in result.items]
+    assert found == [(sums[0], sums[1]), (sums[0], sums[2])]
+    assert result.options["estimator"] == "proposals" and len(result.data["proposals"]) == 1
+    assert result.scores["accuracy"] == sum(sums[0] > bad for bad in sums[1:]) / 2
+    assert [item["oov"] for item in result.items] == [True, True]
+    trees.write_text(trees.read_text() + "(NP (X We) (X ask.))\n")
+    with pytest.raises(ValueError, match=r"'We ask.' split its words in 2 ways, of which two are We ask . | We ask."):
+        evaluate_pairs(scorer, read_pairs(table), proposals=Proposals([trees]))
+    command = ["evaluate", "pairs", str(table), "--model", "model_cards/rnng-tiny", "--proposals", str(trees)]
+    assert main(command) == 2 and "split its words" in capsys.readouterr().err
+
+
+def _file(trees: Path, text: str) -> Path:
+    file = trees.with_name("more.txt")
+    file.write_text(text + "\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "message"),
+    [
+        ("on_lstm", {}, "gives no probability to given trees"),
+        ("rnng", {"num_beams": 3}, "nothing is searched"),
+    ],
+)
+def test_what_proposals_cannot_do(architecture: str, options: dict, message: str, trees: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate_proposals(scorer_of(architecture, **options), [TextItem("1", " ".join(WORDS))], Proposals([trees]))
+    with pytest.raises(ValueError, match=r"sentence 1 has no tree in .*trees.txt: 'nobody asks'"):
+        evaluate_proposals(scorer_of("rnng"), [TextItem("1", "nobody asks")], Proposals([trees]))
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The trees of a treebank itself: one tree for each sentence."""
+    sample = Path(__file__).parents[2] / "hf_synlm" / "data" / "samples" / "trees.test.txt"
+    few = tmp_path / "few.txt"
+    few.write_text("\n".join(sample.read_text(encoding="utf-8").split("\n")[:3]), encoding="utf-8")
+    command = ["evaluate", "perplexity", str(few), "--format", "treebank", "--model", "model_cards/rnng-tiny"]
+    assert main([*command, "--proposals", str(sample)]) in (0, None)
+    printed = capsys.readouterr().out
+    assert "estimator proposals" in printed and f"| sentences | {len(list(read_treebank(few)))} |" in printed
+    assert main([*command, "--max-trees", "3"]) == 2
+    assert "--max-trees belongs to --proposals" in capsys.readouterr().err

@@ -1,0 +1,546 @@
+"""Word-by-word scores: they are what the models say, one row per word of the user's, whatever the text looks like."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import functools
+import importlib
+import io
+import json
+import math
+import random
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.text import scoring
+from hf_synlm.evaluation.text.scoring import TextScorer, batches_by_cost
+from hf_synlm.evaluation.text.surprisal import can_correct_words, columns, score_words, token_table, word_table
+from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
+from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank, word_starts
+from hf_synlm.evaluation.trees.parsing_analysis import span_heights
+from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_sentences
+from tests.helpers.scoring_models import (
+    ARCHITECTURES,
+    SEARCHING,
+    SENTENCES,
+    model_and_tokenizer,
+    scorer_of,
+    tokenizer_of,
+)
+
+ITEMS = [TextItem(str(number), text) for number, text in enumerate(SENTENCES)]
+EXACT = [name for name in ARCHITECTURES if name not in SEARCHING]
+
+
+def totals(scores):
+    return [found.log_probs.sum().item() for found in scores]
+
+
+# ------------------------------------------------------------------------------------------------ what models say
+@pytest.mark.parametrize("architecture", SEARCHING)
+@pytest.mark.parametrize("estimator", ["beam_marginal", "stepwise"])
+def test_searched_scores_are_those_of_parse(architecture, estimator):
+    model, tokenizer = model_and_tokenizer(architecture)
+    scores = score_words(scorer_of(architecture, estimator=estimator, num_beams=3, details=True), ITEMS[:2])
+    for sentence, found in zip(SENTENCES[:2], scores, strict=True):
+        ids = torch.tensor([tokenizer(sentence)["input_ids"]])
+        parsed = model.parse(ids, num_beams=3, stepwise=True)
+        expected = parsed.stepwise_log_probs if estimator == "stepwise" else parsed.token_log_probs
+        assert [p for _, p in found.tokens] == pytest.approx(expected[0].tolist(), abs=1e-4)
+        assert found.log_probs.sum().item() == pytest.approx(expected.sum().item(), abs=1e-3)
+        assert found.num_actions.sum().item() == pytest.approx(parsed.num_actions.sum().item(), rel=1e-4)
+        assert found.stack_depth[-1].item() == pytest.approx(parsed.stack_depth[0, -1].item(), rel=1e-4)
+        assert found.beam_entropy[-1].item() == pytest.approx(parsed.beam_entropy[0, -1].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["urnng", "pushdown"])
+def test_a_stepwise_end_is_that_of_the_logits(architecture):
+    """Not a ratio of beams: the end token's log-probability in the distribution behind the words."""
+    model, tokenizer = model_and_tokenizer(architecture)
+    scorer = scorer_of(architecture, estimator="stepwise", num_beams=model.config.scoring_num_beams)
+    for sentence, found in zip(SENTENCES, score_words(scorer, ITEMS, end=True), strict=True):
+        logits = model(torch.tensor([tokenizer(sentence)["input_ids"]])).logits[0, -1]
+        assert found.end == pytest.approx(logits.log_softmax(0)[tokenizer.eos_token_id].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", EXACT)
+def test_exact_scores_are_those_of_the_loss(architecture):
+    model, tokenizer = model_and_tokenizer(architecture)
+    scorer = scorer_of(architecture, details=True)
+    ends = scorer.end_of_text == "end token"
+    for sentence, found in zip(SENTENCES, score_words(scorer, ITEMS, end=ends), strict=True):
+        ids = tokenizer(sentence)["input_ids"]
+        row = torch.tensor([[scorer.begin_id, *ids, *([tokenizer.eos_token_id] if ends else [])]])
+        output = model(row, attention_mask=torch.ones_like(row), labels=row)
+        expected = -output.loss.item() * (row.shape[1] - 1)
+        if getattr(output, "joint_log_prob", None) is not None:
+            expected = output.joint_log_prob.item()
+        assert found.log_probs.sum().item() + (found.end or 0.0) == pytest.approx(expected, abs=1e-3)
+        assert found.lexical.isnan().all() and found.stack_depth.isnan().all()
+
+
+@pytest.mark.parametrize("word_correction", [False, True])
+def test_tokens_are_those_of_minicons(word_correction):
+    scorer = importlib.import_module("minicons.scorer")
+    model, tokenizer = model_and_tokenizer("gpt2")
+    other = scorer.IncrementalLMScorer(model, "cpu", tokenizer=copy.deepcopy(tokenizer))  # minicons changes it
+    # minicons leaves the end token out of what may stand after a word; Pimentel and Meister do not.
+    other.bow_subword_idx = [*other.bow_subword_idx, tokenizer.eos_token_id]
+    expected = other.token_score(SENTENCES, bos_token=True, bow_correction=word_correction)
+    scores = score_words(scorer_of("gpt2"), ITEMS, word_correction=word_correction)
+    for row, found in zip(expected, scores, strict=True):
+        assert [p for _, p in found.tokens] == pytest.approx([p for _, p in row[1:]], abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "gpt2"])
+def test_word_correction_makes_a_distribution_over_words(architecture):
+    """The sum of the corrections telescopes: what a word gets, the next one pays."""
+    scorer = scorer_of(architecture, **({"estimator": "stepwise"} if architecture == "gpst" else {}))
+    (text,) = encode_sentences(scorer.tokenizer, [SENTENCES[0].split()])
+    (raw,) = scorer.score([text], starts=True)
+    corrected = score_words(scorer, ITEMS[:1], word_correction=True)[0]
+    assert corrected.log_probs.sum().item() == pytest.approx(
+        (raw.log_probs.sum() + raw.word_start[-1]).item(), abs=1e-4
+    )
+
+
+def test_word_correction_of_whole_words_changes_nothing():
+    scorer = scorer_of("rnng", estimator="stepwise")
+    assert totals(score_words(scorer, ITEMS[:2], word_correction=True)) == totals(score_words(scorer, ITEMS[:2]))
+    assert not can_correct_words(scorer) and not can_correct_words(scorer_of("rnng_pieces"))
+    assert can_correct_words(scorer_of("gpst")) and can_correct_words(scorer_of("gpt2"))
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "rnng"])
+def test_parts_add_up(architecture):
+    scorer = scorer_of(architecture, details=True)
+    for row in word_table(ITEMS[:2], score_words(scorer, ITEMS[:2])):
+        values = dict(zip(columns("bits"), row, strict=True))
+        parts = values["lexical_bits"], values["structural_bits"]
+        assert sum(parts) == pytest.approx(values["surprisal_bits"], abs=1e-6)
+        assert min(parts) > -1e-5
+    # With one derivation the lexical part is the log-probability of the word in its state.
+    one = scorer_of(architecture, details=True, num_beams=1)
+    model, tokenizer = model_and_tokenizer(architecture)
+    ids = torch.tensor([tokenizer(SENTENCES[1])["input_ids"]])
+    parsed = model.parse(ids, num_beams=1, lexical=True)
+    (found,) = score_words(one, ITEMS[1:2])
+    assert found.lexical.sum().item() == pytest.approx(parsed.lexical_log_probs.sum().item(), abs=1e-4)
+
+
+def test_lexical_part_of_a_full_beam():
+    """Against all derivations one by one, each scored as a given tree."""
+    model, tokenizer = model_and_tokenizer("gpst")
+    ids = torch.tensor([tokenizer("We ask for")["input_ids"][:4]])
+    parsed = model.parse(ids, num_beams=50, num_return_sequences=50, lexical=True)
+    with_word, without = [], []
+    for tree, actions in zip(parsed.spans[0], parsed.actions[0].tolist(), strict=False):
+        output = model(ids, spans=[tree])
+        word = output.token_logits_given_tree[0, -1].float().log_softmax(-1)[ids[0, -1]]
+        closing = range(max(slot for slot, action in enumerate(actions) if action == 0) + 1, 2 * ids.shape[1] - 1)
+        log_probs = output.action_logits[0].float().log_softmax(-1)
+        with_word.append(output.joint_log_prob[0] - sum(log_probs[slot, 1] for slot in closing))
+        without.append(with_word[-1] - word)
+    assert len(with_word) == 5  # binary trees over four tokens
+    total, before = torch.stack(with_word).logsumexp(0).item(), torch.stack(without).logsumexp(0).item()
+    assert parsed.token_log_probs.sum().item() == pytest.approx(total, abs=1e-4)
+    assert parsed.lexical_log_probs[0, -1].item() == pytest.approx(total - before, abs=1e-4)
+
+
+def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
+    model, _ = model_and_tokenizer("gpst")
+    rows = []
+    parse = type(model).parse
+
+    @functools.wraps(parse)
+    def counted(self, ids, *arguments, **options):
+        rows.append(len(ids))
+        return parse(self, ids, *arguments, **options)
+
+    monkeypatch.setattr(type(model), "parse", counted)
+    many = [*ITEMS, *reversed(ITEMS), TextItem("x", "We  ask\tfor peace ")]
+    together = totals(score_words(scorer_of("gpst", batch_size=8), many))
+    assert sum(rows) == len(ITEMS)
+    alone = totals(score_words(scorer_of("gpst", batch_size=1), many))
+    assert together == pytest.approx(alone, abs=1e-3)
+    assert together[:3] == together[5:2:-1] and together[6] == together[1]
+    rows.clear()
+    monkeypatch.setattr(scoring, "_MAX_DERIVED_TOKENS", model.config.scoring_num_beams)
+    assert totals(score_words(scorer_of("gpst", batch_size=8), many)) == pytest.approx(alone, abs=1e-3)
+    assert max(rows) == 1 and sum(rows) == len(ITEMS)  # on a CPU, fewer texts go together where beams are wide
+
+
+def test_options_are_those_of_the_search():
+    """A word beam that is not asked for is at most the beam of actions, which is at least the word beam asked for."""
+    widths = {"num_beams", "action_beam_size"}
+    for given, expected in (
+        ({"search_options": {"action_beam_size": 3}}, (3, 3)),
+        ({"num_beams": 4, "search_options": {"action_beam_size": 9}}, (4, 9)),
+        ({"num_beams": 400}, (400, 400)),
+    ):
+        options = scorer_of("rnng", **given).options()
+        assert (options["num_beams"], options["action_beam_size"]) == expected
+        assert {"fast_track_size", "normalization", *widths} <= set(options)
+    alone, both = ({"action_beam_size": 3}, None), ({"action_beam_size": 3}, 3)
+    scores = [totals(score_words(scorer_of("rnng", num_beams=k, search_options=o), ITEMS)) for o, k in (alone, both)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+
+
+def test_batches_stay_in_a_budget():
+    """The longest first, and those that begin alike side by side."""
+    texts = [EncodedSentence(tuple(ids), (), ()) for ids in ([1], [3, 1], [2, 1], [3, 2], [4] * 9, [3, 3], [5])]
+    lengths = [[text.num_tokens for text in batch] for batch in batches_by_cost(texts, 3, 8)]
+    assert lengths == [[9], [2, 2, 2], [2, 1, 1]]
+    assert batches_by_cost(texts, 9, 4)[1:3] == [[texts[2], texts[1]], [texts[3], texts[5]]]
+
+
+@pytest.mark.parametrize("architecture", ["on_lstm", "prpn", "palm", "lstm"])
+def test_long_texts_are_read_in_segments(architecture, monkeypatch):
+    model, _ = model_and_tokenizer(architecture)
+    scorer = scorer_of(architecture)
+    ends = scorer.end_of_text != "not modeled"
+    encoded = encode_sentences(scorer.tokenizer, [(" ".join(SENTENCES[:2])).split(), SENTENCES[2].split()[:2]])
+    assert word_starts(scorer.tokenizer, model.config.vocab_size, scorer.end_ids) is None  # words, not pieces
+    beginnings = torch.arange(model.config.vocab_size) % 3 == 0  # as if these were pieces that begin words
+    monkeypatch.setattr("hf_synlm.evaluation.text.scoring.word_starts", lambda *_: beginnings)
+    whole = scorer.score(encoded, end=ends, starts=True)
+    monkeypatch.setattr("hf_synlm.evaluation.text.scoring._MAX_LOGITS", 3 * model.config.vocab_size + 1)
+    calls = []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda ids, **k: calls.append(ids.shape) or forward(ids, **k))
+    parts = scorer.score(encoded, end=ends, starts=True)
+    assert max(rows * length for rows, length in calls) == 3 and len(calls) >= 5
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.allclose(one.log_probs, other.log_probs, atol=1e-5, equal_nan=True)
+        assert torch.allclose(one.word_start, other.word_start, atol=1e-5, equal_nan=True)
+        assert len(one.word_start) == len(one.log_probs) + 1 and one.word_start[1:].isfinite().all()
+        assert one.end == (pytest.approx(other.end, abs=1e-5) if ends else None)
+
+
+# ------------------------------------------------------------------------------------------------------- context
+def test_document_context_of_plain_models():
+    documents = [TextItem("a", SENTENCES[0], 0), TextItem("b", SENTENCES[1], 0), TextItem("c", SENTENCES[1], 1)]
+    scores = score_words(scorer_of("gpt2"), documents, context="document")
+    joined = score_words(scorer_of("gpt2"), [TextItem("", " ".join(SENTENCES[:2]))])[0]
+    assert torch.cat([scores[0].log_probs, scores[1].log_probs]).tolist() == pytest.approx(joined.log_probs.tolist())
+    alone = score_words(scorer_of("gpt2"), documents)[2]
+    assert scores[2].log_probs.tolist() == pytest.approx(alone.log_probs.tolist())
+    assert scores[1].log_probs[0].item() != scores[2].log_probs[0].item()
+    assert [word.text for word in scores[1].words] == SENTENCES[1].split()
+
+
+def test_document_context_of_recurrent_models():
+    model, tokenizer = model_and_tokenizer("on_lstm")
+    documents = [TextItem("a", SENTENCES[0]), TextItem("", " "), TextItem("b", SENTENCES[1])]
+    scores = score_words(scorer_of("on_lstm"), documents, context="document")
+    end = tokenizer.eos_token_id
+    first, second = (tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
+    ids = torch.tensor([[end, *first, end, *second]])
+    logits = model(ids, attention_mask=torch.ones_like(ids)).logits[0].log_softmax(-1)
+    expected = [logits[len(first) + 1 + k, token].item() for k, token in enumerate(second)]
+    assert scores[2].log_probs.tolist() == pytest.approx(expected, abs=1e-4)
+    assert len(scores[1].words) == 0 and len(scores[2].tokens) == len(second)
+
+
+def test_document_context_of_gpst():
+    model, tokenizer = model_and_tokenizer("gpst")
+    documents = [TextItem(str(k), sentence) for k, sentence in enumerate(SENTENCES[:2])]
+    scores = score_words(scorer_of("gpst"), documents, context="document")
+    first, second = (tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
+    ids = torch.tensor([[*first, *second]])
+    context = torch.tensor([[1] * len(first) + [0] * len(second)])
+    expected = model.parse(ids, context_sentence_ids=context).token_log_probs[0, len(first) :]
+    assert [p for _, p in scores[1].tokens] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert totals(scores)[0] == pytest.approx(totals(score_words(scorer_of("gpst"), documents))[0], abs=1e-3)
+
+
+def test_beginnings_of_words_after_context():
+    """`starts` reads logits, which have to be those behind the context."""
+    scorer = scorer_of("gpst", estimator="stepwise", num_beams=3)
+    texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in SENTENCES[:3]])
+    texts[1].context, texts[2].context = [texts[0].ids], [texts[0].ids, texts[1].ids]
+    plain, found = scorer.score(texts), scorer.score(texts, starts=True)
+    for one, other in zip(plain, found, strict=True):
+        assert torch.allclose(one.log_probs, other.log_probs, atol=1e-4)
+        assert other.word_start.shape == (len(one.log_probs) + 1,) and (other.word_start <= 1e-6).all()
+    alone = scorer.score([type(texts[1])(texts[1].ids, texts[1].word_of_token, texts[1].num_words)], starts=True)[0]
+    assert not torch.allclose(alone.word_start, found[1].word_start, atol=1e-4)
+    assert not torch.allclose(alone.log_probs, found[1].log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["rnng", "lstm"])
+def test_models_of_single_sentences_refuse_context(architecture):
+    with pytest.raises(ValueError, match="the context 'sentence'"):
+        score_words(scorer_of(architecture), ITEMS, context="document")
+
+
+# ---------------------------------------------------------------------------------------------------- long texts
+@pytest.mark.parametrize("architecture", ["gpst", "gpt2"])
+def test_long_texts_are_read_in_windows(architecture):
+    scorer = scorer_of(architecture, num_beams=2) if architecture == "gpst" else scorer_of(architecture)
+    model, tokenizer = model_and_tokenizer(architecture)
+    text = " ".join(SENTENCES * 3) + " " + "supercalifragilistic" * 12
+    ids = tokenizer(text)["input_ids"]
+    limit = scorer.max_tokens
+    assert len(ids) > 2 * limit
+    (found,) = score_words(scorer, [TextItem("", text)])
+    assert len(found.tokens) == len(ids) and found.log_probs.isfinite().all()
+    assert scorer.cuts == {"texts_in_windows": 1, "contexts_cut": 0}
+    # The second window begins in the middle of the first and is scored from where that ends.
+    start = limit - (limit - limit // 2)
+    (window,) = scorer.score(
+        [type(encode_sentences(tokenizer, [["a"]])[0])(ids[start : start + limit], [0] * limit, 1)]
+    )
+    assert found.tokens[limit][1] == pytest.approx(window.log_probs[limit - start].item(), abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------- words and tokens
+CHARACTERS = (
+    "aAeE .,'\"-\t\u00a0\u2003éßğİﬁñ"
+    "中文字日本あア한글עבריתعرب😀👩‍👩‍👧🏽"
+    "\u0301\u0308\u200d\u200b\ufeff\x00\x07\u2028\x85▁Ġ<|>/s0123"
+)
+
+
+def messy_line(generator: random.Random) -> str:
+    words = [
+        "".join(generator.choices(CHARACTERS, k=generator.choice([1, 2, 5, 9]))) for _ in range(generator.randint(0, 7))
+    ]
+    words += generator.choices(
+        ["<|endoftext|>", "</s>", "<unk>", "<pad>", "[UNK]", "don't", "(well,", 'said:"No!"'], k=1
+    )
+    return generator.choice([" ", "  ", "\t", " \t "]).join(words)
+
+
+@pytest.mark.parametrize("architecture", ["on_lstm", "prpn", "palm"])
+def test_measures_of_the_one_tree(architecture):
+    lines = ["We ask for peace and hope", "", "We", "\x00 The state of our Union"]
+    scorer = scorer_of(architecture, details=True)
+    scores = score_words(scorer, [TextItem("", line) for line in lines])
+    model, tokenizer = model_and_tokenizer(architecture)
+    (parsed,) = parse_sentences(model, tokenizer, [lines[0].split()])
+    distance, depth, opened, closed = scores[0].tree.T.tolist()
+    spans = parsed.tree().spans
+    assert depth == [sum(i <= k < j for i, j in spans) for k in range(6)]
+    assert opened == [sum(i == k for i, _ in spans) for k in range(6)]
+    assert closed == [sum(j == k + 1 for _, j in spans) for k in range(6)]
+    heights = span_heights(spans)
+    over = [heights[min((j - i, (i, j)) for i, j in spans if i < k < j)[1]] for k in range(1, 6)]
+    assert math.isnan(distance[0]) and distance[1:] == over, "trees are binary: a word has height 1"
+    assert [len(found.tree) for found in scores] == [6, 0, 1, 6] and scores[2].tree[0, 1:].tolist() == [0, 0, 0]
+    assert scores[3].tree[:, 1].isnan().tolist() == [not count for count in scores[3].num_tokens.tolist()]
+    rows = word_table([TextItem("", lines[0])], scores[:1])
+    assert [row[15:] for row in rows[1:]] == scores[0].tree[1:].tolist()
+    assert (
+        scorer_of("gpst", details=True).searches
+        and score_words(scorer_of("gpt2"), [TextItem("", "We")])[0].tree is None
+    )
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", "rnng_pieces", "on_lstm", "gpt2"])
+def test_one_row_per_word_of_messy_text(architecture):
+    generator = random.Random(1)
+    lines = ["", "   ", "x" * 80, "\x00", "\u200f\u202e abc", " a\x1cc \x85 d\u200be "]
+    lines += [messy_line(generator) for _ in range(15)]
+    items = [TextItem(str(number), line) for number, line in enumerate(lines, 1)]
+    options = {"num_beams": 2} if architecture in SEARCHING else {}
+    scores = score_words(scorer_of(architecture, details=True, **options), items)
+    rows = word_table(items, scores)
+    assert [row[3] for row in rows] == [word for line in lines for word in line.split()]
+    assert all(lines[row[1] - 1][row[13] : row[14]] == row[3] for row in rows)
+    assert all(math.isfinite(row[6]) == (row[4] > 0) for row in rows)
+    assert sum(row[4] for row in rows) == sum(len(found.tokens) for found in scores)
+    read = list(csv.reader(io.StringIO(table_text(columns("bits"), rows)), delimiter="\t"))
+    assert read[0] == columns("bits") and [row[3] for row in read[1:]] == [row[3] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "unknown", "word_of_token"),
+    [
+        ("words", ["We", "zzzzing", "the", "</s>", "<pad>"], {1, 3, 4}, {0, 1, 2, 3, 4}),
+        ("pieces", ["We", "中文"], {1}, {0, 1}),
+        ("bpe", ["We", "中文"], set(), {0, 1}),
+        ("bpe", ["<|endoftext|>", "we"], set(), {0, 1}),
+    ],
+)
+def test_unknown_words_are_flagged_and_special_tokens_are_text(kind, words, unknown, word_of_token):
+    tokenizer = tokenizer_of(kind)
+    (text,) = encode_sentences(tokenizer, [words])
+    assert text.unknown == unknown and set(text.word_of_token) == word_of_token
+    assert tokenizer.pad_token_id not in text.ids and tokenizer.eos_token_id not in text.ids
+
+
+@pytest.mark.parametrize("model", ["rnng", "on_lstm"])
+def test_prose_scores_are_those_of_the_text_as_the_treebank_writes_it(model):
+    prose = "“Don't ask,” she said (it's America's)… we'd go—we can't."
+    pieces = split_as_treebank(scorer_of(model).tokenizer, [prose.split()])[0]
+    texts = [prose, " ".join(piece for word in pieces for piece in word)]
+    (scores,) = score_words(scorer_of(model), [TextItem("1", prose)], split=True)
+    (split,) = score_words(scorer_of(model), [TextItem("1", texts[1])])
+    assert [word.text for word in scores.words] == prose.split()
+    assert all(prose[word.start : word.end] == word.text for word in scores.words)
+    assert scores.tokens == split.tokens
+    assert scores.num_tokens.tolist() == list(map(len, pieces))
+    sums = [part.sum().item() for part in split.log_probs.split(list(map(len, pieces)))]
+    assert scores.log_probs.tolist() == pytest.approx(sums, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "read"),
+    [
+        ("Mr. can't it end . -LRB- -RRB- `` ''", "`` it ''|-LRB- end . -RRB-|Mr.|can't|do n't|it --|``"),
+        ("it end", "it|end|Mr|ca n't|do n't|it|"),
+    ],
+)
+def test_words_are_split_as_far_as_the_vocabulary_needs_it(vocabulary, read):
+    tokenizer = word_tokenizer([vocabulary.split()])
+    pieces = split_as_treebank(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split(), []])
+    assert [" ".join(word) for word in pieces[0]] == read.split("|") and pieces[1] == []
+    texts = encode_sentences(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split()], split=True)
+    assert texts[0].num_words == 7 and (6 in texts[0].unknown) == (read[-1] == "|")
+
+
+def test_words_and_tokens_that_do_not_fit_are_refused():
+    merges = [("o", "f"), (" ", "t"), ("of", " t")]
+    vocabulary = {token: k for k, token in enumerate(["o", "f", " ", "t", "of", " t", "of t"])}
+    crossing = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, merges)))
+    for tokenizer, words, message in (
+        (crossing, ["of", "t"], "covers the words 'of' and 't'"),
+        (tokenizer_of("words"), ["two words"], "white space"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            encode_sentences(tokenizer, [words])
+
+
+def test_which_tokens_begin_words():
+    tokenizer = tokenizer_of("bpe")
+    starts = word_starts(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    named = set(tokenizer.convert_ids_to_tokens(starts.nonzero().squeeze(1).tolist()))
+    assert named == {token for token in tokenizer.get_vocab() if token.startswith("Ġ")} | {tokenizer.eos_token}
+    assert word_starts(tokenizer_of("words"), 10, []) is None
+    assert word_starts(tokenizer_of("pieces"), 10, []) is None
+
+
+# ------------------------------------------------------------------------------------------------------- options
+def test_first_word_can_be_left_out():
+    found = score_words(scorer_of("gpt2", begin=False), ITEMS[:1])[0]
+    assert found.log_probs[0].isnan() and found.log_probs[1:].isfinite().all()
+
+
+def test_begin_token_can_be_chosen():
+    model, tokenizer = model_and_tokenizer("gpt2")
+    scorer = scorer_of("gpt2", begin_token="<|CLS|>")
+    ids = torch.tensor([[tokenizer.cls_token_id, *tokenizer(SENTENCES[1])["input_ids"]]])
+    expected = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None]).squeeze(1)
+    assert [p for _, p in score_words(scorer, ITEMS)[1].tokens] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert scorer.options()["begin_token"] == "<|CLS|>"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "message"),
+    [
+        ("gpt2", {"begin_token": "<nothing>"}, "not in the vocabulary"),
+        ("gpst", {"begin_token": "<|CLS|>"}, "reads every sentence from its own begin token"),
+        ("gpt2", {"estimator": "stepwise"}, "choose 'exact'"),
+        ("gpst", {"estimator": "exact"}, "choose 'beam_marginal' or 'stepwise'"),
+        ("gpt2", {"num_beams": 3}, "--num-beams.: not an option of GPT2LMHeadModel"),
+        ("gpt2", {"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(architecture, options, message):
+    with pytest.raises(ValueError, match=message):
+        scorer_of(architecture, **options)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "message"),
+    [
+        ("lstm", {"end": True}, "not trained to predict the end"),
+        ("gpst", {"word_correction": True}, "the estimator 'stepwise'"),
+    ],
+)
+def test_scores_that_a_model_does_not_have_are_refused(architecture, options, message):
+    with pytest.raises(ValueError, match=message):
+        score_words(scorer_of(architecture), ITEMS, **options)
+
+
+def test_numbers_that_are_none_are_an_error():
+    tokenizer = tokenizer_of("bpe")
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_head=1, n_layer=1, **ids))
+    model.transformer.wte.weight.data[:] = float("nan")
+    with pytest.raises(ValueError, match="not numbers"):
+        score_words(TextScorer(model, tokenizer, name="damaged"), ITEMS)
+
+
+# --------------------------------------------------------------------------------------------------------- files
+def test_tables_of_all_formats(tmp_path):
+    expected = [("i1", 'He said "no" .'), ("i2", "a\tb")]
+    (tmp_path / "a.tsv").write_text('item\tsentence\ni1\t"He said ""no"" ."\ni2\t"a\tb"\n', encoding="utf-8")
+    (tmp_path / "a.csv").write_text('\ufeffitem,sentence\ni1,"He said ""no"" ."\ni2,a\tb\n', encoding="utf-8")
+    rows = [{"item": item, "sentence": text} for item, text in expected]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
+    # As Excel writes it where commas are decimal points.
+    (tmp_path / "b.csv").write_text('\ufeffitem;sentence\r\ni1;"He said ""no"" ."\r\ni2;a\tb\r\n', encoding="utf-8")
+    for name in ("a.tsv", "a.csv", "b.csv", "a.jsonl"):
+        assert [(item.item, item.text) for item in read_items(tmp_path / name)] == expected
+    (tmp_path / "a.txt").write_text("one\n\ntwo three\r\nfour", encoding="utf-8")
+    items = read_items(tmp_path / "a.txt")
+    assert [(item.item, item.text, item.document) for item in items] == [
+        ("1", "one", 0), ("2", "", 0), ("3", "two three", 1), ("4", "four", 1),
+    ]  # fmt: skip
+    (tmp_path / "b.jsonl").write_text('{"item": 7, "sentence": "a"}\n{"item": null, "sentence": "b"}\n')
+    assert [item.item for item in read_items(tmp_path / "b.jsonl")] == ["7", "2"]
+    (tmp_path / "c.json").write_text('{"sentence": "pair \\ud83d\\ude42", "document": 2.5}\n')
+    assert [item.text for item in read_items(tmp_path / "c.json", kind="jsonl")] == ["pair \U0001f642"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", b"item\ttext\n1\ta\n", "no column 'sentence'"),
+        ("a.tsv", b"item\tsentence\n1\n", "1 fields, but the header names 2"),
+        ("a.tsv", b'item\tsentence\n1\t"open\n2\tb\n', "quotation mark"),
+        ("a.csv", b"sentence,sentence\na,b\n", "names a column twice"),
+        ("a.csv", b"", "is empty"),
+        ("a.jsonl", b'{"sentence": 3}\n', "3 in the column 'sentence'"),
+        ("a.jsonl", b"{sentence}\n", "a.jsonl:1: not JSON"),
+        ("a.jsonl", b'\n{"sentence": "x \\ud800 y"}\n', "a.jsonl:2: half of a character"),
+        ("a.jsonl", b'{"sentence": "a", "document": [1]}\n', r"row 1 has \[1\] in the column 'document'"),
+        ("a.json", b'{"sentence": "a"}\n', "name the file .jsonl, or its format"),
+        ("a.txt.gz", b"", "unpack it first"),
+        ("a.txt", b"\n \n", "holds no text"),
+        ("a.txt", b"abc\n\xff\n", "a.txt:2: byte 0xff"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_items(tmp_path / name)
+    (tmp_path / name).write_text('{"sentence": "a"}', encoding="utf-8")  # a format that is named counts
+    assert read_items(tmp_path / name, kind="jsonl") == [TextItem("1", "a")]
+
+
+def test_columns_that_are_named_must_be_there(tmp_path):
+    (tmp_path / "a.csv").write_text("sentence,id\nWe ask,x\n")
+    assert read_items(tmp_path / "a.csv")[0].item == "1"
+    assert read_items(tmp_path / "a.csv", item_column="id")[0].item == "x"
+    with pytest.raises(ValueError, match=r"row 1 has no 'nope' \(it has sentence, id\)"):
+        read_items(tmp_path / "a.csv", item_column="nope")
+    (tmp_path / "a.txt").write_text("We ask\n")
+    for column in ("text_column", "item_column"):
+        with pytest.raises(ValueError, match="plain text, which has no column 'id'"):
+            read_items(tmp_path / "a.txt", **{column: "id"})
+
+
+def test_tables_of_tokens_have_the_columns_of_lmzoo():
+    scores = score_words(scorer_of("gpt2"), ITEMS[1:2])
+    rows = token_table(scores)
+    assert [row[1] for row in rows] == list(range(1, len(rows) + 1)) and {row[0] for row in rows} == {1}
+    assert sum(row[3] for row in rows) == pytest.approx(-scores[0].log_probs.sum().item() / math.log(2))
+    assert "".join(row[2] for row in rows) == "WeĠaskĠforĠpeace"

@@ -1,0 +1,292 @@
+"""SyntaxGym: formulas, surprisals of regions, means over suites and circuits, and files that are wrong."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import functools
+import json
+import math
+import operator
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_synlm.evaluation.suites.formulas import Formula
+from hf_synlm.evaluation.suites.syntaxgym import (
+    CIRCUITS,
+    NOT_IN_PAPER,
+    accuracies,
+    circuit_of,
+    evaluate_syntaxgym,
+    find_suites,
+    load_suite,
+    region_surprisals,
+    summary,
+)
+from hf_synlm.evaluation.text.surprisal import score_words
+from hf_synlm.evaluation.text.text_items import TextItem
+from tests.helpers.scoring_models import model_and_tokenizer, scorer_of, tokenizer_of
+
+# Stimuli of our own in the format of the suites: an agreement suite with an empty region and odd white space.
+SUITE = {
+    "meta": {"name": "own_agreement", "metric": "sum"},
+    "region_meta": {"1": "subject", "2": "modifier", "3": "verb", "4": "rest"},
+    "predictions": [
+        {"type": "formula", "formula": "[(3;%match%) < (3;%mismatch%)]"},
+        {"type": "formula", "formula": "(verb;%match%) + (4;%match%) < (3;%mismatch%) + (rest;%mismatch%)"},
+        {"type": "formula", "formula": "(*;%match%) < (*;%mismatch%) | (2;%match%) = (2;%mismatch%)"},
+    ],
+    "items": [],
+}
+STIMULI = [
+    ("The keys", " to the cabinet ", "are", "is"),
+    ("A child", "", "sleeps", "sleep"),
+    ("We", "  ", "ask", "asks"),
+]
+
+
+def condition(name, *contents):
+    regions = [{"region_number": k, "content": content} for k, content in enumerate(contents, 1)]
+    return {"condition_name": name, "regions": regions}
+
+
+def suite_data():
+    data = copy.deepcopy(SUITE)
+    for number, (subject, modifier, right, wrong) in enumerate(STIMULI, 1):
+        conditions = [
+            condition("match", subject, modifier, right, "here today."),
+            condition("mismatch", subject, modifier, f" {wrong}", "here  today."),
+        ]
+        data["items"].append({"item_number": number, "conditions": conditions})
+    return data
+
+
+def write_suite(folder, data):
+    path = folder / "own_agreement.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def suite_file(tmp_path):
+    return write_suite(tmp_path, suite_data())
+
+
+# ------------------------------------------------------------------------------------------------------ formulas
+VALUES = {("a", 1): 1.0, ("a", 2): 2.5, ("b", 1): 1.0, ("b", 2): 4.0, ("b-c_d", 3): 0.0}
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("(1;%a%) < (2;%a%)", True),
+        ("(1;%a%)>(2;%a%)", False),
+        ("(1;%a%) = (1;%b%)", True),
+        ("(2;%a%) = (2;%b%)", False),
+        ("(2;%a%) - (1;%a%) + (1;%b%) = 2.5", True),  # from the left, not 2.5 - (1 + 1)
+        ("(2;%a%) - [(1;%a%) + (1;%b%)] = .5", True),
+        ("[[(2;%b%) - (2;%a%)] > [(1;%b%) - (1;%a%)]]", True),
+        ("((1;%a%) < (2;%a%)) & ((2;%b%) < (2;%a%))", False),
+        ("(1;%a%) < (2;%a%) | (1;%a%) < (2;%a%) & (2;%b%) < (1;%a%)", True),  # & binds tighter
+        ("[(1;%a%) < (2;%a%) | (1;%a%) < (2;%a%)] & (2;%b%) < (1;%a%)", False),
+        ("(*;%b%) = 5", True),
+        ("( verb ; %a% ) = 2.5", True),
+        ("-(2;%a%) < -(1;%a%)", True),
+        ("(3;%b-c_d%) = 0.0005", True),  # within the tolerance
+        ("(3;%b-c_d%) = 0.002", False),
+        ("1e3 > 999.5", True),
+    ],
+)
+def test_formulas(formula, expected):
+    assert Formula(formula)(VALUES, {"verb": 2}) is expected
+
+
+@pytest.mark.parametrize(
+    ("formula", "message"),
+    [
+        ("(1;%a%)", "is a number"),
+        ("[(1;%a%) < (2;%a%)", "never closed"),
+        ("((1;%a%) < (2;%a%)]", "does not match"),
+        ("(1;%a%) < (2;%a%) < (1;%b%)", "do not chain"),
+        ("(1;%a%) & (2;%a%)", "join truth values"),
+        ("((1;%a%) < (2;%a%)) < 3", "join numbers"),
+        ("(1;%a%) < __import__('os')", "is unknown"),
+        ("(1;%a%) < [(2;%a%)] [1]", "expected a region, a number or a bracket"),
+        ("", "cannot be read"),
+    ],
+)
+def test_what_is_no_formula(formula, message):
+    with pytest.raises(ValueError, match=message):
+        Formula(formula)
+
+
+def expressions(depth: int) -> st.SearchStrategy[str]:
+    """Formulas whose meaning in Python is the same after a change of symbols."""
+    number = st.integers(0, 9).map(str)
+    if depth == 0:
+        return number
+    inner = expressions(depth - 1)
+    return st.one_of(
+        number, st.tuples(inner, st.sampled_from(["+", "-"]), inner).map(" ".join), inner.map("({})".format)
+    )
+
+
+@given(st.lists(st.tuples(expressions(3), st.sampled_from("<>"), expressions(3)), min_size=1, max_size=4), st.data())
+def test_formulas_mean_what_python_means(comparisons, data):
+    text = " ".join(comparisons[0])
+    for comparison in comparisons[1:]:
+        text += data.draw(st.sampled_from([" & ", " | "])) + " ".join(comparison)
+    expected = eval(text.replace("&", "and").replace("|", "or"))  # digits, signs and brackets only
+    assert Formula(text)({}) is expected
+
+
+# ------------------------------------------------------------------------------------------------------- regions
+@pytest.mark.parametrize("architecture", ["gpst", "rnng_pieces", "palm", "gpt2"])
+def test_surprisals_of_regions_are_sums_over_their_words(architecture, suite_file):
+    scorer, suite = scorer_of(architecture), load_suite(suite_file)
+    ((*items,),) = region_surprisals(scorer, [suite])
+    for values, (subject, modifier, right, wrong) in zip(items, STIMULI, strict=True):
+        for name, verb in (("match", right), ("mismatch", wrong)):
+            text = " ".join(f"{subject} {modifier} {verb} here today.".split())
+            (found,) = score_words(scorer, [TextItem("", text)])
+            bits = (-found.log_probs / math.log(2)).tolist()
+            sizes = [len(subject.split()), len(modifier.split()), 1, 2]
+            for region, size in enumerate(sizes, 1):
+                expected, bits = sum(bits[:size]), bits[size:]
+                assert values[name, region] == pytest.approx(expected, abs=1e-3)
+    assert items[1]["match", 2] == 0.0  # an empty region
+
+
+def test_regions_follow_the_offsets_of_the_tokenizer(suite_file):
+    """Against the tokenizer's own offsets in the whole sentence."""
+    model, tokenizer = model_and_tokenizer("gpst")
+    scorer, suite = scorer_of("gpst"), load_suite(suite_file)
+    values = region_surprisals(scorer, [suite])[0][0]
+    sentence = suite.items[0][1][0]
+    assert sentence.text == "The keys to the cabinet are here today."
+    encoded = tokenizer(sentence.text, return_offsets_mapping=True, return_tensors="pt")
+    log_probs = model.parse(encoded["input_ids"]).token_log_probs[0].tolist()
+    bounds = {1: (0, 8), 2: (8, 23), 3: (23, 27), 4: (27, 39)}
+    for region, (start, end) in bounds.items():
+        inside = [start < last <= end for _, last in encoded["offset_mapping"][0].tolist()]
+        expected = -sum(p for p, is_inside in zip(log_probs, inside, strict=True) if is_inside) / math.log(2)
+        assert values["match", region] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("mean", statistics.fmean), ("median", statistics.median), ("max", max), ("min", min),
+     ("range", lambda values: max(values) - min(values))],
+)  # fmt: skip
+def test_other_metrics_of_regions(metric, expected, tmp_path):
+    data = suite_data()
+    data["meta"]["metric"] = metric
+    scorer = scorer_of("gpt2")
+    (values,) = region_surprisals(scorer, [load_suite(write_suite(tmp_path, data))])
+    (found,) = score_words(scorer, [TextItem("", "The keys to the cabinet are here today.")])
+    pieces = [-p / math.log(2) for _, p in found.tokens][: sum(found.num_tokens[:2].tolist())]
+    assert values[0]["match", 1] == pytest.approx(expected(pieces), abs=1e-4)
+    assert values[1]["match", 2] == 0.0
+
+
+# --------------------------------------------------------------------------------------------------------- means
+def test_accuracy_of_suites(suite_file):
+    scorer, suite = scorer_of("gpt2"), load_suite(suite_file)
+    values = region_surprisals(scorer, [suite])[0]
+    found = accuracies(suite, values)
+    assert found[0] == pytest.approx(sum(v["match", 3] < v["mismatch", 3] for v in values) / 3)
+    assert found[2] == 1.0  # the sentences are equal up to region 2
+    result = evaluate_syntaxgym(scorer, [suite_file], options={"seed": 3})
+    assert result.scores == {"mean_over_suites": found[0], "suite own_agreement": found[0]}
+    assert [row["accuracy"] for row in result.tables["Predictions"]] == found
+    assert result.options["seed"] == 3 and len(result.data["files"][0]["sha256"]) == 64
+
+
+def test_unknown_words_in_what_a_formula_reads(tmp_path):
+    """Words that stand for themselves in the vocabulary of the recurrent models, and one that does not."""
+    known = {word for word in tokenizer_of("framed_words").get_vocab() if word.isalpha() and word.islower()}
+    first, second = sorted(known)[:2]
+    data = suite_data()
+    data["items"] = [
+        {"item_number": k, "conditions": [condition("match", *match), condition("mismatch", *mismatch)]}
+        for k, (match, mismatch) in enumerate([
+            (("xyzzy", "", first, second), ("xyzzy", "", second, second)),  # only outside of the first formula
+            ((first, "", "xyzzy", second), (first, "", second, second)),
+        ])
+    ]  # fmt: skip
+    path = write_suite(tmp_path, data)
+    rows = evaluate_syntaxgym(scorer_of("palm"), [path]).tables["Predictions"]
+    assert [row["items_with_unknown_words"] for row in rows] == [1, 1, 2]  # the last one reads all regions
+    assert all(row["items_with_unknown_words"] == 0 for row in evaluate_syntaxgym(
+        scorer_of("gpt2"), [path]).tables["Predictions"])  # fmt: skip
+
+
+def test_means_over_circuits():
+    suites = [name for names in CIRCUITS.values() for name in names]
+    assert len(suites) == len(set(suites)) == 31 and len(CIRCUITS) == 6
+    assert [len(names) for names in CIRCUITS.values()] == [3, 10, 6, 4, 2, 6]
+    by_suite = {name: float(name in CIRCUITS["Agreement"]) for name in [*suites, *NOT_IN_PAPER]}
+    scores = summary(by_suite)
+    assert scores["mean_over_suites"] == pytest.approx(3 / 34)
+    assert scores["mean_31_suites"] == pytest.approx(3 / 31)
+    assert scores["mean_6_circuits"] == pytest.approx(1 / 6)
+    assert scores["circuit Agreement"] == 1.0 and scores["circuit Licensing"] == 0.0
+    del by_suite["number_src"]
+    assert set(summary(by_suite)) == {"mean_over_suites", *(f"circuit {c}" for c in CIRCUITS if c != "Agreement")}
+    assert circuit_of("mvrr") == "Garden-Path Effects" and circuit_of("nn-nv-rpl") is None
+
+
+def test_published_accuracies_of_circuits():
+    folder = Path(__file__).parents[1] / "goldens" / "syntaxgym"
+    suites, circuits = (
+        list(csv.DictReader((folder / f"published_{name}.csv").open(encoding="utf-8")))
+        for name in ("suites", "circuits")
+    )
+    models = [name for name in suites[0] if name != "suite"]
+    assert len(models) == 6 and len(suites) == 34 and [row["circuit"] for row in circuits][-1] == "ALL"
+    for model in models:
+        scores = summary({row["suite"]: float(row[model]) for row in suites})
+        for row in circuits:
+            name = "mean_31_suites" if row["circuit"] == "ALL" else f"circuit {row['circuit']}"
+            assert scores[name] == pytest.approx(float(row[model]), abs=1e-4), (model, name)
+
+
+# --------------------------------------------------------------------------------------------------------- files
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("predictions", 0, "formula"), "(3;%plural%) < (3;%match%)", "condition 'plural'; there are match, mismatch"),
+        (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "region '9'"),
+        (("meta", "metric"), "product", "metric 'product' is unknown"),
+        (("meta",), {}, "lacks 'name'"),
+        (("items", 1, "conditions", 0, "condition_name"), "mismatch", "item 2 has a condition twice"),
+        (("items", 1, "conditions", 0, "regions", 0, "region_number"), 3, "has a region twice"),
+    ],
+)
+def test_suites_that_are_wrong(tmp_path, path, value, message):
+    data = suite_data()
+    part = functools.reduce(operator.getitem, path[:-1], data)
+    part[path[-1]] = value
+    with pytest.raises(ValueError, match=message):
+        load_suite(write_suite(tmp_path, data))
+
+
+def test_suites_that_are_not_there(suite_file, tmp_path):
+    assert find_suites(tmp_path) == find_suites(suite_file) == find_suites(tmp_path, ["own_agreement"]) == [suite_file]
+    (tmp_path / "empty").mkdir()
+    for name, text in (("text", "text"), ("deep", "[" * 100_000), ("zero", "\x00"), ("nothing", "")):
+        (tmp_path / f"{name}.json").write_text(text)
+    for call, arguments, message in (
+        (find_suites, (suite_file, ["nothing"]), "no suite nothing in .*there are own_agreement"),
+        (find_suites, (tmp_path / "empty",), "holds no suites"),
+        (find_suites, (tmp_path / "missing",), "missing does not exist"),
+        (load_suite, (tmp_path / "missing.json",), "cannot be read"),
+        *((load_suite, (tmp_path / f"{name}.json",), "is not JSON") for name in ("text", "deep", "zero", "nothing")),
+        (evaluate_syntaxgym, (scorer_of("gpt2"), [suite_file, suite_file]), "the same name: own_agreement"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(*arguments)

@@ -1,0 +1,136 @@
+"""Kernel launches and waits of one step of every model on the pretend GPU.
+
+    python -m tests.helpers.launches [CASE ...]
+
+Numbers of sentences, tokens and layers are those of real training; the widths are small, for they change no count. A
+launch costs a host about 5 us, whatever the kernel does. Attention counts as the products and the softmax that it is
+made of, which a GPU runs as one kernel. The ceilings are a little above what was reached, for the tests also fill fresh
+memory. Lower them when a change needs less.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from hf_synlm import (
+    GPSTConfig,
+    GPSTForCausalLM,
+    ONLSTMConfig,
+    ONLSTMForCausalLM,
+    PaLMConfig,
+    PaLMForCausalLM,
+    PRPNConfig,
+    PRPNForCausalLM,
+    RNNGConfig,
+    RNNGForCausalLM,
+)
+from hf_synlm.data.collate import collate_trees
+from hf_synlm.data.gold_trees import encode_trees, label_inventory
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.models.rnng.actions import TransitionSystem
+from tests.helpers.pretend_gpu import PretendGPU
+
+Inputs = dict[str, torch.Tensor]
+
+
+class Case(NamedTuple):
+    """A model with its inputs, what is called, and the most kernels and waits that it may have."""
+
+    build: Callable[[], tuple[Any, Inputs]]
+    call: str  # "train", or a method
+    kernels: int
+    waits: int
+    options: dict[str, int] = {}
+
+
+def _gpst(rows: int, columns: int, sentence: int) -> tuple[Any, Inputs]:
+    heads = {"num_attention_heads": 2, "composition_num_heads": 2, "parser_num_heads": 2}
+    sizes = {"hidden_size": 8, "composition_size": 8, "composition_intermediate_size": 8, "score_size": 4}
+    sizes |= {"parser_size": 8, "parser_score_size": 8, "vocab_size": 40, "max_position_embeddings": 1024}
+    special = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 2, "reduce_token_id": 3}
+    special |= {"cls_token_id": 4, "sep_token_id": 5}
+    ids = torch.randint(6, 40, (rows, columns))
+    inputs = {"input_ids": ids, "sentence_ids": (torch.arange(columns) // sentence + 1).expand_as(ids)}
+    return GPSTForCausalLM(GPSTConfig(**heads, **sizes, **special)), inputs
+
+
+def _gpst_text() -> tuple[Any, Inputs]:
+    model, inputs = _gpst(1, 24, 24)
+    return model, {"input_ids": inputs["input_ids"]}
+
+
+def _rnng(num_sentences: int, lengths: range) -> tuple[Any, Inputs]:
+    sentences = list(read_treebank(sample_path("trees.train.txt")))
+    labels = label_inventory(sentences)
+    tokenizer = word_tokenizer([sentence.words for sentence in sentences], unknown="berkeley")
+    trees = encode_trees(sentences, tokenizer, TransitionSystem("top_down", len(labels)), labels)
+    chosen = [tree for x, tree in zip(sentences, trees, strict=True) if len(x.words) in lengths][:num_sentences]
+    sizes = {"vocab_size": len(tokenizer), "embedding_size": 8, "hidden_size": 8, "num_layers": 2}
+    return RNNGForCausalLM(RNNGConfig(nonterminals=labels, **sizes)), collate_trees(chosen, 0)
+
+
+def _rnng_text() -> tuple[Any, Inputs]:
+    model, batch = _rnng(1, range(17, 18))
+    return model, {"input_ids": batch["input_ids"]}
+
+
+def _recurrent(model: Any, rows: int, columns: int) -> tuple[Any, Inputs]:
+    ids = torch.randint(4, 40, (rows, columns))
+    return model, {"input_ids": ids, "labels": ids}
+
+
+def _on_lstm() -> tuple[Any, Inputs]:
+    sizes = {"vocab_size": 40, "embedding_size": 8, "layer_size": 8, "chunk_size": 2}
+    return _recurrent(ONLSTMForCausalLM(ONLSTMConfig.from_preset("on-lstm-ptb", **sizes)), 20, 70)
+
+
+def _prpn() -> tuple[Any, Inputs]:
+    sizes = {"vocab_size": 40, "embedding_size": 8, "layer_size": 8}
+    return _recurrent(PRPNForCausalLM(PRPNConfig.from_preset("prpn-ptb-word", **sizes)), 64, 35)
+
+
+def _palm() -> tuple[Any, Inputs]:
+    sizes = {"vocab_size": 40, "embedding_size": 8, "layer_size": 8, "rrnn_size": 8, "attention_size": 8}
+    return _recurrent(PaLMForCausalLM(PaLMConfig.from_preset("palm-ptb", **sizes)), 20, 70)
+
+
+CASES = {
+    "gpst-train 2 x 512": Case(lambda: _gpst(2, 512, 26), "train", 11_350, 5),
+    "gpst-parse 24 tokens, beam 20": Case(_gpst_text, "parse", 32_600, 40, {"num_beams": 20}),
+    "rnng-train 32 sentences": Case(lambda: _rnng(32, range(16, 23)), "train", 3_800, 9),
+    "rnng-parse 17 words, action beam 100": Case(
+        _rnng_text, "parse", 26_500, 244, {"num_beams": 10, "action_beam_size": 100, "fast_track_size": 1}
+    ),
+    "on-lstm-train 20 x 70": Case(_on_lstm, "train", 2_400, 0),
+    "prpn-train 64 x 35": Case(_prpn, "train", 3_700, 0),
+    "palm-train 20 x 70": Case(_palm, "train", 320, 0),
+}
+
+
+def count(gpu: PretendGPU, case: Case) -> tuple[int, int]:
+    """Kernels and waits (with copies that block) of one call."""
+    torch.manual_seed(0)
+    model, inputs = case.build()
+    if case.call == "train" and "actions" not in inputs:
+        inputs.setdefault("labels", inputs["input_ids"])
+    model, inputs = gpu.move(model), {name: gpu.move(value) for name, value in inputs.items()}
+    gpu.reset()
+    if case.call == "train":
+        model.train()(**inputs).loss.backward()
+    else:
+        getattr(model.eval(), case.call)(**inputs, **case.options)
+    return sum(gpu.kernels.values()), sum(gpu.waits.values()) + sum(gpu.copies.values())
+
+
+if __name__ == "__main__":
+    gpu = PretendGPU()
+    with gpu:
+        for name in sys.argv[1:] or CASES:
+            kernels, waits = count(gpu, CASES[name])
+            print(f"{name}: {kernels} kernels, {waits} waits", *gpu.waits.most_common(5), sep="\n    ", flush=True)

@@ -1,0 +1,368 @@
+"""The checkpoints in `model_cards/`: they load, parse, generate and score as their cards say.
+
+The committed results are compared with new computations on a few sentences and on all of them where that is quick, and
+the cards with the results. `make checkpoints` makes everything anew.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from release import make_checkpoints
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from hf_synlm.cli import main
+from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
+from hf_synlm.hub import export
+from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.flatten import flat_files
+from hf_synlm.hub.verify import verify_export
+from hf_synlm.training.engine.arguments import find_config
+from tests.helpers import warm_python
+
+ROOT = Path(__file__).resolve().parents[2]
+CARDS = ROOT / "model_cards"
+SPECIFICATIONS = make_checkpoints.read_specifications()
+SENTENCE = "the people of this country agree"
+# Evaluations that take seconds on all sentences; the others are repeated on the first ones.
+QUICK = [(name, "parsing") for name in ("on-lstm-syd-tiny", "prpn-syd-tiny", "palm-s-tiny")]
+QUICK += [(name, "perplexity") for name, _ in QUICK]
+
+each = pytest.mark.parametrize("name", SPECIFICATIONS)
+
+
+def load(name: str):
+    return AutoModelForCausalLM.from_pretrained(CARDS / name), AutoTokenizer.from_pretrained(CARDS / name)
+
+
+def test_every_folder_is_specified():
+    assert {folder.name for folder in CARDS.iterdir() if folder.is_dir()} == set(SPECIFICATIONS)
+    types = {json.loads((CARDS / name / "config.json").read_text())["model_type"] for name in SPECIFICATIONS}
+    assert types == {"gpst", "rnng", "tree_lm", "pushdown", "urnng", "on_lstm", "prpn", "palm"}
+
+
+@each
+def test_files(name: str):
+    files = {file.name for file in (CARDS / name).iterdir()}
+    code = {file for file in files if file.endswith(".py")}
+    assert files - code == {*make_checkpoints.MODEL_FILES, "README.md", "card.yaml", "results"}
+    # `python training/make_checkpoints.py --begin_with card` makes the stubs anew.
+    auto_map = json.loads((CARDS / name / "config.json").read_text())["auto_map"]
+    assert code == {f"{reference.partition('.')[0]}.py" for reference in auto_map.values()}
+    results = {file.stem for file in (CARDS / name / "results").iterdir()}
+    assert results == {"training", *SPECIFICATIONS[name]["evaluations"]}
+    assert (CARDS / name / "model.safetensors").stat().st_size < make_checkpoints.MAX_BYTES
+
+
+@each
+def test_card_is_what_the_results_say(name: str):
+    folder = CARDS / name
+    facts = make_checkpoints.card_facts(name, SPECIFICATIONS[name])
+    assert make_checkpoints.facts_text(facts) == (folder / "card.yaml").read_text(encoding="utf-8")
+    card = fill_card(AutoConfig.from_pretrained(folder), yaml.safe_load((folder / "card.yaml").read_text()))
+    assert card == (folder / "README.md").read_text(encoding="utf-8")
+
+
+@each
+def test_configuration_is_the_one_trained(name: str):
+    """A changed configuration needs new checkpoints."""
+    trained = json.loads((CARDS / name / "results" / "training.json").read_text())
+    settings = yaml.safe_load(Path(find_config(trained["config"])).read_text(encoding="utf-8"))
+    trained["settings"].pop("overwrite_output_dir", None)  # of earlier versions; it changes no model
+    assert settings == trained["settings"], f"{trained['config']} changed: run `make checkpoints`"
+
+
+@each
+def test_loads_parses_and_generates(name: str):
+    model, tokenizer = load(name)
+    assert type(model).__module__.startswith("hf_synlm.") and model.dtype == torch.float32
+    batch = tokenizer([SENTENCE], return_tensors="pt")
+    parsed = model.parse(**batch)
+    length = batch["input_ids"].shape[1]
+    assert parsed.spans[0][0][-1] == (0, length) and parsed.token_log_probs.isfinite().all()
+    generated = model.generate(**batch, max_new_tokens=4, return_dict_in_generate=True)
+    assert generated.sequences.shape[1] > length and generated.spans[0]
+    assert model(**batch).logits.exp().sum(-1).allclose(torch.tensor(1.0), atol=1e-3)
+    unknown = {tokenizer.unk_token_id} & set(batch["input_ids"][0].tolist())
+    assert not unknown, "the examples should be of words that the model knows"
+
+
+def evaluate(name: str, result: str, tmp_path: Path, *more: str) -> dict[str, float]:
+    command = make_checkpoints.evaluation_commands(name, SPECIFICATIONS[name])[result].split()[1:]
+    out = tmp_path / f"{result}.json"
+    assert main([*command, *more, "--out", str(out)]) == 0
+    return load_result(out).scores
+
+
+@pytest.mark.parametrize(("name", "result"), QUICK)
+def test_scores_of_all_sentences(name: str, result: str, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    now, stated = evaluate(name, result, tmp_path), load_result(CARDS / name / "results" / f"{result}.json").scores
+    # Products of matrices are rounded in another order on other machines, which may turn a tie between two trees.
+    assert now == pytest.approx(stated, rel=1e-3, abs=0.2)
+
+
+def test_punctuation_is_told_by_tags(tmp_path: Path, capsys):
+    (tmp_path / "in.txt").write_text(f"{SENTENCE}\n")
+    command = ["evaluate", "perplexity", str(tmp_path / "in.txt"), "--model", str(CARDS / "prpn-syd-tiny")]
+    assert main([*command, "--punctuation", "remove"]) == 2
+    assert "belongs to --format treebank" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["gpst-tiny", "rnng-tiny", "tree-lm-tiny"])
+def test_trees_of_searched_models(name: str, tmp_path: Path, monkeypatch):
+    """Better than random trees on the first sentences, as the results on all of them say."""
+    monkeypatch.chdir(ROOT)
+    result = next(iter(SPECIFICATIONS[name]["evaluations"]))
+    now = evaluate(name, result, tmp_path, "--limit", "8")
+    rows = load_result(tmp_path / f"{result}.json").tables["unlabeled F1 (%)"]
+    random = next(row["F1 by the convention"] for row in rows if row["trees"] == "random")
+    assert now["f1"] > random
+
+
+def test_parsers_of_one_method(tmp_path: Path, monkeypatch):
+    """URNNG's trees are not better than random ones after so little text; its `parse` takes no `method`."""
+    monkeypatch.chdir(ROOT)
+    evaluate("urnng-tiny", "parsing", tmp_path, "--limit", "8")
+    assert load_result(tmp_path / "parsing.json").options["parse"]["method"] == "search"
+
+
+@each
+def test_export_computes_the_same(name: str, tmp_path: Path, capsys):
+    out = tmp_path / name
+    assert main(["export", str(CARDS / name), "--facts", str(CARDS / name / "card.yaml"), "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert (out / "README.md").read_bytes() == (CARDS / name / "README.md").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == (CARDS / name / "model.safetensors").read_bytes()
+    model_type = json.loads((out / "config.json").read_text())["model_type"]
+    assert {file.name: file.read_text() for file in out.glob("*.py")} == flat_files(model_type)
+
+
+LOAD = """
+import sys
+from transformers import AutoModelForCausalLM
+for name in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
+    print(type(model).__module__.split(".")[0], type(model).__name__)
+"""
+
+
+def load_elsewhere(code: str, *folders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a process that has not imported hf_synlm prints, or the end of its error."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    run = warm_python.run([sys.executable, "-I", "-c", code, *folders], cwd=CARDS)
+    return run.stdout.splitlines() if run.returncode == 0 else run.stderr.splitlines()[-3:]
+
+
+def test_folders_load_the_code_of_the_installed_package(tmp_path: Path, monkeypatch):
+    found = load_elsewhere(LOAD, *SPECIFICATIONS, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    architectures = [
+        json.loads((CARDS / name / "config.json").read_text())["architectures"][0] for name in SPECIFICATIONS
+    ]
+    assert found == [f"hf_synlm {architecture}" for architecture in architectures]
+
+
+def test_folders_say_what_to_install(tmp_path: Path, monkeypatch):
+    # As where it is not installed: transformers looks for the packages that the code imports.
+    code = (
+        "import importlib.util, sys\nsys.modules['hf_synlm'] = None\n"
+        "import importlib\nreal = importlib.import_module\n"
+        "def missing(name, *rest):\n"
+        "    if name == 'hf_synlm': raise ImportError(\"No module named 'hf_synlm'\")\n"
+        "    return real(name, *rest)\n"
+        "importlib.import_module = missing\n"
+    )
+    found = load_elsewhere(code + LOAD, "gpst-tiny", tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert "pip install hf_synlm" in " ".join(found)
+
+
+@pytest.mark.usefixtures("warm_probe")
+def test_archive_is_reproducible(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(make_checkpoints, "ARCHIVES", tmp_path)
+    first = make_checkpoints.pack("prpn-syd-tiny")
+    before = first.read_bytes()
+    assert make_checkpoints.pack("prpn-syd-tiny").read_bytes() == before
+    with tarfile.open(first) as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    # A folder of code, weights and card; that such a folder loads alone is tested above and for every export.
+    report = verify_export(tmp_path / "unpacked" / "prpn-syd-tiny")
+    assert report.passed, report.table()
+
+
+# ------------------------------------------------------------------------------------------------ rows of cards
+def test_rows_name_what_numbers_depend_on():
+    row = card_rows(load_result(CARDS / "rnng-tiny" / "results" / "perplexity.json"))[0]
+    assert row["metric"] == "word_perplexity" and row["num_beams"] == 10
+    assert row["estimator"] == "beam marginal, action beam 100, fast track 1"
+    assert "words outside the vocabulary" in row["convention"] and row["seed"] == 0
+    row = card_rows(load_result(CARDS / "gpst-tiny" / "results" / "parsing-inside.json"), split="test")[0]
+    assert (row["num_beams"], row["estimator"], row["split"]) == (None, "inside", "test")
+    assert set(row["baselines"]) == {"left", "right", "balanced", "random", "binarized gold"}
+
+
+@pytest.mark.parametrize(
+    ("task", "scores", "message"),
+    [("glue", {"accuracy": 1.0}, "no place for results of 'glue'"), ("parsing", {}, "no number 'f1'")],
+)
+def test_unusable_results(task: str, scores: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        card_rows(EvaluationResult(task, scores, {}, {"convention": "gpst", "punctuation": ""}, {}))
+
+
+def test_export_states_results(tmp_path: Path):
+    results = CARDS / "palm-s-tiny" / "results"
+    command = ["export", str(CARDS / "palm-s-tiny"), "--out", str(tmp_path / "out")]
+    assert (
+        main([*command, "--results", str(results / "parsing.json"), "--results", str(results / "perplexity.json")]) == 0
+    )
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert [result.metric_type for result in card.data.eval_results] == ["f1", "word_perplexity"]
+    assert "| trees.test.txt | all |" in card.content
+
+
+@pytest.mark.parametrize(("name", "example"), [("gpst-tiny", "fruit flies like a banana"), ("palm-s-tiny", SENTENCE)])
+def test_the_example_of_a_card_has_known_words(name: str, example: str, tmp_path: Path):
+    card = (export.export_model(*load(name), tmp_path / "out") / "README.md").read_text(encoding="utf-8")
+    assert f'tokenizer(["{example}"]' in card
+
+
+def test_a_copy_keeps_its_card(tmp_path: Path, capsys):
+    """Facts go along by card.yaml; a card without them stays as it is, unless facts are given."""
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    assert main(["export", str(CARDS / "palm-s-tiny"), "--out", str(first)]) == 0
+    assert main(["export", str(first), "--out", str(second)]) == 0
+    facts = yaml.safe_load((CARDS / "palm-s-tiny" / "card.yaml").read_text())
+    assert yaml.safe_load((second / "card.yaml").read_text()) == facts | {"repo_id": "second"}
+    card = (second / "README.md").read_text()
+    assert f"license: {facts['license']}" in card and card.count('from_pretrained("second"') == 2
+
+    # Numbers of a card are those of its weights.
+    weights = load_file(second / "model.safetensors")
+    save_file({k: v + 1 for k, v in weights.items()}, second / "model.safetensors", {"format": "pt"})
+    for more in ([], ["--facts", str(second / "card.yaml")]):
+        assert main(["export", str(second), *more, "--out", str(third)]) == 2
+        assert "other weights than those whose results" in capsys.readouterr().err and not third.exists()
+    save_file(weights, second / "model.safetensors", {"format": "pt"})
+    (second / "card.yaml").unlink()
+    (second / "README.md").write_text("# My own words\n")
+    result = str(CARDS / "palm-s-tiny" / "results" / "parsing.json")
+    assert main(["export", str(second), "--results", result, "--out", str(third)]) == 2
+    assert "without card.yaml" in capsys.readouterr().err and not third.exists()
+    assert main(["export", str(second), "--out", str(third)]) == 0
+    assert (third / "README.md").read_text() == "# My own words\n" and not (third / "card.yaml").exists()
+
+
+def test_results_of_another_model_are_refused(tmp_path: Path, capsys):
+    command = ["export", str(CARDS / "palm-s-tiny"), "--out", str(tmp_path / "out"), "--results"]
+    other = CARDS / "prpn-syd-tiny" / "results" / "parsing.json"
+    assert main([*command, str(other)]) == 2
+    assert "PRPNForCausalLM with 258,098 parameters" in capsys.readouterr().err
+    result = json.loads((CARDS / "palm-s-tiny" / "results" / "parsing.json").read_text())
+    result["model"]["weights"] = [{"path": "elsewhere/model.safetensors", "bytes": 1, "sha256": "0" * 64}]
+    (tmp_path / "parsing.json").write_text(json.dumps(result))
+    assert main([*command, str(tmp_path / "parsing.json")]) == 2
+    assert "weights are other files" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, capsys):
+    command = ["export", str(CARDS / "palm-s-tiny"), "--dtype", "bfloat16", "--out", str(tmp_path / "out")]
+    result = CARDS / "palm-s-tiny" / "results" / "parsing.json"
+    assert main([*command, "--results", str(result)]) == 2
+    assert "was measured in float32, and the copy has bfloat16 weights" in capsys.readouterr().err
+    for facts in ([], ["--facts", str(CARDS / "palm-s-tiny" / "card.yaml")]):
+        assert main([*command, *facts, "--overwrite"]) == 0
+        said = capsys.readouterr().err
+        assert "without the results of card.yaml" in said and "Loading weights" not in said
+        known = yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())
+        assert "license" in known and not {"results", "weights"} & set(known)
+        assert not ModelCard.load(tmp_path / "out" / "README.md").data.eval_results
+    # What is measured in the type of the copy, or stated by the user, stays.
+    measured = json.loads(result.read_text())
+    measured["model"]["dtype"] = "bfloat16"
+    (tmp_path / "half.json").write_text(json.dumps(measured))
+    half = ("--results", str(tmp_path / "half.json"))
+    assert main([*command, *half, "--facts", str(CARDS / "palm-s-tiny" / "card.yaml"), "--overwrite"]) == 0
+    rows = yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())["results"]
+    assert [row["metric"] for row in rows] == ["f1"]
+    own = yaml.safe_load((CARDS / "palm-s-tiny" / "card.yaml").read_text())["results"][:1]
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"results": own}))
+    assert main([*command, "--facts", str(tmp_path / "own.yaml"), "--overwrite"]) == 0
+    assert yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())["results"] == own
+    # A configuration as transformers 4 writes it, or without a type; a card without facts.
+    shutil.copytree(CARDS / "palm-s-tiny", copy := tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    dtype, command[1] = config.pop("dtype"), str(copy)
+    for fields, says in (({"torch_dtype": dtype}, "without the results"), ({}, "without the results")):
+        (copy / "config.json").write_text(json.dumps({**config, **fields}))
+        assert main([*command, "--overwrite"]) == 0 and says in capsys.readouterr().err
+    (copy / "card.yaml").unlink()
+    assert main([*command, "--overwrite"]) == 0
+    assert "README.md stays as it is: its numbers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "public"),
+    [
+        ("synlm evaluate pairs /home/ann/x.tsv --out=/tmp/a/b.json", "synlm evaluate pairs x.tsv --out=b.json"),
+        ("synlm parse '/data/my texts/a.txt' ~/m", "synlm parse a.txt m"),
+        ("synlm parse model_cards/gpst-tiny ../x -", "synlm parse model_cards/gpst-tiny ../x -"),
+    ],
+)
+def test_commands_on_cards_have_no_folders_of_a_machine(command: str, public: str):
+    scores, hardware = {"accuracy": 0.5}, {"device_name": "x", "device": "cpu", "num_threads": 1}
+    result = EvaluationResult("pairs", scores, {"name": "m"}, {}, {}, hardware=hardware, command=command)
+    assert [row["command"] for row in card_rows(result)] == [public]
+
+
+def test_push_names_what_is_wrong(tmp_path: Path, capsys):
+    folder = tmp_path / "model"
+    assert main(["export", str(CARDS / "palm-s-tiny"), "--out", str(folder)]) == 0
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    shutil.copy(CARDS / "rnng-tiny" / "tokenizer_config.json", other)
+    shutil.copy(CARDS / "rnng-tiny" / "tokenizer.json", other)
+    for command in (["verify", str(other)], ["push", str(other), "ann/model", "--dry-run"]):
+        assert main(command) == 2
+        assert "tokenizer" in capsys.readouterr().err
+    for name in ("model", "a b/model", "https://huggingface.co/ann/model"):
+        assert main(["push", str(folder), name, "--dry-run", "--no-verify"]) == 2
+    facts = yaml.safe_load((folder / "card.yaml").read_text())
+    (tmp_path / "facts.yaml").write_text(yaml.safe_dump(facts | {"license": None}))
+    copy = tmp_path / "copy"
+    assert main(["export", str(folder), "--facts", str(tmp_path / "facts.yaml"), "--out", str(copy)]) == 0
+    capsys.readouterr()
+    assert main(["push", str(copy), "ann/model", "--dry-run", "--no-verify"]) == 0
+    assert "names no licence" in capsys.readouterr().err
+    (copy / "README.md").unlink()
+    assert main(["push", str(copy), "ann/model", "--dry-run", "--no-verify"]) == 0
+    assert "no README.md" in capsys.readouterr().err
+
+
+def test_unknown_checkpoint_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        make_checkpoints.main(["gpt-tiny"])
+    assert "unknown checkpoint gpt-tiny" in capsys.readouterr().err
+
+
+def test_nothing_from_outside_and_no_pickle_is_pushed(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(CARDS / "prpn-syd-tiny", folder)
+    assert "model.safetensors" in export.files_to_push(folder)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "opt.bin").write_bytes(b"x")
+    with pytest.raises(ValueError, match="pickled files, .*opt.bin"):
+        export.files_to_push(folder)
+    (folder / "sub" / "opt.bin").unlink()
+    (tmp_path / "private.txt").write_text("x")
+    (folder / "notes.txt").symlink_to(tmp_path / "private.txt")
+    with pytest.raises(ValueError, match="files outside of it, .'notes.txt'"):
+        export.files_to_push(folder)

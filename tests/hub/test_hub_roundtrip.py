@@ -1,0 +1,375 @@
+"""Export, load without the package, save again: what users of a published model do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors import safe_open
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTModel
+from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
+from hf_synlm.hub import export
+from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.checkpoint import pickled_files
+from hf_synlm.hub.export import check_complete, export_model, push_to_hub
+from hf_synlm.hub.flatten import PACKAGE, flat_files
+from hf_synlm.hub.verify import verify_export
+from tests.helpers import warm_python
+from tests.helpers.scoring_models import model_and_tokenizer
+
+pytestmark = pytest.mark.usefixtures("warm_probe")
+
+SPECIAL = ["<pad>", "<s>", "<reduce>", "<cls>", "<sep>", "<unk>"]
+WORDS = "fruit flies like a banana the keys to cabinet are on table".split()
+CHANGE = """
+import functools
+
+_forward = GPSTForCausalLM.forward
+
+
+@functools.wraps(_forward)  # generate reads the names of the arguments of forward
+def _changed(self, *args, **kwargs):
+    output = _forward(self, *args, **kwargs)
+    output.logits = output.logits + 1e-3
+    return output
+
+
+GPSTForCausalLM.forward = _changed
+"""
+ALL_CHECKS = {
+    "files",
+    "AutoConfig",
+    "AutoTokenizer",
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
+    "parse",
+    "generate",
+}
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {token: index for index, token in enumerate(SPECIAL + WORDS)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="<s>", unk_token="<unk>"
+    )
+
+
+@pytest.fixture
+def model(tiny_gpst_config: GPSTConfig) -> GPSTForCausalLM:
+    return GPSTForCausalLM(tiny_gpst_config).eval()
+
+
+@pytest.fixture
+def exported(model, tokenizer, tmp_path: Path) -> Path:
+    return export_model(model, tokenizer, tmp_path / "gpst-tiny")
+
+
+def run_without_package(code: str, *arguments: str, cache: Path) -> str:
+    """Run code in a clean process where `import hf_synlm` fails; return what it prints."""
+    block = "import sys; sys.modules['hf_synlm'] = None\n"
+    command = [sys.executable, "-I", "-c", block + code, *arguments]
+    environment = {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
+    run = warm_python.run(command, env=environment)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+class TestExport:
+    def test_a_model_without_head_exports_all_auto_classes(self, tiny_gpst_config, tokenizer, tmp_path: Path):
+        folder = export_model(GPSTModel(tiny_gpst_config), tokenizer, tmp_path / "part")
+        assert check_complete(folder) == GPSTConfig().auto_map
+        report = verify_export(folder)
+        assert report.passed, report.table()
+
+    def test_code_and_weights_are_those_of_the_model(self, exported: Path, model: GPSTForCausalLM):
+        files = {file.name for file in exported.glob("*.py")}
+        assert {
+            "modeling_gpst.py",
+            "configuration_gpst.py",
+            "trees_spans.py",
+            "trees_actions.py",
+            "gpst_chart.py",
+        } <= files
+        assert {name: (exported / name).read_text() for name in files} == flat_files("gpst")
+        assert not pickled_files(exported)
+        with safe_open(exported / "model.safetensors", "pt") as weights:
+            assert weights.metadata()["format"] == "pt"
+            saved = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
+        own = model.state_dict()
+        assert set(saved) <= set(own)
+        assert all(torch.equal(tensor, own[name]) for name, tensor in saved.items())
+        assert [path.name for path in exported.parent.iterdir()] == [exported.name]
+
+    def test_state_dict_is_used(self, model, tokenizer, tmp_path: Path):
+        other = GPSTForCausalLM(model.config)
+        folder = export_model(model, tokenizer, tmp_path / "given", state_dict=other.state_dict())
+        loaded = GPSTForCausalLM.from_pretrained(folder)
+        assert all(torch.equal(loaded.state_dict()[name], value) for name, value in other.state_dict().items())
+
+    def test_existing_folder_is_an_error_without_overwrite(self, exported: Path, model, tokenizer):
+        before = {file.name: file.read_bytes() for file in exported.iterdir()}
+        with pytest.raises(ValueError, match="exists.*overwrite"):
+            export_model(model, tokenizer, exported)
+        assert {file.name: file.read_bytes() for file in exported.iterdir()} == before
+        (exported / "stale.txt").write_text("from before")
+        (link := exported.with_name("link")).symlink_to(exported)
+        assert export_model(model, tokenizer, link, card="# New\n", overwrite=True) == link
+        assert link.is_symlink() and (exported / "README.md").read_text() == "# New\n"
+        assert not (exported / "stale.txt").exists()
+        os.mkfifo(exported.with_name("pipe"))
+        exported.with_name("file").write_text("something else")
+        for name in ("pipe", "file"):
+            with pytest.raises(ValueError, match="is a file"):
+                export_model(model, tokenizer, exported.with_name(name), overwrite=True)
+        assert sorted(path.name for path in exported.parent.iterdir()) == ["file", exported.name, "link", "pipe"]
+
+    @pytest.mark.parametrize("step", ["model", "tokenizer", "check"])
+    def test_interrupted_export_leaves_nothing(self, step, model, tokenizer, tmp_path: Path, monkeypatch):
+        def fail(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        owner, name = {
+            "model": (type(model.config), "save_pretrained"),
+            "tokenizer": (type(tokenizer), "save_pretrained"),
+            "check": (export, "check_complete"),
+        }[step]
+        monkeypatch.setattr(owner, name, fail)
+        with pytest.raises(KeyboardInterrupt):
+            export_model(model, tokenizer, tmp_path / "broken")
+        assert not list(tmp_path.iterdir())
+
+    def test_interrupted_overwrite_keeps_the_old_folder(self, exported: Path, model, tokenizer, monkeypatch):
+        before = {file.name: file.read_bytes() for file in exported.iterdir()}
+        replace = os.replace
+
+        def fail_last(source: str | Path, target: str | Path) -> None:
+            if Path(target) == exported and not Path(source).name.endswith(".old.partial"):
+                raise OSError("interrupted")
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", fail_last)
+        with pytest.raises(OSError, match="interrupted"):
+            export_model(model, tokenizer, exported, overwrite=True)
+        assert {file.name: file.read_bytes() for file in exported.iterdir()} == before
+        assert [path.name for path in exported.parent.iterdir()] == [exported.name]
+
+    def test_tokenizer_that_does_not_fit_is_an_error(self, model, tokenizer, tmp_path: Path):
+        tokenizer.pad_token = "<unk>"
+        with pytest.raises(ValueError, match="pad_token_id is 0 in the model's configuration and 5 in the tokenizer"):
+            export_model(model, tokenizer, tmp_path / "bad")
+        tokenizer.add_tokens([f"extra{index}" for index in range(60)])
+        with pytest.raises(ValueError, match="The tokenizer has 78 tokens and the model 40"):
+            export_model(model, tokenizer, tmp_path / "bad")
+        assert not list(tmp_path.iterdir())
+
+    def test_model_without_code_is_an_error(self, model, tokenizer, tmp_path: Path):
+        with pytest.raises(ValueError, match="the code would not be saved"):
+            export_model(torch.nn.DataParallel(model), tokenizer, tmp_path / "bad")
+
+
+def test_the_oldest_transformers_is_the_same_everywhere():
+    root = PACKAGE.parent
+    minors = re.search(r"^ +transformers: \[(.*)\]", (root / ".github/workflows/ci.yml").read_text(), re.MULTILINE)[1]
+    assert f"transformers {OLDEST_TRANSFORMERS} are the oldest" in (root / "docs/getting-started.md").read_text()
+    assert minors.startswith(f'"{OLDEST_TRANSFORMERS}", ')
+    assert f'"transformers>={OLDEST_TRANSFORMERS},<6"' in (root / "pyproject.toml").read_text()
+    assert f"`transformers` {OLDEST_TRANSFORMERS} or later" in (PACKAGE / "hub" / "card_template.md").read_text()
+
+
+def test_older_transformers_is_named_in_one_line(exported: Path, monkeypatch):
+    assert "transformers>=5.20" in (exported / "requirements.txt").read_text()
+    monkeypatch.setattr("transformers.__version__", "5.19.1")
+    with pytest.raises(ImportError, match="needs transformers 5.20 or later, and 5.19.1 is installed: pip install"):
+        runpy.run_path(str(exported / "configuration_base.py"))
+
+
+class TestRemote:
+    def test_saving_the_remote_model_again_keeps_its_code(self, exported: Path, tmp_path: Path):
+        code = """
+import sys
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+source, target, classifier = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+model.save_pretrained(target)
+AutoTokenizer.from_pretrained(source, trust_remote_code=True).save_pretrained(target)
+head = AutoModelForSequenceClassification.from_pretrained(target, trust_remote_code=True, num_labels=3)
+head.save_pretrained(classifier)
+"""
+        again, classifier = tmp_path / "again", tmp_path / "classifier"
+        run_without_package(code, str(exported), str(again), str(classifier), cache=tmp_path / "cache")
+        for folder in (again, classifier):
+            assert check_complete(folder) == GPSTConfig().auto_map
+            for file in exported.glob("*.py"):
+                assert (folder / file.name).read_bytes() == file.read_bytes(), file.name
+        report = verify_export(again)
+        assert report.passed, report.table()
+        assert (again / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+        assert len(json.loads((classifier / "config.json").read_text())["id2label"]) == 3
+
+    def test_refusal_without_trust_is_clear(self, exported: Path, tmp_path: Path):
+        code = """
+import sys
+from transformers import AutoModelForCausalLM
+try:
+    AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=False)
+except ValueError as error:
+    print(error)
+"""
+        assert "trust_remote_code=True" in run_without_package(code, str(exported), cache=tmp_path / "cache")
+
+    def test_text_generation_pipeline(self, exported: Path, tmp_path: Path):
+        code = """
+import sys
+from transformers import pipeline
+generate = pipeline("text-generation", model=sys.argv[1], trust_remote_code=True)
+print(generate("fruit flies", max_new_tokens=3, do_sample=False)[0]["generated_text"])
+"""
+        assert run_without_package(code, str(exported), cache=tmp_path / "cache").startswith("fruit flies")
+
+
+class TestVerify:
+    def test_given_input_and_width(self, exported: Path):
+        report = verify_export(exported, input_ids=torch.tensor([[6, 7, 8, 9, 10]]), num_beams=7, max_new_tokens=3)
+        assert report.passed, report.table()
+
+    def test_changed_code_is_found(self, exported: Path):
+        file = exported / "modeling_gpst.py"
+        file.write_text(file.read_text() + CHANGE)
+        lines = verify_export(exported, max_new_tokens=2).table().splitlines()
+        assert [line.split()[1] for line in lines if line.startswith("DIFFERS")] == ["AutoModelForCausalLM"]
+        assert "modeling_gpst.py" in lines[0]
+        assert verify_export(exported, max_new_tokens=2, tolerance=0.01).passed
+
+    def test_pickles_and_code_that_needs_the_package_are_found(self, exported: Path):
+        file = exported / "trees_spans.py"
+        file.write_text(file.read_text() + "\nimport hf_synlm\n")
+        torch.save({}, exported / "pytorch_model.bin")
+        failed = {check.name: check.detail for check in verify_export(exported).checks if not check.passed}
+        assert "pytorch_model.bin" in failed["files"] and "hf_synlm" in failed["AutoModelForCausalLM"]
+
+    def test_unusable_folders(self, exported: Path, tmp_path: Path):
+        with pytest.raises(ValueError, match="There is no folder"):
+            verify_export(tmp_path / "nowhere")
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ValueError, match="has no config.json"):
+            verify_export(tmp_path / "empty")
+        (exported / "gpst_chart.py").unlink()
+        with pytest.raises(ValueError, match=r"needs \['gpst_chart.py'\]"):
+            verify_export(exported)
+        config = json.loads((exported / "config.json").read_text())
+        (exported / "config.json").write_text(json.dumps({**config, "auto_map": None}))
+        with pytest.raises(ValueError, match="has no auto_map"):
+            verify_export(exported)
+
+
+class TestCard:
+    RESULT = {
+        "task": "language modeling",
+        "dataset": "State of the Union",
+        "split": "test",
+        "metric": "perplexity",
+        "value": 123.456,
+        "num_beams": 20,
+        "estimator": "beam marginal",
+        "command": "python -m hf_synlm.evaluation perplexity --model org/gpst-tiny",
+    }
+
+    def test_every_place_is_filled(self, tiny_gpst_config: GPSTConfig):
+        stated = {
+            "training_data": "Speeches.",
+            "training_procedure": "Two minutes on a laptop.",
+            "limits": "- Knows presidents only.",
+        }
+        facts = {"repo_id": "org/gpst-tiny", "datasets": ["org/sotu"], "license": "cc0-1.0", "language": "zh"}
+        facts["results"] = [self.RESULT]
+        text = fill_card(tiny_gpst_config, {**facts, **stated})
+        data = ModelCard(text).data
+        assert (data.license, data.language, data.library_name) == ("cc0-1.0", "zh", "transformers")
+        assert data.pipeline_tag == "text-generation" and data.datasets == ["org/sotu"]
+        assert {"custom_code", "hf_synlm", "gpst", "syntactic-language-model"} <= set(data.tags)
+        assert data.metrics == ["perplexity"]
+        assert data.eval_results[0].metric_name == "perplexity (beam 20, beam marginal)"
+        assert "{{" not in text
+        for part in (*stated.values(), "| 123.5 | 20 | beam marginal |", self.RESULT["command"]):
+            assert part in text
+        assert text.count('from_pretrained("org/gpst-tiny", trust_remote_code=True)') == 2
+
+    def test_no_licence_language_and_base_model_unless_stated(self, tiny_gpst_config: GPSTConfig):
+        data = ModelCard(fill_card(tiny_gpst_config, {"repo_id": "a"})).data
+        assert data.license is None and data.language is None
+        facts = {"repo_id": "a", "base_model": "org/b", "datasets": ["org/c"], "license": "mit"}
+        data = ModelCard(fill_card(tiny_gpst_config, facts)).data
+        assert (data.base_model, data.datasets, data.license) == ("org/b", ["org/c"], "mit")
+
+    def test_a_number_needs_its_beam(self, tiny_gpst_config: GPSTConfig):
+        result = {key: value for key, value in self.RESULT.items() if key != "num_beams"}
+        with pytest.raises(ValueError, match="depends on the beam"):
+            fill_card(tiny_gpst_config, {"repo_id": "org/x", "results": [result]})
+
+    @pytest.mark.parametrize(
+        "facts", [{}, {"repo_id": "org/x", "licence": "mit"}, {"repo_id": "org/x", "token": "hf_secret"}]
+    )
+    def test_unknown_and_missing_facts(self, tiny_gpst_config: GPSTConfig, facts: dict):
+        with pytest.raises(ValueError, match="repo_id"):
+            fill_card(tiny_gpst_config, facts)
+
+    def test_card_snippet_runs(self, exported: Path):
+        text = (exported / "README.md").read_text()
+        code = text.split("```python\n")[1].split("```")[0].replace('"gpst-tiny"', f'"{exported}"')
+        exec(compile(code, "README.md", "exec"), {"print": lambda *args: None})
+
+
+# Name -> model of `scoring_models`, what its configuration has instead.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lstm": ("lstm", {"num_layers": 2}),
+    "rnng_classifier": ("rnng", {"transition_system": "in_order", "composition": "attention"}),
+    "on_lstm_classifier": ("on_lstm", {}),
+    "awd_lstm": ("palm", {"span_attention": False}),
+    "prpn_syd": ("prpn", {"parsing_network": "recurrent"}),
+}
+
+
+@pytest.mark.parametrize("name", ["rnng", "tree_lm", "urnng", "pushdown", "palm", "ordered_memory", *VARIANTS])
+def test_every_architecture_is_the_same_without_the_package(name: str, tmp_path: Path):
+    base, fields = VARIANTS.get(name, (name, {}))
+    model, tokenizer = model_and_tokenizer(base)
+    if name in VARIANTS:
+        torch.manual_seed(0)
+        auto = AutoModelForSequenceClassification if "classifier" in name else AutoModelForCausalLM
+        model = auto.from_config(type(model.config)(**{**model.config.to_dict(), **fields})).eval()
+    searches = name.startswith(("rnng", "tree_lm", "urnng", "pushdown"))
+    folder = export_model(model, tokenizer, tmp_path / name)
+    assert check_complete(folder) == type(model.config)().auto_map
+    report = verify_export(folder)
+    assert report.passed, report.table()
+    without = {"parse"} if name in ("awd_lstm", "lstm") else set()
+    classes = {check for check in ALL_CHECKS if check.startswith("AutoModel")}
+    without |= classes - set(model.config.auto_map)
+    assert {check.name for check in report.checks} == ALL_CHECKS - without
+    assert not (folder / "modeling_gpst.py").exists()
+    card = (folder / "README.md").read_text()
+    assert ("parse(" in card) == ("parse" not in without) and ("beam" in card) == searches and "<!--" not in card
+    code = card.split("```python\n")[1].split("```")[0].replace(f'"{name}"', f'"{folder}"')
+    exec(compile(code, "README.md", "exec"), {"print": lambda *args: None})
+
+
+def test_incomplete_folder_is_not_pushed(exported: Path):
+    (exported / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="no weights"):
+        push_to_hub(exported, "org/gpst-tiny")

@@ -1,0 +1,274 @@
+"""Publishing on a Hub: the real client against a stand-in on this machine. Every client is a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoTokenizer
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.data.tokenizers import train_bpe_tokenizer
+from hf_synlm.hub.export import export_model
+from tests.helpers import warm_python
+from tests.helpers.hub_server import HubServer, Repository
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "org/gpst-tiny"
+# What a user without the package runs; it must come before all other imports.
+WITHOUT_PACKAGE = "import sys\nsys.modules['hf_synlm'] = None\n"
+
+
+COMMANDS = """
+import contextlib, io, json, os, sys
+from hf_synlm.cli import main
+results = []
+for login, *words in json.loads(sys.argv[1]):
+    os.environ.pop("HF_TOKEN", None)
+    if login == "login":
+        os.environ["HF_TOKEN"] = sys.argv[2]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        status = main(words)
+    results.append((status, out.getvalue(), err.getvalue()))
+print(json.dumps(results))
+"""
+
+
+class Client:
+    """Runs code or `synlm` as a user of the Hub, with a cache of its own.
+
+    Args:
+        hub: to talk to.
+        home: folder of the cache.
+        token: None = not logged in.
+    """
+
+    def __init__(self, hub: HubServer, home: Path, token: str | None) -> None:
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))},
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            **({} if token is None else {"HF_TOKEN": token}),
+        }
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        done = warm_python.run([sys.executable, *arguments], env=self.environment, timeout=240)
+        return done.returncode, done.stdout, done.stderr
+
+    def code(self, code: str, *arguments: str) -> str:
+        status, out, err = self.run("-c", WITHOUT_PACKAGE + code, *arguments)
+        assert status == 0, err
+        return out
+
+    def synlm(self, *commands: tuple[str, ...], token: str | None = None) -> list[tuple[int, str, str]]:
+        """Exit code, output and errors of several commands in one process; a leading "login" uses the token."""
+        status, out, err = self.run("-c", COMMANDS, json.dumps(commands), token or "")
+        assert status == 0, err
+        return [tuple(result) for result in json.loads(out)]
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tiny_gpst_config: GPSTConfig, tmp_path: Path) -> Path:
+    """An exported model, with what must not leave the machine beside it."""
+    tokenizer = train_bpe_tokenizer(["fruit flies like a banana"], vocab_size=270)
+    fields = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
+    ids = {name: getattr(tokenizer, name) for name in fields}
+    settings = {**tiny_gpst_config.to_dict(), **ids, "reduce_token_id": 1, "vocab_size": len(tokenizer)}
+    folder = export_model(GPSTForCausalLM(GPSTConfig(**settings)), tokenizer, tmp_path / "gpst-tiny")
+    (folder / ".env").write_text("HF_TOKEN=hf_private")
+    return folder
+
+
+def public_files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".")}
+
+
+PULL = """
+import hashlib, json
+from pathlib import Path
+import torch
+from huggingface_hub import snapshot_download
+from transformers import AutoModelForCausalLM, AutoTokenizer
+name, revision = sys.argv[1:]
+pinned = {"revision": revision, "trust_remote_code": True}
+model = AutoModelForCausalLM.from_pretrained(name, **pinned).eval()
+tokenizer = AutoTokenizer.from_pretrained(name, **pinned)
+batch = tokenizer(["fruit flies like a banana"], return_tensors="pt")
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+place = Path(snapshot_download(name, revision=revision))
+with torch.no_grad():
+    before = model(**batch).logits.double().sum().item()
+    model.lm_head.weight.mul_(1.5)                       # fine-tuned
+model.push_to_hub("org/tuned", commit_message="Fine-tuned")
+tokenizer.push_to_hub("org/tuned")
+model.push_to_hub(name, revision="tuned")                # beside the model that it comes from
+print(json.dumps({
+    "logits": before,
+    "tuned": model(**batch).logits.double().sum().item(),
+    "commit": place.name,
+    "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in place.iterdir()},
+}))
+"""
+PULL_AGAIN = """
+import json
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+pinned_code, = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained("org/tuned", trust_remote_code=True)
+batch = tokenizer(["fruit flies like a banana"], return_tensors="pt")
+model = AutoModelForCausalLM.from_pretrained("org/tuned", trust_remote_code=True).eval()
+elsewhere = AutoModelForCausalLM.from_pretrained("org/weights", trust_remote_code=True, code_revision=pinned_code)
+main = AutoModelForCausalLM.from_pretrained("org/weights", trust_remote_code=True)
+refused = None
+try:
+    AutoModelForCausalLM.from_pretrained("org/tuned", trust_remote_code=False)
+except ValueError as error:
+    refused = str(error)
+print(json.dumps({
+    "tuned": model(**batch).logits.double().sum().item(),
+    "class": type(model).__module__,
+    "pinned": getattr(type(elsewhere), "MARK", None),
+    "newest": getattr(type(main), "MARK", None),
+    "refused": refused,
+}))
+"""
+
+
+def pushed_files(folder: Path) -> dict[str, bytes]:
+    """Files of a folder, whose card names the repository."""
+    files = public_files(folder)
+    renamed = {
+        "README.md": (f'from_pretrained("{folder.name}"', f'from_pretrained("{NAME}"'),
+        "card.yaml": (f"repo_id: {folder.name}\n", f"repo_id: {NAME}\n"),
+    }
+    return files | {name: files[name].replace(*map(str.encode, names)) for name, names in renamed.items()}
+
+
+def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
+    author = Client(hub, tmp_path / "author", hub.token)
+    push = ("login", "push", str(folder), NAME, "--no-verify", "--message", "First")
+    [(status, out, err)] = author.synlm(push, token=hub.token)
+    assert status == 0, err
+    first = out.strip()
+    repository = hub.repositories[NAME]
+    assert repository.branches["main"] == first and repository.files() == pushed_files(folder)
+    card = repository.files()["README.md"].decode()
+    assert "custom_code" in card and card.count(f'from_pretrained("{NAME}"') == 2
+
+    # Another commit on main: who pins the first one does not see it.
+    newer = {**repository.files(), "models/gpst/modeling_gpst.py": b"raise RuntimeError('newer code')\n"}
+    repository.commit("main", newer)
+    found = json.loads(author.code(PULL, NAME, first))
+    with torch.no_grad():
+        own = GPSTForCausalLM.from_pretrained(folder).eval()
+        batch = AutoTokenizer.from_pretrained(folder)(["fruit flies like a banana"], return_tensors="pt")
+        expected = own(**batch).logits.double().sum().item()
+    assert found["commit"] == first and found["logits"] == expected != found["tuned"]
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in pushed_files(folder).items()}
+    assert found["files"] == hashes
+
+    # The fine-tuned copy brings the code of the revision that it was loaded from.
+    tuned = hub.repositories["org/tuned"].files()
+    code = {name: content for name, content in public_files(folder).items() if name.endswith(".py")}
+    assert {name: content for name, content in tuned.items() if name.endswith(".py")} == code
+    assert not any(name.endswith((".bin", ".pt")) for name in tuned)
+    assert hub.token.encode() not in b"".join(tuned.values())
+    branch = repository.files("tuned")
+    assert branch["README.md"] == repository.commits[first]["README.md"]  # our card stays
+    assert (
+        branch["model.safetensors"] == tuned["model.safetensors"]
+        and branch["models/gpst/modeling_gpst.py"] in code.values()
+    )
+    assert repository.files("main") == newer
+
+    # Code in another repository, which can be pinned apart from the weights.
+    marked = {
+        **tuned,
+        "models/gpst/modeling_gpst.py": tuned["models/gpst/modeling_gpst.py"] + b'\nGPSTForCausalLM.MARK = "newest"\n',
+    }
+    code_repository = hub.repositories["org/code"] = Repository()
+    pinned = code_repository.commit("main", tuned)
+    code_repository.commit("main", marked)
+    config = json.loads(tuned["config.json"])
+    config["auto_map"] = {kind: f"org/code--{reference}" for kind, reference in config["auto_map"].items()}
+    weights = {name: content for name, content in tuned.items() if not name.endswith(".py")}
+    weights["config.json"] = json.dumps(config).encode()
+    hub.repositories["org/weights"] = Repository()
+    hub.repositories["org/weights"].commit("main", weights)
+    reader = Client(hub, tmp_path / "reader", None)
+    again = json.loads(reader.code(PULL_AGAIN, pinned))
+    assert again["tuned"] == found["tuned"] and again["class"].startswith("transformers_modules.org.tuned")
+    assert again["pinned"] is None and again["newest"] == "newest"
+    assert "trust_remote_code=True" in again["refused"]
+
+
+def test_interruption_refusals_and_private_repositories(hub: HubServer, folder: Path, tmp_path: Path):
+    push = ("push", str(folder), NAME, "--no-verify")
+    hub.hold = True
+    process = Client(hub, tmp_path / "killed", hub.token).start("-m", "hf_synlm.cli", *push)
+    assert hub.held.wait(120), process.communicate(timeout=5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    started = hub.repositories.pop(NAME)
+    assert started.files() == {} and len(started.commits) == 1
+    hub.hold = False
+
+    pickled = shutil.copytree(folder, tmp_path / "pickled")
+    (pickled / "training_args.bin").write_bytes(b"")
+    client = Client(hub, tmp_path / "home", None)
+    results = client.synlm(
+        ("stranger", *push),
+        ("login", "push", str(pickled), "org/pickled", "--no-verify"),
+        ("login", *push, "--private", "--revision", "draft"),
+        ("stranger", "info", NAME, "--revision", "draft"),
+        ("login", "info", NAME, "--revision", "draft", "--format", "json"),
+        ("login", "info", NAME, "--revision", "nowhere"),
+        ("login", "verify", NAME, "--revision", "draft"),
+        token=hub.token,
+    )
+    refused, unsafe, pushed, hidden, described, missing, untrusted = results
+    assert all("Traceback" not in err and hub.token not in out + err for _, out, err in results)
+    for status, _, err in (refused, unsafe, hidden, missing, untrusted):
+        assert status == 2 and err.count("error: ") == 1
+    assert "was not pushed" in refused[2] and "401" in refused[2]
+    assert "training_args.bin" in unsafe[2] and "org/pickled" not in hub.repositories
+    repository = hub.repositories[NAME]
+    assert pushed[0] == 0 and repository.private and repository.files("main") == {}
+    assert repository.files("draft") == pushed_files(folder) and repository.branches["draft"] == pushed[1].strip()
+    assert "nowhere" in missing[2] and "--trust-remote-code" in untrusted[2]
+    found = json.loads(described[1])
+    assert described[0] == 0 and found["self_contained"] and found["revision"] == pushed[1].strip()
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        sizes = [weights.get_tensor(name).numel() for name in weights.keys()]  # noqa: SIM118
+    assert found["num_parameters"] == sum(sizes)
+    # The weights stayed on the Hub: only their header was read.
+    assert not list((tmp_path / "home").rglob("model.safetensors"))

@@ -1,0 +1,132 @@
+"""Chart plans against a replay of the merges, and against exact facts."""
+
+import random
+
+import pytest
+import torch
+
+from hf_synlm.evaluation.trees.baseline_trees import random_tree
+from hf_synlm.models.gpst.chart import best_splits, induced_trees, plan_chart, plan_trees
+from tests.reference.inside_outside import replay_chart
+
+
+def plan_cells(plan, row=0, shift=0):
+    """(splits by span, levels by span) of the inner cells of one row."""
+    levels = {}
+    for number, (first, last, _) in enumerate(plan.levels):
+        levels.update(dict.fromkeys(range(first, last), number + 1))
+    splits, by_span = {}, {}
+    for cell in range(plan.num_cells - plan.num_leaves):
+        index = plan.num_leaves + cell
+        if int(plan.context_N[index]) != row:
+            continue
+        width = next(w for first, last, w in plan.levels if first <= cell < last)
+        span = int(plan.start_N[index]) - shift, int(plan.end_N[index]) - shift
+        splits[span] = [int(k) - shift for k in plan.split_CM[cell, :width]]
+        by_span[span] = levels[cell]
+        for m, k in enumerate(splits[span]):
+            for child, expected in ((plan.left_CM, (span[0], k)), (plan.right_CM, (k, span[1]))):
+                child = int(child[cell, m])
+                assert (int(plan.start_N[child]) - shift, int(plan.end_N[child]) - shift) == expected
+    return splits, by_span
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4])
+def test_chart_equals_replayed_merges(window):
+    generator = random.Random(window)
+    for _ in range(120):
+        n = generator.randint(1, 24)
+        order = generator.sample(range(n - 1), n - 1)
+        plan = plan_chart(
+            torch.tensor([order], dtype=torch.long).view(1, n - 1), torch.ones(1, n, dtype=torch.long), window
+        )
+        splits, levels = plan_cells(plan)
+        expected_splits, expected_levels = replay_chart(order, window)
+        assert {s: sorted(k) for s, k in splits.items()} == {s: sorted(k) for s, k in expected_splits.items()}
+        assert levels == expected_levels
+        assert all(splits[span] == sorted(splits[span]) for span in splits)
+
+
+def test_packed_rows_equal_single_sentences():
+    generator = random.Random(0)
+    lengths = [[5, 1, 9], [17], [2, 3, 1, 4]]
+    width = 17
+    order = torch.stack([torch.tensor(generator.sample(range(width - 1), width - 1)) for _ in lengths])
+    sentence_ids = torch.zeros(3, width, dtype=torch.long)
+    for row, sizes in enumerate(lengths):
+        start = 0
+        for number, size in enumerate(sizes):
+            sentence_ids[row, start : start + size] = number + 1
+            start += size
+    plan = plan_chart(order, sentence_ids, 2)
+    assert plan.tokens_B == (15, 17, 10) and plan.nodes_B == (27, 33, 16)
+    for row, sizes in enumerate(lengths):
+        cells, _ = plan_cells(plan, row)
+        expected, start = {}, 0
+        for size in sizes:
+            local = [k - start for k in order[row].tolist() if start <= k < start + size - 1]
+            single, _ = replay_chart(local, 2)
+            expected.update({(i + start, j + start): [k + start for k in ks] for (i, j), ks in single.items()})
+            start += size
+        assert cells == expected
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_wide_window_is_the_full_chart(n):
+    plan = plan_chart(torch.randperm(n - 1)[None], torch.ones(1, n, dtype=torch.long), n)
+    splits, _ = plan_cells(plan)
+    assert splits == {(i, j): list(range(i + 1, j)) for i in range(n) for j in range(i + 2, n + 1)}
+
+
+def test_size_bounds_of_window_two():
+    n = 200
+    plan = plan_chart(torch.randperm(n - 1)[None], torch.ones(1, n, dtype=torch.long), 2)
+    assert plan.num_cells - n <= 3 * n - 5
+    assert sum((last - first) * width for first, last, width in plan.levels) <= 5 * n
+    assert all(width == min(level + 1, 2) for level, (_, _, width) in enumerate(plan.levels))
+
+
+def test_given_trees_come_back():
+    generator = random.Random(3)
+    spans, lengths = [], [7, 1, 12, 2]
+    sentence_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, n in enumerate(lengths):
+        spans.append(random_tree(n, generator))
+        sentence_ids[row, :n] = 1
+    plan = plan_trees(spans, sentence_ids)
+    nodes = induced_trees(plan, best_splits(plan, torch.zeros(plan.left_CM.shape)))
+    for row, n in enumerate(lengths):
+        mine = nodes.context_A == row
+        listed = list(zip(nodes.start_A[mine].tolist(), nodes.end_A[mine].tolist(), strict=True))
+        assert len(listed) == 2 * n - 1
+        assert listed == sorted(listed, key=lambda span: (span[1], -span[0]))
+        assert sorted(span for span in listed if span[1] - span[0] > 1) == sorted(spans[row])
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([[(0, 2), (1, 3), (0, 3)]], "cross"),
+        ([[(0, 2)]], "inner nodes"),
+        ([[(0, 2), (2, 4), (0, 4)]], "does not fit"),
+        ([[(0, 3)]], "not the union"),
+        ([[(0, 2), (0, 3)], []], "rows"),
+    ],
+)
+def test_bad_trees_are_named(spans, message):
+    with pytest.raises(ValueError, match=message):
+        plan_trees(spans, torch.ones(1, 3, dtype=torch.long))
+
+
+def test_bad_orders_are_named():
+    with pytest.raises(ValueError, match="permutation"):
+        plan_chart(torch.tensor([[0, 0]]), torch.ones(1, 3, dtype=torch.long), 2)
+    with pytest.raises(ValueError, match="shape"):
+        plan_chart(torch.tensor([[0, 1, 2]]), torch.ones(1, 3, dtype=torch.long), 2)
+
+
+def test_long_sentences_are_fast_enough_to_plan():
+    # A right-branching order of 1000 tokens: the plan is vectorized, its levels are the only sequential part.
+    n = 1000
+    plan = plan_chart(torch.arange(n - 1).flip(0)[None], torch.ones(1, n, dtype=torch.long), 2)
+    assert plan.nodes_B == (2 * n - 1,)

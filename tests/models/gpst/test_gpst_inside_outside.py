@@ -1,0 +1,138 @@
+"""Inside and outside passes against a cell-by-cell specification: values, gradients and gradient channels."""
+
+import random
+
+import pytest
+import torch
+
+from hf_synlm.models.gpst.chart import plan_chart
+from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition, _PairAttention
+from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
+from hf_synlm.models.gpst.inside_outside import _split_weights, inside, outside
+from tests.reference.inside_outside import naive_inside, naive_outside, replay_chart
+
+CONFIG = {
+    "composition_size": 8,
+    "composition_num_heads": 2,
+    "composition_intermediate_size": 12,
+    "score_size": 5,
+    "num_composition_layers": 2,
+}
+
+
+def make(window=2, num_decomposition_layers=1, lengths=(7, 1, 2, 10)):
+    torch.manual_seed(1)
+    config = GPSTConfig(**CONFIG, window_size=window, num_decomposition_layers=num_decomposition_layers)
+    models = [GPSTComposition(config).double().eval(), GPSTDecomposition(config).double().eval()]
+    for model in models:
+        for parameter in model.parameters():
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    generator = random.Random(window)
+    orders = [generator.sample(range(n - 1), n - 1) for n in lengths]
+    width = max(lengths)
+    order = torch.stack(
+        [torch.tensor(o + [k for k in range(width - 1) if k not in o], dtype=torch.long) for o in orders]
+    )
+    sentence_ids = torch.stack([(torch.arange(width) < n).long() for n in lengths])
+    leaves = torch.randn(sum(lengths), 8, dtype=torch.double, requires_grad=True)
+    root = torch.rand(8, dtype=torch.double, requires_grad=True)
+    return config, *models, orders, plan_chart(order, sentence_ids, window), leaves, root
+
+
+def gradients(loss, tensors):
+    found = torch.autograd.grad(loss, tensors, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, tensors, strict=True)]
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(("window", "stop", "layers"), [(2, True, 1), (2, False, 2), (3, True, 1), (1, True, 1)])
+def test_values_and_gradients_equal_the_specification(window, stop, layers, accumulate):
+    config, composition, decomposition, orders, plan, leaves, root = make(window, layers)
+    chart = inside(
+        plan, leaves, composition, temperature=0.7, accumulate_scores=accumulate, stop_structure_gradient=stop
+    )
+    leaf_outside, _ = outside(plan, chart, root, decomposition, accumulate_scores=accumulate)
+    mix = torch.randn(plan.num_cells, 8, dtype=torch.double)
+    loss = (chart.language_vector_ND * mix).sum() + (leaf_outside * mix[: plan.num_leaves]).sum()
+    loss = loss + chart.height_N[plan.root_S].pow(2).sum()
+
+    expected, start = 0.0, 0
+    cells = {}
+    for index in range(plan.num_cells):
+        span = int(plan.start_N[index]), int(plan.end_N[index])
+        cells[int(plan.context_N[index]), span] = index
+    for row, order in enumerate(orders):
+        n = len(order) + 1
+        splits, _ = replay_chart(order, window)
+        main, language, height, score, _ = naive_inside(splits, leaves[start : start + n], composition, 0.7, accumulate)
+        for span, vector in main.items():
+            torch.testing.assert_close(chart.vector_ND[cells[row, span]], vector)
+            expected = expected + ((language if stop else main)[span] * mix[cells[row, span]]).sum()
+        naive = naive_outside(splits, main, score, root, decomposition, n, accumulate)
+        torch.testing.assert_close(leaf_outside[start : start + n], naive)
+        expected = expected + (naive * mix[start : start + n]).sum() + height[0, n].pow(2)
+        start += n
+    torch.testing.assert_close(loss, expected)
+    parameters = [leaves, root, *composition.parameters(), *decomposition.parameters()]
+    names = ["leaves", "root", *(n for m in (composition, decomposition) for n, _ in m.named_parameters())]
+    for name, mine, other in zip(names, gradients(loss, parameters), gradients(expected, parameters), strict=True):
+        torch.testing.assert_close(mine, other, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_stopped_channel_leaves_scores_alone():
+    _, composition, _, _, plan, leaves, _ = make()
+    chart = inside(plan, leaves, composition)
+    score_parameters = [*composition.left_score.parameters(), *composition.right_score.parameters()]
+    for gradient in gradients(chart.language_vector_ND.pow(2).sum(), score_parameters):
+        assert not gradient.any()
+    chart = inside(plan, leaves, composition)
+    loss = (chart.vector_ND * torch.randn(8, dtype=torch.double)).sum()
+    assert any(g.abs().max() > 1e-6 for g in gradients(loss, score_parameters))
+
+
+def test_only_one_token_sentences():
+    config, composition, decomposition, _, plan, leaves, root = make(lengths=(1, 1))
+    chart = inside(plan, leaves, composition)
+    leaf_outside, _ = outside(plan, chart, root, decomposition)
+    torch.testing.assert_close(leaf_outside, root.expand(2, -1))
+    (leaf_outside.sum() + chart.vector_ND.sum()).backward()
+    assert all(p.grad is not None for p in composition.parameters())
+
+
+def test_no_graph_without_gradients():
+    _, composition, decomposition, _, plan, leaves, root = make()
+    with torch.no_grad():
+        chart = inside(plan, leaves, composition)
+        leaf_outside, notes = outside(plan, chart, root, decomposition, return_all=True)
+    assert not chart.vector_ND.requires_grad and not leaf_outside.requires_grad
+    assert notes["outside_ND"].shape == chart.vector_ND.shape
+
+
+def test_dropout_changes_training_only():
+    config, composition, _, _, plan, leaves, _ = make()
+    still = inside(plan, leaves, composition).vector_ND
+    composition.train()
+    torch.manual_seed(0)
+    noisy = inside(plan, leaves, composition)
+    assert not torch.allclose(still, noisy.vector_ND)
+    noisy.language_vector_ND.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in composition.parameters() if p.grad is not None)
+
+
+def test_hard_weights_choose_the_best_split():
+    """One-hot in the forward pass, gradients of the softmax."""
+    score = torch.tensor([[0.5, 2.0, 1.0]], requires_grad=True)
+    weight = _split_weights(score, {"hard": True, "temperature": 1.0})
+    torch.testing.assert_close(weight, torch.tensor([[0.0, 1.0, 0.0]]))
+    (gradient,) = torch.autograd.grad(weight[0, 1], score)
+    (expected,) = torch.autograd.grad(score.softmax(-1)[0, 1], score)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 2)])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_gradients_of_attention_over_pairs(lead, dropped):
+    torch.manual_seed(0)
+    qkv = torch.randn(*lead, 2, 12, dtype=torch.double, requires_grad=True)
+    masks = torch.rand(*lead, 2, 2, 2, 1, dtype=torch.double) if dropped else None
+    assert torch.autograd.gradcheck(lambda x: _PairAttention.apply(x, 2, masks), (qkv,))

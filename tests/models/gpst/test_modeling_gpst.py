@@ -1,0 +1,445 @@
+"""GPST as a model of transformers: the contract of `forward`, bad input, options, saving."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
+from hf_synlm.trees.spans import right_branching
+from tests.helpers import recurrent_models
+from tests.helpers.search_models import GPST_TINY
+from tests.reference.inside_outside import naive_parser_loss
+
+SIZES = {"hidden_size": 24, "composition_size": 12, "score_size": 6, "num_token_layers": 2, "num_composition_layers": 2}
+SPECIAL = {"pad_token_id": 2, "reduce_token_id": 3, "cls_token_id": 4, "sep_token_id": 5}
+TINY = GPST_TINY | SIZES | SPECIAL | {"scoring_num_beams": 4, "merge_noise": 0.0}
+ids_of = functools.partial(recurrent_models.ids_of, padding=2, words=range(6, 40))
+NO_DROPOUT = {
+    f"{name}_dropout": 0.0
+    for name in ("embedding", "residual", "attention", "composition", "composition_attention", "parser", "head")
+}
+
+
+def tiny(cls=GPSTForCausalLM, **overrides):
+    torch.manual_seed(0)
+    model = cls(GPSTConfig(**{**TINY, **overrides}))
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def test_published_sizes():
+    with torch.device("meta"):
+        small = GPSTForCausalLM(GPSTConfig.from_preset("gpst-small"))
+        medium = GPSTForCausalLM(GPSTConfig.from_preset("gpst-medium"))
+    assert round(small.num_parameters() / 1e6, 2) == 144.05
+    assert round(medium.num_parameters() / 1e6, 1) == 403.7
+
+
+def test_all_parts_get_gradients_in_one_call():
+    model = tiny().train()
+    ids, mask = ids_of(9, 4, 1)
+    output = model(ids, attention_mask=mask, labels=ids)
+    assert set(output.losses) == {"auto_encoding", "height", "parser", "token", "action"}
+    assert not any(loss.requires_grad for loss in output.losses.values()) and output.logits is None
+    output.loss.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_only_one_token_sentences_give_a_finite_loss():
+    model = tiny().train()
+    ids = torch.tensor([[7], [8]])
+    output = model(ids, labels=ids)
+    output.loss.backward()
+    assert math.isfinite(output.loss.item()) and output.losses["parser"].item() == 0
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_and_batching_change_nothing(left):
+    model = tiny()
+    lengths = (9, 4, 1)
+    ids, mask = ids_of(*lengths, width=12, left=left)
+    together = model(ids, attention_mask=mask, spans=None, output_chart=True, output_spans=True)
+    for row, n in enumerate(lengths):
+        own = ids[row][mask[row].bool()][None]
+        alone = model(own, output_chart=True, output_spans=True)
+        start = 12 - n if left else 0
+        assert together.spans[row] == [(i + start, j + start) for i, j in alone.spans[0]]
+        torch.testing.assert_close(together.joint_log_prob[row], alone.joint_log_prob[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            together.token_logits_given_tree[row, start : start + n], alone.token_logits_given_tree[0]
+        )
+
+
+def test_leading_begin_token_is_the_beginning():
+    model = tiny()
+    ids, _ = ids_of(6)
+    with_begin = torch.cat([torch.ones_like(ids[:, :1]), ids], 1)
+    mine, other = (model(x, output_chart=True, output_spans=True) for x in (with_begin, ids))
+    torch.testing.assert_close(mine.joint_log_prob, other.joint_log_prob)
+    assert mine.spans == [[(i + 1, j + 1) for i, j in other.spans[0]]]
+    assert torch.equal(model(with_begin, labels=with_begin).loss, model(ids, labels=ids).loss)
+
+
+def test_trailing_padding_without_mask_is_seen():
+    model = tiny()
+    ids, mask = ids_of(5, width=8)
+    tree = {"output_chart": True, "output_spans": True}
+    assert model(ids, **tree).spans == model(ids, attention_mask=mask, **tree).spans is not None
+
+
+def test_labels_mask_the_token_loss_only():
+    model = tiny()
+    ids, _ = ids_of(8)
+    labels = ids.clone()
+    labels[0, :5] = -100
+    part, whole = model(ids, labels=labels).losses, model(ids, labels=ids).losses
+    assert part["token"] != whole["token"]
+    for name in ("auto_encoding", "height", "parser", "action"):
+        assert part[name] == whole[name]
+    given = model(ids, output_chart=True).token_logits_given_tree.log_softmax(-1)
+    expected = -given[0, torch.arange(5, 8), ids[0, 5:]].mean()
+    torch.testing.assert_close(part["token"], expected)
+
+
+def test_shifted_labels():
+    model = tiny()
+    ids, _ = ids_of(8)
+    shifted = torch.cat([ids[:, 1:], torch.full((1, 1), -100)], 1)
+    labels = ids.clone()
+    labels[:, 0] = -100  # nothing before the first token predicts it in a shifted stream
+    assert torch.equal(model(ids, shift_labels=shifted).loss, model(ids, labels=labels).loss)
+    assert torch.equal(model(ids, labels=ids, shift_labels=shifted).loss, model(ids, shift_labels=shifted).loss)
+
+
+def test_joint_log_prob_is_actions_plus_tokens():
+    model = tiny()
+    ids, _ = ids_of(6)
+    output = model(ids, spans=[right_branching(6)], output_spans=True)
+    assert output.spans[0] == sorted(right_branching(6), key=lambda s: (s[1], -s[0]))
+    tokens = output.token_logits_given_tree.log_softmax(-1)[0, torch.arange(6), ids[0]].sum()
+    actions = output.action_logits.log_softmax(-1)[0]
+    taken = [0] * 6 + [1] * 5  # right branching: all tokens, then all compositions
+    total = tokens + sum(actions[slot, action] for slot, action in enumerate(taken))
+    torch.testing.assert_close(output.joint_log_prob[0], total)
+    trained = model(ids, labels=ids, spans=[right_branching(6)])
+    torch.testing.assert_close(trained.joint_log_prob, output.joint_log_prob)
+
+
+def test_parser_loss_equals_the_specification():
+    model = tiny()
+    ids, _ = ids_of(10)
+    output = model.model(ids, output_structure=True)
+    nodes = output.structure.nodes
+    splits = [
+        (i, j, k)
+        for i, j, k in zip(nodes.start_A.tolist(), nodes.end_A.tolist(), nodes.split_A.tolist(), strict=True)
+        if j - i > 1
+    ]
+    expected = naive_parser_loss(output.parser_scores[0], splits)
+    torch.testing.assert_close(model(ids, labels=ids).losses["parser"], expected.detach())
+
+
+def test_packed_sentences_get_the_trees_they_have_alone():
+    model = tiny()
+    ids, _ = ids_of(9)
+    sentence_ids = torch.tensor([[1] * 4 + [2] + [3] * 4])
+    spans = model.model(ids, sentence_ids=sentence_ids, output_spans=True).spans[0]
+    first, last = (model.model(part, output_spans=True).spans[0] for part in (ids[:, :4], ids[:, 5:]))
+    assert spans == first + [(i + 5, j + 5) for i, j in last]
+
+
+def test_words_stay_whole():
+    model = tiny()
+    ids, _ = ids_of(12)
+    word_ends = torch.ones_like(ids, dtype=torch.bool)
+    word_ends[0, [2, 3, 7]] = False  # words (2..4), (7, 8)
+    for method in ("inside", "merge_order", "search"):
+        output = model.parse(ids, word_ends=word_ends, method=method)
+        spans = output.spans[0][0]
+        assert len(spans) == 11
+        for start, end in ((2, 5), (7, 9)):
+            assert (start, end) in spans
+            assert not any(i < start < j < end or start < i < end < j for i, j in spans)
+        words = "a b cde f g hi j k l".split()
+        assert output.brackets(words).replace("(", "").replace(")", "").split() == words
+
+
+@pytest.mark.parametrize("option", ["surrogate", "stop_structure_gradient"])
+def test_ablations_change_what_they_should(option):
+    ids, _ = ids_of(9)
+    grads = {}
+    for value in (True, False):
+        model = tiny(**{option: value, **NO_DROPOUT}, auto_encoding_loss_weight=0.0, height_loss_weight=0.0)
+        model.train()(ids, labels=ids).loss.backward()
+        composition = model.model.composition
+        grads[value] = (
+            composition.left_score[0].weight.grad.abs().max() > 1e-8,
+            composition.layers[0].linear1.weight.grad.abs().max() > 1e-8,
+        )
+    # Split scores learn from the language-modeling loss only without the stop; the composition does with the surrogate.
+    expected = {True: (False, True), False: (False, False) if option == "surrogate" else (True, True)}
+    assert grads == expected
+
+
+def test_noise_is_drawn_in_training_only():
+    model = tiny(merge_noise=5.0, **NO_DROPOUT)
+    ids, _ = ids_of(20)
+    assert model.parse(ids, method="merge_order").spans == model.parse(ids, method="merge_order").spans
+    model.train()
+    assert len({model(ids, labels=ids).loss.item() for _ in range(4)}) > 1
+    assert model.parse(ids, method="inside").spans == model.eval().parse(ids, method="inside").spans
+    assert not model.training
+
+
+def test_accumulated_scores_change_trees_scores():
+    ids, _ = ids_of(12)
+    plain, accumulated = tiny(), tiny(accumulate_scores=True)
+    assert plain(ids, labels=ids).loss != accumulated(ids, labels=ids).loss
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types(dtype):
+    ids, mask = ids_of(9, 4)
+    model = tiny(**NO_DROPOUT)
+    reference = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.item()
+    if dtype == torch.bfloat16:
+        with torch.autocast("cpu", dtype=dtype):
+            loss = model.train()(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+        loss.backward()
+        assert all(torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in model.parameters())
+        assert loss.item() == pytest.approx(reference, rel=0.05)
+    else:
+        loss = model.to(dtype)(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+        assert loss.item() == pytest.approx(reference, abs=1e-5)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    ids, _ = ids_of(9)
+    grads = []
+    for on in (False, True):
+        model = tiny(**NO_DROPOUT).train()
+        if on:
+            model.gradient_checkpointing_enable()
+        model(ids, labels=ids).loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for first, second in zip(*grads, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_fresh_parameters_are_initialized_as_the_authors_do():
+    torch.manual_seed(0)
+    model = GPSTForCausalLM(GPSTConfig(**{**TINY, "composition_size": 64, "hidden_size": 128, "vocab_size": 2000}))
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.model.parser.embed_tokens.weight.std().item() == pytest.approx(1.0, rel=0.05)
+    layers = model.model.composition.layers
+    for first, second in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        assert torch.equal(first, second)
+    assert model.model.root_embedding.min() >= 0 and model.model.root_embedding.max() <= 1
+    attention = model.model.type_layers.h[0].attn.c_proj.weight
+    assert attention.std().item() == pytest.approx(0.02 / math.sqrt(2), rel=0.1)
+
+
+def test_classifier():
+    model = tiny(GPSTForSequenceClassification, num_labels=3)
+    text, pair = [10, 11, 12, 13, 4], [10, 11, 5, 12, 13, 14, 4]
+    ids = torch.tensor([text + [2, 2], pair])
+    mask = (ids != 2).long()
+    output = model(ids, attention_mask=mask, output_spans=True)
+    assert output.logits.shape == (2, 3)
+    torch.testing.assert_close(output.logits[:1], model(torch.tensor([text])).logits)
+    numbers = torch.tensor([[1, 1, 2, 3, 3, 3, 4]])
+    assert output.spans[1] == model.model(ids[1:], sentence_ids=numbers, output_spans=True).spans[0]
+    trained = model.train()(ids, attention_mask=mask, labels=torch.tensor([0, 2]))
+    trained.loss.backward()
+    assert "classification" in trained.losses and all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "hold no token"),
+        ({"input_ids": torch.rand(2, 3)}, "integers"),
+        ({"input_ids": torch.tensor([[7, 99]])}, "99"),
+        ({"input_ids": torch.tensor([[1]])}, "no token"),
+        ({"input_ids": torch.full((1, 65), 7)}, "65 tokens"),
+        ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
+        ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
+        ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
+        ({"input_ids": torch.full((1, 3), 7), "labels": torch.tensor([[7, 40, 7]])}, "Label 40"),
+        ({"input_ids": torch.full((1, 3), 7), "labels": torch.full((1, 3), 7), "use_cache": True}, "use_cache"),
+        ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([0.0, 1.0])}, "merge_order must"),
+        (
+            {
+                "input_ids": torch.full((1, 3), 7),
+                "spans": [[(0, 2), (0, 3)]],
+                "word_ends": torch.tensor([[True, False, True]]),
+            },
+            "cuts a word",
+        ),
+        ({"input_ids": torch.full((1, 3), 7), "spans": []}, "rows"),
+        ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([[0, 0]])}, "permutation"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    model = tiny()
+    if not {"labels", "spans", "merge_order"} & set(arguments):
+        arguments = {**arguments, "output_chart": True}
+    with pytest.raises(ValueError, match=message):
+        model(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"height_loss": "mean"}, "height_loss"),
+        ({"hidden_size": 25}, "hidden_size 25"),
+        ({"split_temperature": 0.0}, "split_temperature"),
+        ({"head_dropout": 1.0}, "head_dropout"),
+        ({"eos_token_id": None, "document_end_token": True}, "eos_token_id"),
+        ({"parser_size": 6, "parser_num_heads": 2}, "even"),
+        ({"merge_noise": float("nan")}, "merge_noise"),
+        ({"intermediate_size": 0}, "intermediate_size"),
+        ({"pad_token_id": 1, "document_end_token": True}, "pad_token_id"),
+    ],
+)
+def test_bad_configurations_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        GPSTConfig(**{**TINY, **fields})
+
+
+def test_unknown_preset_and_method():
+    with pytest.raises(ValueError, match="gpst-large"):
+        GPSTConfig.from_preset("gpst-large")
+    with pytest.raises(ValueError, match="cky"):
+        tiny().parse(torch.tensor([[7, 8]]), method="cky")
+    with pytest.raises(ValueError, match="no search options"):
+        tiny().parse(torch.tensor([[7, 8]]), method="inside", num_beams=3)
+
+
+def test_trees_of_one_two_and_three_tokens():
+    model = tiny()
+    for n in (1, 2, 3):
+        ids, _ = ids_of(n)
+        for method in ("inside", "merge_order", "search"):
+            spans = model.parse(ids, method=method).spans[0][0]
+            assert len(spans) == n - 1 and ((0, n) in spans or n == 1)
+
+
+def test_backward_twice_is_refused():
+    ids, _ = ids_of(6)
+    loss = tiny().train()(ids, labels=ids).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="call forward again"):
+        loss.backward()
+    model = tiny().train()
+    loss = model(ids, labels=ids).loss
+    with pytest.raises(RuntimeError):
+        (gradient,) = torch.autograd.grad(loss, [model.model.down_scale.weight], create_graph=True)
+        gradient.sum().backward()
+
+
+def test_compiled_training_keeps_the_stopped_gradient():
+    ids, _ = ids_of(4)  # every other shape is compiled anew, and every layer
+    layers = {"num_token_layers": 1, "num_composition_layers": 1}
+    grads = []
+    for compiled in (False, True):
+        model = tiny(**NO_DROPOUT, **layers, auto_encoding_loss_weight=0.0, height_loss_weight=0.0).train()
+        run = torch.compile(model, backend="eager") if compiled else model
+        run(ids, labels=ids).loss.backward()
+        assert not model.model.composition.left_score[0].weight.grad.any()
+        grads.append(model.model.composition.layers[0].linear1.weight.grad)
+    torch.testing.assert_close(*grads)
+
+
+def test_half_precision_gradients_survive_loss_scaling():
+    ids, _ = ids_of(60)
+    grads = []
+    for dtype in (torch.float32, torch.float16):
+        model = tiny(**NO_DROPOUT, vocab_size=4000).train()
+        spans = [right_branching(60)]
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            loss = model(ids, labels=ids, spans=spans).loss
+        (loss * 65536).backward()
+        grads.append(model.heads.token[3].weight.grad / 65536)
+    assert (grads[0] - grads[1]).norm() < 0.05 * grads[0].norm()
+
+
+def test_sentence_ids_and_mask_both_count():
+    model = tiny()
+    ids, mask = ids_of(9, 4)
+    labels = ids.masked_fill(mask == 0, -100)
+    whole = model(ids, attention_mask=mask, labels=labels).loss
+    assert torch.equal(
+        model(ids, attention_mask=mask, sentence_ids=torch.ones_like(ids).int(), labels=labels).loss, whole
+    )
+    apart = torch.tensor([[1, 1, 1, 2, 2, 2, 1, 1, 1]])
+    runs = torch.tensor([[1, 1, 1, 2, 2, 2, 3, 3, 3]])
+    first = ids[:1]
+    assert torch.equal(
+        model(first, sentence_ids=apart, labels=first).loss, model(first, sentence_ids=runs, labels=first).loss
+    )
+
+
+def test_begin_token_that_is_a_sentence_of_its_own_stays():
+    model = tiny(document_end_token=True)
+    ids = torch.tensor([[1, 7, 8, 9]])
+    kept = model(ids, sentence_ids=torch.tensor([[1, 2, 2, 2]]), labels=ids).losses["token"]
+    dropped = model(ids, sentence_ids=torch.tensor([[1, 1, 1, 1]]), labels=ids).losses["token"]
+    assert kept != dropped
+    assert dropped == model(ids[:, 1:], labels=ids[:, 1:]).losses["token"]
+
+
+def test_given_orders_keep_words_whole():
+    model = tiny(window_size=1)
+    torch.manual_seed(1)
+    for _ in range(20):
+        ids, _ = ids_of(12)
+        word_ends = torch.rand(1, 12) < 0.6
+        word_ends[0, -1] = True
+        order = torch.randperm(11)[None]
+        spans = model.model(ids, word_ends=word_ends, merge_order=order, output_spans=True).spans[0]
+        edges = {0, *(t + 1 for t in range(12) if word_ends[0, t])}
+        for i, j in spans:
+            inside_word = not any(i < edge < j for edge in edges)
+            assert inside_word or (i in edges and j in edges)
+
+
+def test_without_surrogate_every_parameter_is_used():
+    model = tiny(surrogate=False).train()
+    ids, _ = ids_of(5)
+    model(ids, labels=ids).loss.backward()
+    assert model.model.up_scale is None
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_whole_context_fits_the_positions():
+    model = tiny()
+    ids = torch.full((1, 64), 7)
+    assert math.isfinite(model(ids, labels=ids).loss.item())
+    assert model(torch.cat([torch.ones(1, 1, dtype=torch.long), ids], 1), logits_to_keep=1).logits.shape == (1, 1, 40)
+
+
+def test_modes_of_submodules_survive_parsing():
+    model = tiny().train()
+    model.model.parser.eval()
+    ids, _ = ids_of(5)
+    for method in ("inside", "search"):
+        first, second = (model.parse(ids, method=method) for _ in range(2))
+        assert first.spans == second.spans
+        if method == "search":
+            assert torch.equal(first.log_probs, second.log_probs)
+        assert model.training and not model.model.parser.training
+
+
+def test_probability_of_a_given_tree_is_that_of_the_search():
+    model = tiny()
+    for parameter in model.model.composition.parameters():
+        parameter.data *= 0.05  # small vectors show whether both sides normalize equally often
+    ids, _ = ids_of(8)
+    output = model.parse(ids, num_beams=20, num_return_sequences=5)
+    for spans, log_prob in zip(output.spans[0], output.log_probs[0], strict=True):
+        torch.testing.assert_close(model(ids, spans=[spans]).joint_log_prob[0], log_prob, rtol=0, atol=1e-4)

@@ -1,0 +1,311 @@
+"""ON-LSTM as a model of transformers: definition, contract of `forward`, cache, trees, generation, saving, tools."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from hf_synlm import ONLSTMConfig, ONLSTMForCausalLM
+from hf_synlm.models.on_lstm.layer import LayerRun, ONLSTMLayer, ONLSTMLayers, on_lstm, split_distance
+from hf_synlm.recurrent.distances import distances_to_spans
+from hf_synlm.trees.spans import fold_tokens
+from tests.helpers.recurrent_models import ids_of, make_model
+from tests.reference import on_lstm as reference
+
+SUPERVISED = {"supervised_layers": [2, 0], "syntactic_distance_scope": "sentence"}
+HEADS = ["split", "shared", "hidden"]
+
+
+tiny = functools.partial(make_model, "on_lstm")
+
+
+# ------------------------------------------------------------------------------------------------------- values
+def test_size_is_the_published_one():
+    with torch.device("meta"):
+        model = ONLSTMForCausalLM(ONLSTMConfig.from_preset("on-lstm-ptb"))
+        supervised = ONLSTMForCausalLM(ONLSTMConfig.from_preset("on-lstm-syd-ptb"))
+    assert model.num_parameters() == 25_232_180
+    assert [layer.num_chunks for layer in model.model.layers] == [115, 115, 40]
+    assert supervised.num_parameters() == 25_232_180 + 40 * 41
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 1, "chunk_size": 1}, SUPERVISED, {"tie_word_embeddings": False}]
+)
+def test_values_are_those_of_the_definition(options):
+    model = tiny(**options).double()
+    ids, _ = ids_of(7)
+    with torch.no_grad():
+        own = reference.read(model, ids[0].tolist())
+        output = model(ids)
+    torch.testing.assert_close(output.logits[0], own["log_probs"])
+    torch.testing.assert_close(output.distances[0], own["distances"])
+    torch.testing.assert_close(output.logits.exp().sum(-1), torch.ones(1, 7, dtype=torch.float64))
+    torch.testing.assert_close(model.model(ids).last_hidden_state[0], own["outputs"])
+    if "supervised_layers" in options:
+        torch.testing.assert_close(output.syd_distances[0], own["splits"][[2, 0]])
+    taken = own["log_probs"][torch.arange(6), ids[0, 1:]]
+    labeled = model(ids, labels=ids)
+    torch.testing.assert_close(labeled.losses["language_model"].double(), -taken.mean())
+    torch.testing.assert_close(labeled.joint_log_prob[0].double(), taken.sum())
+    torch.testing.assert_close(labeled.losses["activation"], own["outputs"].square().mean())
+    torch.testing.assert_close(labeled.losses["temporal_activation"], own["outputs"].diff(dim=0).square().mean())
+
+
+def test_loss_is_the_weighted_sum_of_its_parts():
+    options = {"language_model_weight": 0.5, "syntactic_distance_weight": 3.0, "activation_regularization": 7.0}
+    model = tiny(rates=0.0, **SUPERVISED, **options)
+    ids, _ = ids_of(7, 7)
+    output = model(ids, labels=ids, distances=torch.rand(2, 7))
+    losses = output.losses
+    assert set(losses) == {"language_model", "activation", "temporal_activation", "syntactic_distance"}
+    assert not any(part.requires_grad for part in losses.values())
+    language_model = losses["language_model"] + 7 * losses["activation"] + losses["temporal_activation"]
+    torch.testing.assert_close(output.loss, 0.5 * language_model + 3 * losses["syntactic_distance"])
+
+
+def runs_of(chunk_counts, units=2, batch=2, width=5):
+    """Layers of unequal width with random weights, and the tensors that get gradients."""
+    torch.manual_seed(0)
+    runs, leaves = [], []
+    for number, chunks in enumerate(chunk_counts):
+        size, gates = chunks * units, 2 * chunks + 4 * chunks * units
+        state, weights = [(batch, size)] * 2, [(gates, width), (gates, size), (gates,)]
+        tensors = [torch.randn(x, dtype=torch.float64, requires_grad=True) for x in (*state, *weights)]
+        mask = torch.randint(0, 2, (batch, width)).double() * 2
+        runs.append(LayerRun(*tensors[:2], mask if number else None, *tensors[2:], chunks))
+        leaves += tensors
+        width = size
+    return runs, leaves
+
+
+@pytest.mark.parametrize("chunk_counts", [[2], [1, 2]])
+def test_layer_gradients_in_double_precision(chunk_counts):
+    runs, leaves = runs_of(chunk_counts, batch=1, width=2)
+    inputs = torch.randn(3, 1, 2, dtype=torch.float64, requires_grad=True)
+
+    def outputs(places, inputs, *leaves):
+        parts = [run._replace(**dict(zip(NAMES, leaves[5 * n :], strict=False))) for n, run in enumerate(runs)]
+        return [states[place] for states in on_lstm(inputs, parts) for place in places]
+
+    for places in ([0, 1, 2], [0], [1], [2]):  # each output alone: gradients that are not there count as zero
+        assert torch.autograd.gradcheck(lambda *x, y=places: outputs(y, *x), [inputs, *leaves])
+
+
+NAMES = ("hidden_BH", "cell_BH", "input_weight_GD", "weight_GH", "bias_G")
+
+
+@pytest.mark.parametrize("steps", [2, 6])
+@pytest.mark.parametrize("chunk_counts", [[4, 4, 4], [4, 2, 3]])
+def test_layers_in_one_loop_are_layers_one_by_one(chunk_counts, steps):
+    """As on a GPU, with dropout, for fewer steps than layers too."""
+    runs, leaves = runs_of(chunk_counts)
+    inputs = torch.randn(steps, 2, 5, dtype=torch.float64)
+    one_by_one, read = [], inputs
+    for run in runs:
+        one_by_one += on_lstm(read, [run])
+        read = one_by_one[-1][0][1:]
+
+    def gradients(layers):
+        total = sum((x * torch.linspace(-1, 1, x.numel()).view(x.shape)).sum() for layer in layers for x in layer)
+        return torch.autograd.grad(total, leaves)
+
+    together = on_lstm(inputs, runs)
+    torch.testing.assert_close(together, one_by_one)
+    torch.testing.assert_close(gradients(together), gradients(one_by_one))
+
+
+def test_layer_is_autograd_over_the_loop():
+    layer = ONLSTMLayer(5, 6, 2, split_head=True)
+    layers = ONLSTMLayers([layer]).double().eval()
+    inputs = torch.randn(7, 3, 5, dtype=torch.float64)
+    state = torch.randn(2, 3, 6, dtype=torch.float64)
+
+    def total(states, cells, distance, split):
+        weights = [torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape) for x in (states, distance, split)]
+        return sum((w * x).sum() for w, x in zip(weights, (states, distance, split), strict=True)) + cells[-1].sum()
+
+    ((states, cells, distance, split),) = layers(inputs, [*state], [0.0], 0.25)
+    total(states[1:], cells, distance, split).backward()
+    mine = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
+    layer.zero_grad()
+    rows = []
+    for b in range(3):
+        h, c, row = state[0, b], state[1, b], []
+        for x in inputs[:, b]:
+            h, c, d, s = reference.step(layer, x, h, c, 0.75)
+            row.append((h, c, d, s))
+        rows.append([torch.stack(part) for part in zip(*row, strict=True)])
+    own = [torch.stack(part, 1) for part in zip(*rows, strict=True)]
+    torch.testing.assert_close(states[1:], own[0])
+    total(*own).backward()
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(mine[name], parameter.grad)
+
+
+def test_distance_is_the_mean_of_the_gate():
+    scores = torch.randn(4, 5, 9, dtype=torch.float64)
+    torch.testing.assert_close(split_distance(scores), 1 - scores.softmax(-1).cumsum(-1).mean(-1))
+    assert split_distance(torch.tensor([0.0, 0.0, 1e4])).item() == pytest.approx(2 / 3)
+
+
+# ----------------------------------------------------------------------------------------------- padding and labels
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("given", [True, False])
+def test_every_parameter_learns(head, given):
+    model = tiny(**SUPERVISED, syntactic_distance_head=head).train()
+    ids, mask = ids_of(9, 4, 2)
+    distances = torch.rand(3, 9) if given else None
+    output = model(ids, attention_mask=mask, labels=ids, distances=distances)
+    output.loss.backward()
+    assert (output.losses["syntactic_distance"] > 0) == given
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
+        # Without gold distances their heads get gradients, too (distributed training waits for them), which are 0.
+        # And a constant in all distances changes no difference: a single bias has a gradient by rounding only.
+        learns = given or "_head" not in name.replace("lm_head", "")
+        if not given or parameter.numel() > 1:
+            assert bool(parameter.grad.any()) == learns
+
+
+# ------------------------------------------------------------------------------------------------- gold distances
+class TestSupervision:
+    def test_sentence_scope_ends_at_the_boundary(self):
+        model = tiny(rates=0.0, supervised_layers=[1], syntactic_distance_margin=0.4)
+        ids = torch.tensor([[0, 3, 4, 5, 0, 6, 7, 8], [9, 9, 0, 0, 5, 5, 5, 0]])
+        sentences = [[0, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 2, 2, 2]]
+        gold = torch.randint(1, 4, ids.shape).float()
+        gold[1, 5] = math.nan
+        output = model(ids, labels=ids, distances=gold)
+        predicted = output.syd_distances[:, 0].tolist()
+        own = reference.ranking_loss(predicted, gold.tolist(), 0.4, "sentence", "mean", sentences)
+        assert output.losses["syntactic_distance"].item() == pytest.approx(own, rel=1e-5)
+
+    @pytest.mark.parametrize("scope", ["sentence", "batch"])
+    def test_layers_add_up_and_padding_is_left_out(self, scope):
+        options = {"syntactic_distance_scope": scope, "syntactic_distance_reduction": "sum"}
+        model = tiny(rates=0.0, supervised_layers=[2, 0], syntactic_distance_scale=5.0, **options)
+        ids, mask = ids_of(7, 4, 5)
+        gold = torch.rand(3, 7)
+        output = model(ids, attention_mask=mask, labels=ids, distances=gold)
+        seen = gold.masked_fill(mask == 0, math.nan).tolist()
+        layers = (5 * output.syd_distances).unbind(1)
+        parts = [reference.ranking_loss(layer.tolist(), seen, 1.0, scope, "sum") for layer in layers]
+        assert output.losses["syntactic_distance"].item() == pytest.approx(sum(parts), rel=1e-5)
+
+    def test_one_set_of_trees(self):
+        model = tiny(supervised_layers=[1], syntactic_distance_head="shared")
+        output = model(ids_of(6)[0])
+        assert torch.equal(output.syd_distances[:, 0], output.distances[:, 1])
+
+    def test_vanilla_multitasking_reads_states(self):
+        model = tiny(supervised_layers=[2], syntactic_distance_head="hidden")
+        ids, _ = ids_of(6)
+        states = model.model(ids).last_hidden_state
+        torch.testing.assert_close(model(ids).syd_distances[:, 0], model.model.distance_heads[0](states)[..., 0])
+
+    @pytest.mark.parametrize(
+        ("options", "arguments", "message"),
+        [
+            ({}, {"labels": True, "distances": (1, 6)}, "learns from no trees"),
+            (SUPERVISED, {"distances": (1, 6)}, "Pass labels"),
+            (SUPERVISED, {"labels": True, "distances": (1, 5)}, r"distances are \(1, 5\)"),
+        ],
+    )
+    def test_bad_distances(self, options, arguments, message):
+        ids, _ = ids_of(6)
+        labels = ids if arguments.get("labels") else None
+        with pytest.raises(ValueError, match=message):
+            tiny(**options)(ids, labels=labels, distances=torch.rand(arguments["distances"]))
+
+
+# --------------------------------------------------------------------------------------------------------- trees
+class TestParse:
+    @pytest.mark.parametrize("decoder", ["unbiased", "biased"])
+    @pytest.mark.parametrize("begin", [False, True])
+    @pytest.mark.parametrize("end", [False, True])
+    def test_trees_and_probabilities(self, decoder, begin, end):
+        model = tiny(**SUPERVISED)
+        words, _ = ids_of(6)
+        framed = torch.cat([torch.tensor([[0]]), words, torch.tensor([[0]])], 1)
+        given = framed[:, 0 if begin else 1 : None if end else -1]
+        output = model(framed)
+        log_probs = output.logits[0, torch.arange(7), framed[0, 1:]]
+        parsed = model.parse(given, decoder=decoder)
+        torch.testing.assert_close(parsed.log_probs, log_probs.sum()[None, None])
+        expected = torch.cat([torch.zeros(int(begin)), log_probs if end else log_probs[:-1]])
+        torch.testing.assert_close(parsed.token_log_probs[0], expected)
+        spans = distances_to_spans(output.syd_distances[0, 1, 1:7].tolist(), decoder)
+        assert parsed.spans == [[[(i + begin, j + begin) for i, j in spans]]]
+        assert (parsed.offsets, parsed.lengths, parsed.actions.shape) == ([int(begin)], [6], (1, 1, 11))
+        assert parsed.brackets(list("abcdef")).replace("(", "").replace(")", "") == "a b c d e f"
+
+    @pytest.mark.parametrize("left", [False, True])
+    @pytest.mark.parametrize("given", [False, True])
+    def test_batches(self, left, given):
+        model = tiny().train()
+        ids, mask = ids_of(9, 4, 1, width=11, left=left)
+        together = model.parse(ids, mask if given else None)
+        assert model.training
+        for row in range(3):
+            keep = mask[row].bool()
+            alone = model.parse(ids[row][keep][None])
+            torch.testing.assert_close(together.token_log_probs[row][keep], alone.token_log_probs[0])
+            torch.testing.assert_close(together.log_probs[row], alone.log_probs[0])
+            shift = int(mask[row].argmax())
+            assert together.spans[row] == [[(i + shift, j + shift) for i, j in alone.spans[0][0]]]
+        assert not together.token_log_probs[mask == 0].any()
+        assert together.actions[2, 0].tolist() == [0] + [-1] * 16
+
+    def test_words_of_several_pieces(self):
+        model = tiny()
+        ids, _ = ids_of(7)
+        ends = torch.tensor([[0, 1, 1, 0, 0, 1, 1]]).bool()
+        parsed = model.parse(ids, word_ends=ends)
+        distances = model(torch.cat([torch.tensor([[0]]), ids], 1)).distances[0, 1, 1:]
+        words = distances_to_spans(distances[[0, 2, 3, 6]].tolist())
+        assert sorted(fold_tokens(parsed.spans[0][0], ends[0].tolist())) == sorted(words)
+        assert parsed.word_ends == [[2, 3, 6, 7]] and len(parsed.spans[0][0]) == 6
+        assert len(parsed.brackets(["a", "b", "c", "d"]).split()) == 4
+
+    def test_choice_of_distances(self):
+        model = tiny(supervised_layers=[2])
+        ids, _ = ids_of(8)
+        output = model(torch.cat([torch.tensor([[0]]), ids], 1))
+        tree = model.parse(ids).spans[0][0]
+        assert tree == distances_to_spans(output.syd_distances[0, 0, 1:].tolist())
+        for layer in range(3):
+            tree = model.parse(ids, distances="language_model", layer=layer).spans[0][0]
+            assert tree == distances_to_spans(output.distances[0, layer, 1:].tolist())
+        assert model.parse(ids, layer=1).spans == model.parse(ids, distances="language_model", layer=1).spans
+        assert tiny().parse(ids).spans == tiny().parse(ids, layer=1).spans
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"decoder": "left"}, "left"),
+            ({"distances": "gold"}, "gold"),
+            ({"distances": "supervised"}, "Layer 1 has no supervised distances"),
+            ({"layer": 3}, "Layer 3"),
+            ({"word_ends": torch.ones(1, 3)}, "word_ends"),
+            ({"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
+            ({"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids holds no word"),
+        ],
+    )
+    def test_bad_options(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            tiny().parse(ids_of(4)[0], **options)
+
+
+# ---------------------------------------------------------------------------------------------- saving, types, input
+@pytest.mark.parametrize("tied", [True, False])
+def test_fresh_parameters(tied):
+    config = ONLSTMConfig(vocab_size=2000, embedding_size=64, layer_size=100, chunk_size=2, tie_word_embeddings=tied)
+    model = ONLSTMForCausalLM(config)
+    for weight in (model.lm_head.weight, model.model.embed_tokens.weight):
+        assert weight.abs().max().item() == pytest.approx(0.1, rel=0.01)
+    assert not model.lm_head.bias.any()
+    layer = model.model.layers[1]
+    for parameter in layer.parameters():
+        assert parameter.abs().max().item() == pytest.approx(0.1, rel=0.02)

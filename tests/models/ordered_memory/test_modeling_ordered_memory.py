@@ -1,0 +1,144 @@
+"""Ordered Memory: the numbers of the authors' program, the specification, and the language model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hf_synlm import OrderedMemoryConfig, OrderedMemoryForCausalLM
+from hf_synlm.data.files import read_json
+from hf_synlm.models.ordered_memory.layer import MemoryState, OrderedMemoryLayer
+from tests.reference import ordered_memory as reference
+
+GOLDENS = Path(__file__).parents[2] / "goldens" / "ordered_memory"
+CASES = ("01_full", "02_right_padded", "03_bidirectional")
+AUTHORS_NAMES = {
+    "input_projection": "input_projection.0",
+    "norm": "activation",
+    "query": "distribution.query.1",
+    "query_norm": "distribution.query.2",
+    "key": "distribution.key.1",
+    "key_norm": "distribution.key.2",
+    "slot_score": "distribution.beta.2",
+    "cell_in": "cell.input_t.1",
+    "cell_out": "cell.input_t.4",
+}
+
+
+def tiny(**changes) -> OrderedMemoryForCausalLM:
+    """A model with random weights, in evaluation mode."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "hidden_size": 8, "num_slots": 4}
+    return OrderedMemoryForCausalLM(OrderedMemoryConfig(**{**sizes, **changes})).eval()
+
+
+def test_dropout_of_attention_and_cell() -> None:
+    """On the inputs of queries (all steps at once) and keys and before the scores; on both inputs of the cell."""
+    model, ids, places = tiny(), torch.tensor([[3, 4, 5]]), []
+    for name in ("attention_dropout", "cell_dropout"):
+        getattr(model.model.layer, name).register_forward_hook(lambda _, given, out, name=name: places.append(name))
+    model(ids)
+    assert places[0] == "attention_dropout" and places.count("attention_dropout") % 2 == 1
+    assert places.count("cell_dropout") == 2 * ids.shape[1]
+
+
+def authors_layer(case: str) -> tuple[OrderedMemoryLayer, dict[str, Tensor], dict[str, Tensor]]:
+    """The forward layer of a case, its tensors, and the gradients of its loss under our names."""
+    meta = read_json(GOLDENS / case / "meta.json")
+    layer = OrderedMemoryLayer(meta["input_size"], meta["slot_size"], meta["nslot"], 0.0, 0.0)
+    state, grads = (load_file(GOLDENS / case / f"{name}.safetensors") for name in ("state", "grads"))
+    names = [
+        (f"{ours}.{kind}", f"{name}.{kind}") for ours, name in AUTHORS_NAMES.items() for kind in ("weight", "bias")
+    ]
+    theirs = {ours: f"OM_forward.{name}" for ours, name in names}
+    layer.load_state_dict({ours: state[name] for ours, name in theirs.items()})
+    unknown = {name for name in state if name.startswith("OM_forward")} - set(theirs.values())
+    assert {name.rsplit(".", 1)[0] for name in unknown} == {
+        "OM_forward.input_projection.1",
+        "OM_forward.cell.activation",
+    }
+    gold = {ours: grads[f"forward/{name}"] for ours, name in theirs.items()}
+    return layer, load_file(GOLDENS / case / "io.safetensors"), {**gold, "inputs": grads["forward/X"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_the_authors(case: str) -> None:
+    layer, io, grads = authors_layer(case)
+    inputs = io["X"].transpose(0, 1).requires_grad_()
+    states = layer(inputs, layer.start(inputs))[1:]
+    mask = io["mask"].bool()
+    output, probs = torch.stack([state.candidate[:, -1] for state in states]), torch.stack([s.probs for s in states])
+    for name, own in (("memory", "M"), ("candidate", "M_hat"), ("probs", "p")):
+        values = torch.stack([getattr(state, name) for state in states])
+        torch.testing.assert_close(values[mask], io[f"forward/step/{own}"][mask], atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(output[mask], io["forward/output"][mask], atol=2e-5, rtol=2e-5)
+    loss = (output * io["forward/weight_output"])[mask].sum() + (probs * io["forward/weight_probs"])[mask].sum()
+    torch.testing.assert_close(loss, io["forward/loss"][0], atol=2e-5, rtol=2e-5)
+    loss.backward()
+    found = {**{name: value.grad for name, value in layer.named_parameters()}, "inputs": inputs.grad.transpose(0, 1)}
+    for name, gold in grads.items():
+        # The bias of a softmax's scores has no gradient but for rounding.
+        if name != "slot_score.bias":
+            torch.testing.assert_close(found[name], gold, atol=2e-5 * max(1.0, gold.abs().max().item()), rtol=2e-5)
+
+
+def test_parts_and_continuation_are_those_of_the_authors() -> None:
+    layer, io, _ = authors_layer("01_full")
+    gold = {name.removeprefix("forward/"): value for name, value in io.items() if name.startswith("forward/")}
+    torch.testing.assert_close(layer.compose(gold["cell/v"], gold["cell/h"]), gold["cell/out"], atol=1e-5, rtol=1e-5)
+    query = layer.query_norm(layer.query(gold["distribution/x"]))
+    probs = layer.attend(query, gold["distribution/M_hat"], gold["distribution/prev_p"])
+    torch.testing.assert_close(probs, gold["distribution/p"], atol=1e-6, rtol=1e-5)
+    inputs = io["X"].transpose(0, 1)
+    begun = layer(inputs[:, :4], layer.start(inputs))
+    states = [*begun[1:], *layer(inputs[:, 4:], MemoryState(*begun[-1]))[1:]]
+    output = torch.stack([state.candidate[:, -1] for state in states])
+    torch.testing.assert_close(output, gold["continued/output"], atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(torch.stack([s.probs for s in states]), gold["continued/probs"], atol=1e-5, rtol=1e-5)
+
+
+def test_layer_equals_the_specification() -> None:
+    torch.manual_seed(1)
+    layer = OrderedMemoryLayer(5, 6, 4, 0.3, 0.3).eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    inputs = torch.randn(2, 9, 5)
+    states = layer(inputs, layer.start(inputs))[1:]
+    for row in range(2):
+        output, probs = reference.read(layer, inputs[row])
+        torch.testing.assert_close(torch.stack([s.candidate[row, -1] for s in states]), output, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.stack([s.probs[row] for s in states]), probs, atol=1e-5, rtol=1e-5)
+
+
+def test_padding_and_pieces_change_nothing() -> None:
+    model = tiny()
+    ids = torch.randint(1, 30, (2, 7))
+    mask = torch.tensor([[1] * 7, [0, 1, 1, 0, 1, 0, 0]])
+    whole = model(ids, attention_mask=mask)
+    alone = model(ids[1:, [1, 2, 4]])
+    torch.testing.assert_close(whole.logits[1, [1, 2, 4]], alone.logits[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole.distances[1, :, [1, 2, 4]], alone.distances[0], atol=1e-6, rtol=1e-5)
+    first = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True)
+    second = model(ids[:, 4:], attention_mask=mask, past_key_values=first.past_key_values)
+    torch.testing.assert_close(second.logits[0], whole.logits[0, 4:], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(second.logits[1, 0], whole.logits[1, 4], atol=1e-5, rtol=1e-5)
+
+
+def test_high_gaps_split_first() -> None:
+    """The tree is that of the slots: the gap whose token joins at the highest slot is the root's."""
+    model = tiny()
+    ids = torch.randint(1, 30, (1, 6))
+    output = model.parse(ids)
+    heights = model(torch.cat([ids.new_zeros(1, 1), ids], 1)).distances[0, 0, 2:]
+    split = int(heights.argmax()) + 1
+    halves = {(i, j) for i, j in ((0, split), (split, 6)) if j - i > 1}
+    assert halves <= set(output.spans[0][0])
+
+
+def test_configuration_names_bad_sizes() -> None:
+    with pytest.raises(ValueError, match="num_slots must be at least 2 and is 1"):
+        OrderedMemoryConfig(num_slots=1)
+    with pytest.raises(ValueError, match="no attention over tokens"):
+        tiny()(torch.tensor([[1, 2]]), output_attentions=True)

@@ -1,0 +1,256 @@
+"""PaLM as a model of transformers: its definition, the contract of `forward`, cache, trees, training, generation."""
+
+import functools
+
+import pytest
+import torch
+
+from hf_synlm import PaLMConfig, PaLMForCausalLM
+from hf_synlm.core import matrix_products
+from hf_synlm.models.palm.span_attention import gold_attention, span_states, split_by_scores
+from tests.helpers.recurrent_models import MODELS, ids_of, make_model
+from tests.reference import palm as reference
+
+tiny = functools.partial(make_model, "palm")
+kinds = pytest.mark.parametrize("kind", [name for name, (prefix, _) in MODELS.items() if prefix == "PaLM"])
+
+
+# ------------------------------------------------------------------------------------------------ definition
+@kinds
+def test_values_are_those_of_the_definition(kind):
+    model = make_model(kind)
+    ids, _ = ids_of(9)
+    expected = reference.log_probs(model, ids[0].tolist())
+    output = model(ids)
+    torch.testing.assert_close(output.logits[0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.logits.exp().sum(-1), torch.ones(1, 9))
+    if model.config.span_attention:
+        reader = reference.Reader(model)
+        for token in ids[0].tolist():
+            reader.read(token)
+        torch.testing.assert_close(output.span_scores[0], torch.stack(reader.scores), atol=1e-5, rtol=1e-5)
+    else:
+        assert output.span_scores is None
+
+
+@pytest.mark.parametrize(("num_spans", "num_positions"), [(1, 1), (1, 5), (4, 1), (4, 9), (9, 3)])
+def test_states_of_spans(num_spans, num_positions):
+    torch.manual_seed(1)
+    tokens = num_spans + num_positions - 1
+    inputs = torch.randn(2, tokens, 6, dtype=torch.float64, requires_grad=True)
+    forgets = torch.rand(2, tokens, 6, dtype=torch.float64, requires_grad=True)
+    states = span_states(inputs, forgets, num_spans).flip(0)  # the shortest first
+    expected = []
+    for length in range(1, num_spans + 1):
+        rows = []
+        for row in range(2):
+            for position in range(num_positions):
+                place = [num_spans + position - length + step for step in range(length)]
+                u, f = ([value[row, at] for at in place] for value in (inputs, forgets))
+                forward = reference.state_of_span([x[:3] for x in u], [x[:3] for x in f])
+                backward = reference.state_of_span([x[3:] for x in u[::-1]], [x[3:] for x in f[::-1]])
+                rows.append(torch.cat([forward, backward]))
+        expected.append(torch.stack(rows).view(2, num_positions, 6))
+    weight = torch.randn(num_spans, 2, num_positions, 6, dtype=torch.float64)
+    gradients = []
+    for values in (states, torch.stack(expected)):
+        gradients.append(torch.autograd.grad((values * weight).sum(), (inputs, forgets), allow_unused=True))
+    torch.testing.assert_close(states, torch.stack(expected), rtol=0, atol=1e-15)
+    for mine, theirs in zip(*gradients, strict=True):
+        mine, theirs = (torch.zeros_like(inputs) if value is None else value for value in (mine, theirs))
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
+
+
+def test_sizes_are_the_published_ones():
+    with torch.device("meta"):
+        sizes = {
+            name: PaLMForCausalLM(PaLMConfig.from_preset(name)).num_parameters()
+            for name in ("palm-ptb", "palm-wikitext2", "awd-lstm-ptb", "awd-lstm-wikitext2")
+        }
+    # Those of the authors' code; it has 400 more for PaLM, which nothing reads.
+    assert sizes["palm-ptb"] == 23_644_160 - 400 and round(sizes["palm-wikitext2"] / 1e6, 1) == 37.3
+    assert round(sizes["awd-lstm-ptb"] / 1e6, 2) == 24.22 and round(sizes["awd-lstm-wikitext2"] / 1e6, 1) == 33.6
+
+
+def test_fresh_parameters():
+    torch.manual_seed(0)
+    model = PaLMForCausalLM(
+        PaLMConfig(vocab_size=30, embedding_size=10, layer_size=60, rrnn_size=40, attention_size=30)
+    )
+    attention = model.model.span_context.attention
+
+    def bound(parameter):
+        return parameter.abs().max().item()
+
+    assert bound(model.model.embed_tokens.weight) == pytest.approx((3 / 10) ** 0.5, rel=0.05)
+    assert bound(attention.input.weight) == pytest.approx(5 / 3 * (6 / 100) ** 0.5, rel=0.05)
+    assert bound(attention.forget_gate.weight) == pytest.approx(5 / 3 * (6 / 100) ** 0.5, rel=0.05)
+    assert bound(attention.output_gate.weight) == pytest.approx((6 / 100) ** 0.5, rel=0.05)
+    assert bound(attention.key.weight) == pytest.approx((6 / 170) ** 0.5, rel=0.05)
+    assert bound(attention.query.weight) == pytest.approx((6 / 170) ** 0.5, rel=0.05)
+    assert bound(attention.score.weight) == pytest.approx((6 / 31) ** 0.5, rel=0.2)
+    assert bound(model.model.span_context.projection.weight) == pytest.approx((6 / 140) ** 0.5, rel=0.05)
+    assert bound(model.model.span_context.residual_gate.weight) == pytest.approx((6 / 200) ** 0.5, rel=0.05)
+    for block in model.model.layers[1].weight_hh_l0.chunk(4):
+        torch.testing.assert_close(block @ block.T, torch.eye(60), atol=1e-5, rtol=0)
+    assert all(not parameter.any() for name, parameter in model.named_parameters() if "bias" in name)
+
+
+# ------------------------------------------------------------------------------------------- rows and padding
+class TestCache:
+    def test_dropped_queries_are_carried(self):
+        # As in the authors' code, the attention reads tokens of the last segment under the mask of that segment.
+        model = tiny(hidden_dropout=0.5).train()
+        ids, _ = ids_of(6)
+        output = model.model(ids, use_cache=True)
+        assert torch.equal(output.past_key_values.state[-1], output.query_states[:, -4:])
+        assert (output.query_states == 0).any()
+
+
+# ---------------------------------------------------------------------------------------------- objective
+class TestObjective:
+    def test_parts(self):
+        model = tiny(activation_regularization=3.0, temporal_activation_regularization=5.0)
+        ids, _ = ids_of(8)
+        log_probs = reference.log_probs(model, ids[0].tolist())
+        output = model(ids, labels=ids)
+        states = model.model(ids).last_hidden_state[0]
+        expected = {
+            "language_model": -log_probs[torch.arange(7), ids[0, 1:]].mean(),
+            "activation": states.square().mean(),
+            "temporal_activation": (states[1:] - states[:-1]).square().mean(),
+        }
+        assert set(output.losses) == set(expected)
+        for name, value in expected.items():
+            torch.testing.assert_close(output.losses[name], value.detach(), atol=1e-5, rtol=1e-5)
+            assert not output.losses[name].requires_grad
+        weights = {"language_model": 1, "activation": 3, "temporal_activation": 5}
+        total = sum(weights[name] * value for name, value in output.losses.items())
+        torch.testing.assert_close(output.loss.detach(), total)
+
+    def test_gold_attention(self):
+        torch.manual_seed(2)
+        for _ in range(20):
+            width, num_spans = 9, int(torch.randint(1, 8, ()))
+            pairs = [sorted(torch.randint(-4, width + 1, (2,)).tolist()) for _ in range(12)]
+            spans = [(i, j) for i, j in pairs if i < j and j >= 0]
+            mine = gold_attention([spans], None, torch.zeros(1, width, num_spans))
+            torch.testing.assert_close(mine[0], torch.tensor(reference.targets(spans, width, num_spans)))
+
+
+# ----------------------------------------------------------------------------------------------------- trees
+class TestParse:
+    @pytest.mark.parametrize("overrides", [{}, {"num_spans": 1}, {"input_activation": "tanh", "output_gate": False}])
+    def test_trees_and_scores(self, overrides):
+        model = tiny(**overrides)
+        lengths = (11, 5, 2, 1)
+        ids, mask = ids_of(*lengths, left=True)
+        output = model.parse(ids, mask)
+        shapes = set()
+        for row, n in enumerate(lengths):
+            tokens = [0, *ids[row, 11 - n :].tolist(), 0]
+            expected = reference.tree(model, tokens, [(k, k + 1) for k in range(1, n + 1)])
+            spans = [(i - 11 + n, j - 11 + n) for i, j in output.spans[row][0]]
+            assert set(spans) == expected and len(spans) == n - 1
+            log_probs = reference.log_probs(model, tokens)[torch.arange(n + 1), torch.tensor(tokens[1:])]
+            torch.testing.assert_close(output.log_probs[row, 0], log_probs.sum(), atol=1e-4, rtol=1e-5)
+            own = output.token_log_probs[row, 11 - n :]
+            torch.testing.assert_close(own, log_probs[:-1], atol=1e-5, rtol=1e-5)
+            shapes |= expected
+        assert any(i > 0 for i, j in shapes if j - i > 1)
+
+    def test_batches_and_frames_change_nothing(self):
+        model = tiny()
+        ids, mask = ids_of(9, 6, 3)
+        together = model.parse(ids, mask)
+        for row, n in enumerate((9, 6, 3)):
+            alone = model.parse(ids[row : row + 1, :n])
+            assert alone.spans[0] == together.spans[row]
+            torch.testing.assert_close(alone.log_probs[0], together.log_probs[row])
+            framed = torch.cat(
+                [torch.zeros(1, 1, dtype=torch.long), ids[row : row + 1, :n], torch.zeros(1, 1).long()], 1
+            )
+            framed = model.parse(framed)
+            assert [(i - 1, j - 1) for i, j in framed.spans[0][0]] == together.spans[row][0]
+            torch.testing.assert_close(framed.log_probs[0], together.log_probs[row])
+
+    def test_words_of_several_tokens(self):
+        model = tiny()
+        ids, _ = ids_of(9)
+        ends = [2, 3, 6, 7, 9]
+        word_ends = torch.tensor([[place + 1 in ends for place in range(9)]])
+        bounds = [0, *ends]
+        words = [(i + 1, j + 1) for i, j in zip(bounds, bounds[1:], strict=False)]
+        expected = reference.tree(model, [0, *ids[0].tolist(), 0], words)
+        output = model.parse(ids, word_ends=word_ends)
+        spans = set(output.spans[0][0])
+        assert {(bounds[i], bounds[j]) for i, j in expected} <= spans and len(spans) == 8
+        assert output.brackets(list("abcde")).count("(") == 4
+
+    def test_right_branching(self):
+        model = tiny(span_scores="right_branching")
+        ids, _ = ids_of(6)
+        assert set(model.parse(ids).spans[0][0]) == {(i, 6) for i in range(5)}
+
+    def test_the_first_of_equal_scores(self):
+        assert split_by_scores(torch.zeros(5, 4), range(5)) == [(2, 4), (1, 4), (0, 4)]
+        scores = torch.zeros(5, 4)
+        scores[4, 3] = 1.0  # the last word by itself
+        assert split_by_scores(scores, range(5)) == [(1, 3), (0, 3), (0, 4)]
+
+    def test_any_tree_can_be_expressed(self):
+        for spans in ([(1, 3), (0, 3), (3, 5), (0, 5)], [(0, 2), (2, 4), (2, 5), (0, 5)]):
+            scores = torch.zeros(6, 5)
+            for i, j in spans:
+                scores[j, 5 - (j - i)] = 1.0
+            for j in range(1, 6):
+                scores[j, 4] = 0.5
+            assert set(split_by_scores(scores, range(6))) >= {(0, 5)}
+            assert set(split_by_scores(scores, range(6))) == set(spans)
+
+    def test_errors(self):
+        ids, _ = ids_of(4)
+        with pytest.raises(ValueError, match="distance"):
+            tiny().parse(ids, method="distance")
+        with pytest.raises(ValueError, match="span_attention=False"):
+            tiny(span_attention=False).parse(ids)
+        with pytest.raises(ValueError, match="no word"):
+            tiny().parse(torch.zeros(1, 2, dtype=torch.long))
+
+
+# ------------------------------------------------------------------------------------------- transformers
+def test_fast_products_change_nothing(monkeypatch):
+    model = tiny(rates=0.0).train()
+    ids, _ = ids_of(50, 50)
+    results = []
+    for fast in (True, False):
+        monkeypatch.setattr(matrix_products, "_ROWS_FROM", 0 if fast else 10**9)
+        model.zero_grad()
+        output = model(ids, labels=ids, spans=[[(0, 3)], [(5, 7)]])
+        output.loss.backward()
+        results.append([output.loss, output.span_scores, *[parameter.grad for parameter in model.parameters()]])
+    for mine, expected in zip(*results, strict=True):
+        torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- bad inputs
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"labels": None, "spans": [[(0, 2)]]}, "without labels"),
+        ({"spans": []}, "0 rows"),
+        ({"spans": [[(2, 2)]]}, r"\(2, 2\)"),
+        ({"spans": [[(2, 5)]]}, r"\(2, 5\)"),
+    ],
+)
+def test_bad_spans_are_named(arguments, message):
+    ids = torch.full((1, 4), 7)
+    with pytest.raises(ValueError, match=message):
+        tiny()(ids, **{"labels": ids, **arguments})
+
+
+def test_spans_need_an_attention_to_train():
+    ids, _ = ids_of(4)
+    for overrides in ({"span_attention": False}, {"span_scores": "right_branching"}):
+        with pytest.raises(ValueError, match="no attention to train"):
+            tiny(**overrides)(ids, labels=ids, spans=[[(0, 2)]])

@@ -1,0 +1,268 @@
+"""PRPN and PRPN-SYD as models of transformers: values, gradients, the contract of `forward`, trees, texts, saving."""
+
+import functools
+
+import pytest
+import torch
+
+from hf_synlm.models.prpn import parser as prpn_parser
+from hf_synlm.models.prpn import reader as prpn_reader
+from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
+from hf_synlm.models.prpn.modeling_prpn import PRPNForCausalLM
+from hf_synlm.models.prpn.reader import ReadingLayer, normalize, normalize_backward, normalize_factors
+from hf_synlm.recurrent.distances import distances_to_spans, ranking_loss
+from hf_synlm.recurrent.layers import keep_mask
+from tests.helpers.recurrent_models import MODELS, gradients, ids_of, make_model
+from tests.reference.prpn import prpn
+
+tiny = functools.partial(make_model, "prpn")
+kinds = pytest.mark.parametrize("kind", [name for name, (prefix, _) in MODELS.items() if prefix == "PRPN"])
+
+
+def rows_of(ids, mask):
+    return [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]
+
+
+# ----------------------------------------------------------------------------------------------- the definition
+class TestDefinition:
+    LENGTHS = (7, 3, 1, 5)
+
+    def compare(self, model, ids, mask, masks=(), training=False):
+        """Scores, distances and gradients of the model and of the reference, on tokens only."""
+        output = model(ids, attention_mask=mask)
+        expected, distances = prpn(model, rows_of(ids, mask), masks, training)
+        for row, keep in enumerate(mask.bool()):
+            torch.testing.assert_close(output.logits[row][keep], torch.stack(expected[row]))
+            theirs = torch.stack([torch.stack(token) for token in distances[row]], 1)
+            torch.testing.assert_close(output.distances[row, 0][keep].double(), theirs[0])
+            if model.config.parsing_network == "recurrent":
+                torch.testing.assert_close(output.syd_distances[row, 0][keep].double(), theirs[2])
+        weight = torch.randn(*output.logits.shape, dtype=torch.double)
+        mine = gradients(model, (output.logits * weight)[mask.bool()].sum())
+        summed = sum(
+            (value * weight[row][mask[row].bool()][t]).sum()
+            for row, values in enumerate(expected)
+            for t, value in enumerate(values)
+        )
+        theirs = gradients(model, summed)
+        for name, gradient in mine.items():
+            if theirs[name] is None:
+                assert "supervised_head" in name and (gradient is None or not gradient.any())
+            else:
+                torch.testing.assert_close(
+                    gradient, theirs[name], rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}"
+                )
+
+    @kinds
+    def test_evaluation(self, kind):
+        self.compare(make_model(kind).double(), *ids_of(*self.LENGTHS))
+
+    @kinds
+    @pytest.mark.parametrize("left", [False, True])
+    def test_training_with_dropout(self, kind, left, monkeypatch):
+        masks = []
+
+        def recorded(*arguments, **options):
+            masks.append(keep_mask(*arguments, **options))
+            return masks[-1]
+
+        for module in (prpn_parser, prpn_reader):
+            monkeypatch.setattr(module, "keep_mask", recorded)
+        model = make_model(kind).double().train()
+        self.compare_training(model, masks, left)
+
+    def compare_training(self, model, masks, left):
+        ids, mask = ids_of(*self.LENGTHS, left=left)
+        model(ids, attention_mask=mask)
+        shift = [len(row) - sum(row) for row in mask.tolist()] if left else [0] * len(ids)
+        drawn = list(masks)
+        # The last mask is laid out as the input; the reference counts tokens.
+        drawn[-1] = torch.stack([row.roll(-places, 0) for row, places in zip(drawn[-1], shift, strict=True)])
+        replayed = iter(list(masks))
+        for module in (prpn_parser, prpn_reader):
+            module.keep_mask = lambda *_, **__: next(replayed)
+        self.compare(model, ids, mask, drawn, training=True)
+
+    def test_soft_distances_are_float32_at_least(self):
+        model = make_model("prpn, soft")
+        assert model(ids_of(4)[0]).distances.dtype == torch.float32
+
+
+class TestLayers:
+    @pytest.mark.parametrize("scale", [1.0, 1e-6])
+    def test_normalization(self, scale):
+        x = (scale * torch.randn(3, 2, 5, dtype=torch.double)).requires_grad_()
+        expected = (x - x.mean(-1, True)) / (x.std(-1, keepdim=True) + 1e-6)
+        normalized = torch.empty_like(expected)
+        inverse = normalize(x.detach(), out=normalized)
+        torch.testing.assert_close(normalized, expected)
+        grad = torch.randn_like(expected)
+        mine = normalize_backward(grad, normalized, *normalize_factors(inverse, 5))
+        torch.testing.assert_close(mine, torch.autograd.grad(expected, x, grad)[0])
+
+    def test_normalization_of_constant_rows(self):
+        normalized = torch.empty(2, 4)
+        inverse = normalize(torch.full((2, 4), 3.0), out=normalized)
+        assert not normalized.any()
+        gradient = normalize_backward(torch.randn(2, 4), normalized, *normalize_factors(inverse, 4))
+        assert torch.isfinite(gradient).all()
+
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize(("steps", "slots"), [(6, 3), (2, 4), (1, 1)])
+    def test_gradients_of_a_reading_layer(self, training, steps, slots):
+        torch.manual_seed(1)
+        layer = ReadingLayer(2, 4, 0.3, 0.4, 0.5).double().train(training)
+        names = [name for name, _ in layer.named_parameters()]
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, 0, 0.5)
+        x = torch.randn(steps, 2, 2, dtype=torch.double, requires_grad=True)
+        gate = torch.rand(steps, 2, slots, dtype=torch.double, requires_grad=True)
+        tape = torch.randn(slots, 2, 8, dtype=torch.double)
+
+        def run(x, gate, *parameters):
+            torch.manual_seed(5)
+            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x, gate, tape))[0]
+
+        assert torch.autograd.gradcheck(run, (x, gate, *layer.parameters()))
+        if slots == 1:  # nearly shut gates: the constant in the denominator of the attention counts
+            assert torch.autograd.gradcheck(run, (x, 1e-8 * gate.detach(), *layer.parameters()))
+
+
+# ------------------------------------------------------------------------------------------------- the contract
+class TestForward:
+    @kinds
+    def test_padding_changes_no_training(self, kind):
+        """Loss, gradients and batch statistics, with batch normalization of tokens only."""
+        results = []
+        for width, left in ((9, False), (13, False), (13, True)):
+            model = make_model(kind, rates=0.0).train()
+            ids, mask = ids_of(9, 4, 1, width=width, left=left)
+            ids = ids.masked_fill(mask == 0, 7 if width == 13 else 0)
+            loss = model(ids, attention_mask=mask, labels=ids).loss
+            results.append((loss, gradients(model, loss), {n: b.clone() for n, b in model.named_buffers()}))
+        for loss, grads, buffers in results[1:]:
+            torch.testing.assert_close(loss, results[0][0])
+            for name, gradient in grads.items():
+                torch.testing.assert_close(gradient, results[0][1][name], rtol=1e-4, atol=1e-5)
+            for name, buffer in buffers.items():
+                torch.testing.assert_close(buffer, results[0][2][name])
+
+    def test_padding_counts_where_asked_for(self):
+        ids, mask = ids_of(9, 4)
+        losses = [
+            tiny(pad_aware_batch_norm=aware, rates=0.0).train()(ids, attention_mask=mask, labels=ids).loss.item()
+            for aware in (True, False)
+        ]
+        assert losses[0] != losses[1]
+        everything = tiny(rates=0.0).train()(ids, labels=ids.masked_fill(mask == 0, -100))
+        assert everything.loss.item() == pytest.approx(losses[1], rel=1e-5)
+
+    def test_one_token_trains_nothing(self):
+        with pytest.raises(ValueError, match="at least two tokens in training, and there are 1"):
+            tiny().train()(torch.tensor([[5, 6]]), attention_mask=torch.tensor([[1, 0]]))
+
+
+# ------------------------------------------------------------------------------------------------------- PRPN-SYD
+class TestSupervision:
+    def test_loss(self):
+        model = make_model(
+            "prpn, syd", language_model_weight=0.5, syntactic_distance_weight=2.0, syntactic_distance_scale=3.0
+        )
+        ids, mask = ids_of(8, 5)
+        gold = torch.randint(0, 4, ids.shape).float()
+        gold[0, 0] = torch.nan
+        output = model(ids, attention_mask=mask, labels=ids, distances=gold)
+        predicted = model(ids, attention_mask=mask).syd_distances[:, 0]
+        expected = ranking_loss(3 * predicted, gold.masked_fill(mask == 0, torch.nan), margin=1.0)
+        torch.testing.assert_close(output.losses["syntactic_distance"], expected)
+        torch.testing.assert_close(output.loss, 0.5 * output.losses["language_model"] + 2 * expected)
+        grads = gradients(model, output.loss)
+        # A constant in all distances changes no difference, so that biases may have gradients of 0.
+        assert all(grads[f"model.parser.supervised_head.{layer}.weight"].any() for layer in (0, 2))
+
+    def test_sentences_of_a_stream_are_compared_by_themselves(self):
+        ids, _ = ids_of(9)
+        ids[0, [3, 6]] = 0  # the end of a sentence
+        gold = torch.tensor([[2.0, 1, 3, 9, 5, 1, 8, 2, 7]])
+        model = make_model("prpn, syd", syntactic_distance_reduction="sum")
+        loss = model(ids, labels=ids, distances=gold).losses["syntactic_distance"]
+        predicted = model(ids).syd_distances
+        parts = [
+            ranking_loss(predicted[0, :, part], gold[:, part], margin=1.0, reduction="sum")
+            for part in (slice(0, 4), slice(4, 7), slice(7, 9))
+        ]
+        torch.testing.assert_close(loss, sum(parts))
+
+    @pytest.mark.parametrize(
+        ("kind", "options", "message"),
+        [
+            ("prpn", {"labels": True}, "parsing_network='recurrent'"),
+            ("prpn, syd", {}, "Pass labels"),
+            ("prpn, syd", {"labels": True, "width": 3}, "Align"),
+        ],
+    )
+    def test_bad_distances_are_named(self, kind, options, message):
+        ids, _ = ids_of(4)
+        gold = torch.ones(1, options.get("width", 4))
+        with pytest.raises(ValueError, match=message):
+            make_model(kind)(ids, labels=ids if "labels" in options else None, distances=gold)
+
+
+# ------------------------------------------------------------------------------------------------ trees and texts
+class TestParse:
+    @pytest.mark.parametrize("kind", ["prpn", "prpn, syd"])
+    @pytest.mark.parametrize("decoder", ["unbiased", "biased"])
+    def test_trees_are_those_of_the_distances(self, kind, decoder):
+        model = make_model(kind)
+        ids, mask = ids_of(7, 3, 1, left=True)
+        choices = {"language_model": "distances"} | ({"supervised": "syd_distances"} if kind == "prpn, syd" else {})
+        for distances, name in choices.items():
+            parsed = model.parse(ids, mask, decoder=decoder, distances=distances)
+            for row, tokens in enumerate(rows_of(ids, mask)):
+                framed = torch.tensor([[0, *tokens, 0]])
+                values = model(framed)[name][0, 0, 1:-1].tolist()
+                shift = 7 - len(tokens)
+                expected = [(i + shift, j + shift) for i, j in distances_to_spans(values, decoder)]
+                assert parsed.spans[row] == [expected]
+                scores = model(framed).logits[0, :-1].gather(1, framed[0, 1:, None])[:, 0]
+                torch.testing.assert_close(parsed.token_log_probs[row, shift:], scores[:-1])
+                torch.testing.assert_close(parsed.log_probs[row, 0], scores.sum())
+        default = model.parse(ids, mask, decoder=decoder)
+        chosen = model.parse(ids, mask, decoder=decoder, distances=list(choices)[-1])
+        assert default.spans == chosen.spans
+
+    def test_bad_options_are_named(self):
+        ids, _ = ids_of(4)
+        for options, message in (
+            ({"method": "search"}, "method 'search'"),
+            ({"decoder": "left"}, "decoder 'left'"),
+            ({"distances": "supervised"}, "no distances 'supervised'"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                tiny().parse(ids, **options)
+
+
+# ------------------------------------------------------------------------------------------------------ the model
+class TestModel:
+    def test_fresh_parameters(self):
+        torch.manual_seed(0)
+        model = PRPNForCausalLM(PRPNConfig(vocab_size=500, embedding_size=40, layer_size=60, num_residual_blocks=1))
+        weights, base = model.state_dict(), model.model
+        assert weights["lm_head.weight"].abs().max().item() == pytest.approx(0.01, rel=0.01)
+        assert not weights["lm_head.bias"].any()
+        assert base.layers[0].key.weight.abs().max().item() == pytest.approx(0.1, rel=0.01)
+        convolution = base.parser.features.convolution
+        assert convolution.bias.abs().max().item() == pytest.approx(240**-0.5, rel=0.1)
+        scales = torch.cat([weights[n] for n in weights if n.endswith("norm.weight") and "layers" not in n])
+        assert 0.4 < scales.mean() < 0.6 and 0 <= scales.min() < 0.05 and 0.95 < scales.max() <= 1
+        ones = PRPNForCausalLM(PRPNConfig(vocab_size=30, embedding_size=6, layer_size=8, batch_norm_init="ones"))
+        assert (ones.model.predictor.output_norm.weight == 1).all()
+
+    def test_presets(self):
+        with torch.device("meta"):
+            model = PRPNForCausalLM(PRPNConfig.from_preset("prpn-ptb-word"))
+            assert model.num_parameters() == 43_603_202
+            for name in ("prpn-ptb-character", "prpn-text8", "prpn-wsj10", "prpn-syd"):
+                PRPNForCausalLM(PRPNConfig.from_preset(name, vocab_size=50))
+        with pytest.raises(ValueError, match="prpn-wsj10"):
+            PRPNConfig.from_preset("prpn")

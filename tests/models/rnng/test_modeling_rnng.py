@@ -1,0 +1,460 @@
+"""RNNG as a model of transformers: the contract of `forward` and `parse`, bad input, options, saving, training."""
+
+import math
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel
+from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.models.rnng.plan import make_plan
+from tests.models.rnng.test_rnng_derivations import SYSTEMS, batch_of, draw
+from tests.reference.rnng import naive_log_prob
+
+TINY = {
+    "vocab_size": 19,
+    "embedding_size": 8,
+    "hidden_size": 10,
+    "num_layers": 2,
+    "nonterminals": ["NP", "S", "VP"],
+    "scoring_num_beams": 4,
+    "action_beam_size": 12,
+    "dropout": 0.0,
+}
+LENGTHS = [7, 1, 4, 10, 2]
+FLAT = {"top_down": [3, 1, 1, 2], "in_order": [1, 4, 1, 2, 3]}
+IDS, ACTIONS = torch.tensor([[5, 6, 7]]), torch.tensor([[3, 1, 4, 1, 1, 2, 2]])
+
+
+def tiny(cls=RNNGForCausalLM, **overrides):
+    torch.manual_seed(0)
+    model = cls(RNNGConfig(**{**TINY, **overrides}))
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def batch(system="top_down", lengths=LENGTHS, pieces=False, left=False, words=False):
+    values = batch_of(draw(system, lengths, pieces, seed=1), left)
+    return values if pieces or words else {k: v for k, v in values.items() if k != "word_ends"}
+
+
+# ----------------------------------------------------------------------------------------------------- configuration
+def test_published_sizes():
+    with torch.device("meta"):
+        small, large = (RNNGForCausalLM(RNNGConfig.from_preset(f"rnng-{size}")) for size in ("15m", "35m"))
+    assert round(small.num_parameters() / 1e6, 2) == 15.17
+    assert round(large.num_parameters() / 1e6, 2) == 35.3
+    assert not small.config.subwords and large.config.subwords
+    assert RNNGConfig().consecutive_limit == 8 and RNNGConfig(transition_system="in_order").consecutive_limit == 3
+
+
+@pytest.mark.parametrize("x", [None, 0.1])
+def test_initialization(x):
+    model = RNNGForCausalLM(RNNGConfig(**{**TINY, "embedding_size": 64, "hidden_size": 48, "initializer_range": x}))
+    words = model.model.embed_tokens.weight
+    expected = {None: 1.0, 0.1: 0.1 / math.sqrt(3)}[x]
+    assert words[1:].std().item() == pytest.approx(expected, rel=0.1)
+    assert bool(words[0].any()) == (x is not None)
+    recurrent = model.model.stack_lstm.cells[0].weight_hh
+    assert recurrent.abs().max() <= (48**-0.5 if x is None else x)
+    assert recurrent.std().item() == pytest.approx((48**-0.5 if x is None else x) / math.sqrt(3), rel=0.1)
+    assert model.model.initial_element.std().item() == pytest.approx(expected, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"transition_system": "bottom_up"}, "bottom_up"),
+        ({"nonterminals": ["S", "S"]}, "distinct"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"num_layers": 0}, "num_layers"),
+        ({"fast_track_size": -1}, "fast_track_size"),
+        ({"initializer_range": 0.0}, "initializer_range"),
+        ({"max_consecutive_nonterminals": 0}, "max_consecutive_nonterminals"),
+        ({"pad_token_id": 19}, "pad_token_id 19"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+    ],
+)
+def test_bad_configurations_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RNNGConfig(**{**TINY, **fields})
+
+
+# ------------------------------------------------------------------------------------------------ given derivations
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_padding_and_batching_change_nothing(system, composition, left):
+    model = tiny(transition_system=system, composition=composition)
+    values = batch(system, pieces=True, left=left)
+    together = model(**values, output_logits=True)
+    states = model.model(**values)
+    for row in range(len(LENGTHS)):
+        kept, taken = values["attention_mask"][row].bool(), values["actions"][row] != 0
+        own = {
+            "input_ids": values["input_ids"][row, kept][None],
+            "actions": values["actions"][row, taken][None],
+            "word_ends": values["word_ends"][row, kept][None],
+        }
+        alone = model(**own, output_logits=True)
+        torch.testing.assert_close(together.joint_log_prob[row], alone.joint_log_prob[0])
+        torch.testing.assert_close(together.action_logits[row, taken], alone.action_logits[0])
+        torch.testing.assert_close(together.token_logits_given_tree[row, kept], alone.token_logits_given_tree[0])
+        torch.testing.assert_close(states.last_hidden_state[row, kept], model.model(**own).last_hidden_state[0])
+        torch.testing.assert_close(states.sentence_state[row], model.model(**own).sentence_state[0])
+
+
+def test_what_stands_at_padding_is_never_read():
+    model = tiny()
+    values = batch()
+    expected = model(**values).loss
+    hidden = values["attention_mask"] == 0
+    for filler in (18, -100, 10**6):
+        values["input_ids"] = values["input_ids"].masked_fill(hidden, filler)
+        assert torch.equal(model(**values).loss, expected)
+        assert model.parse(values["input_ids"], values["attention_mask"]).log_probs.isfinite().all()
+
+
+def test_a_missing_mask_is_inferred():
+    model = tiny()
+    for left in (False, True):
+        values = batch(left=left)
+        mask = values.pop("attention_mask")
+        assert torch.equal(model(**values).joint_log_prob, model(**values, attention_mask=mask).joint_log_prob)
+        ids = values["input_ids"]
+        assert torch.equal(model.parse(ids).log_probs, model.parse(ids, mask).log_probs)
+
+
+def test_a_begin_token_is_no_word():
+    model = tiny(bos_token_id=1)
+    with_begin = torch.tensor([[1, 5, 6, 7]])
+    assert torch.equal(model(with_begin, actions=ACTIONS).loss, model(IDS, actions=ACTIONS).loss)
+    spans = model.parse(IDS).spans[0][0]
+    assert model.parse(with_begin).spans[0][0] == [(i + 1, j + 1) for i, j in spans]
+
+
+@pytest.mark.parametrize("normalization", ["batch", "sum", "action", "token"])
+def test_loss_normalization(normalization):
+    model = tiny(loss_normalization=normalization)
+    values = batch()
+    output = model(**values)
+    divisor = {
+        "batch": len(LENGTHS),
+        "sum": 1,
+        "action": int((values["actions"] != 0).sum()),
+        "token": sum(LENGTHS),
+    }[normalization]
+    torch.testing.assert_close(output.loss, -output.joint_log_prob.sum() / divisor)
+    torch.testing.assert_close(sum(output.losses.values()), output.loss.detach())
+    assert set(output.losses) == {"action", "word"} and output.logits is None
+    assert not any(part.requires_grad for part in output.losses.values()) and not output.joint_log_prob.requires_grad
+    assert output.loss.requires_grad and output.action_logits is None and output.token_logits_given_tree is None
+
+
+def test_labels_mask_the_word_loss_only():
+    model = tiny(loss_normalization="sum")
+    values = batch()
+    whole = model(**values)
+    labels = values["input_ids"].masked_fill(values["attention_mask"] == 0, -100)
+    same = model(**values, labels=labels)
+    assert torch.equal(same.loss, whole.loss) and torch.equal(
+        model(**values, labels=values["input_ids"]).loss, same.loss
+    )
+    labels[:, 0] = -100
+    part = model(**values, labels=labels)
+    logits = model(**values, output_logits=True).token_logits_given_tree[:, 0].log_softmax(-1)
+    first = logits.gather(1, values["input_ids"][:, :1]).sum()
+    torch.testing.assert_close(part.losses["word"], whole.losses["word"] + first.detach())
+    assert torch.equal(part.losses["action"], whole.losses["action"])
+    torch.testing.assert_close(part.joint_log_prob, whole.joint_log_prob)
+    model.zero_grad()
+    model(**values, labels=torch.full_like(labels, -100)).loss.backward()
+    assert not model.lm_head.bias.grad.any() and model.action_head.bias.grad.any()
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_a_plan_made_ahead_changes_nothing(system, composition):
+    model = tiny(transition_system=system, composition=composition)
+    values = batch(system, pieces=True)
+    mask = values["attention_mask"].bool()
+    expected = model(**values)
+    plan = model.model.make_plan(values["actions"], mask, values["word_ends"])
+    by_hand = make_plan(
+        [[a for a in row if a] for row in values["actions"].tolist()],
+        transition_system=system,
+        num_labels=3,
+        num_words=mask.sum(1).tolist(),
+        word_ends=[row[kept].tolist() for row, kept in zip(values["word_ends"], mask, strict=True)],
+        by_level=composition == "lstm",
+    )
+    for made in (plan, by_hand):
+        output = model(**values, plan=made)
+        assert torch.equal(output.loss, expected.loss)
+        assert torch.equal(output.joint_log_prob, expected.joint_log_prob)
+    with pytest.raises(ValueError, match="other actions"):
+        model(**{k: v[:1] for k, v in values.items()}, plan=plan)
+    with pytest.raises(ValueError, match="other actions"):
+        model(**{k: v.flip(0) for k, v in values.items()}, plan=plan)
+    other = tiny(transition_system=system, composition="attention" if composition == "lstm" else "lstm")
+    with pytest.raises(ValueError, match=f"by_level={composition != 'lstm'}"):
+        other(**values, plan=plan)
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_every_parameter_gets_a_gradient(system, composition):
+    """Also where no constituent but the root is closed: distributed training waits for all of them."""
+    model = tiny(transition_system=system, composition=composition, dropout=0.3).train()
+    one = {"top_down": [3, 1, 2], "in_order": [1, 3]}[system]
+    for values in (
+        batch(system),
+        {"input_ids": torch.tensor([[5, 6]]), "actions": torch.tensor([FLAT[system]])},
+        {"input_ids": torch.tensor([[5]]), "actions": torch.tensor([one])},
+    ):
+        model.zero_grad()
+        model(**values).loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+def test_frozen_parts_stay():
+    for composition in ("lstm", "attention"):
+        model = tiny(composition=composition).train()
+        for module in (model.model.composition, model.model.stack_lstm.cells[0]):
+            module.requires_grad_(False)
+        model(**batch()).loss.backward()
+        frozen = {name for name, p in model.named_parameters() if p.grad is None}
+        assert frozen == {name for name, p in model.named_parameters() if "composition" in name or "cells.0" in name}
+
+
+@pytest.mark.parametrize("shape", ["right", "left", "unary"])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_deep_trees(system, composition, shape):
+    """Depth 120, which the authors' in-order stack does not hold."""
+    depth = 120
+    spans = {
+        "right": [(k % 3, depth - 1 - k, depth) for k in range(depth)],
+        "left": [(k % 3, 0, k + 1) for k in range(depth)],
+        "unary": [(k % 3, 0, 2) for k in range(depth)],
+    }[shape]
+    length = 2 if shape == "unary" else depth
+    model = tiny(transition_system=system, composition=composition, loss_normalization="sum").train()
+    actions = TransitionSystem(system, 3).spans_to_actions(spans, length)
+    tokens = [random.randrange(1, 19) for _ in range(length)]
+    output = model(torch.tensor([tokens]), actions=torch.tensor([actions]))
+    output.loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    expected = sum(naive_log_prob(model.eval(), tokens, actions))
+    torch.testing.assert_close(-output.loss, expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_precisions_agree(system, composition):
+    values = batch(system, pieces=True)
+    options = {"transition_system": system, "composition": composition}
+    model = tiny(**options).train()
+    single, double = model(**values), tiny(**options).double()(**values, output_logits=True)
+    for value in (double.loss, double.joint_log_prob, double.action_logits, double.token_logits_given_tree):
+        assert value.dtype == torch.float64
+    torch.testing.assert_close(single.joint_log_prob.double(), double.joint_log_prob.double(), rtol=1e-5, atol=1e-4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model(**values)
+    mixed.loss.backward()
+    assert mixed.joint_log_prob.dtype == torch.float32
+    half = tiny(**options).bfloat16().train()
+    low = half(**values)
+    low.loss.backward()
+    for output, trained in ((mixed, model), (low, half)):
+        torch.testing.assert_close(output.joint_log_prob.float(), single.joint_log_prob, rtol=0.02, atol=0.5)
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.parameters())
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+def test_dropout_is_seeded_and_off_in_evaluation(composition):
+    model = tiny(composition=composition, dropout=0.4)
+    values = batch()
+    assert torch.equal(model(**values).loss, model(**values).loss)
+    model.train()
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        losses.append(model(**values).loss)
+    assert torch.equal(losses[0], losses[1]) and not torch.equal(losses[0], losses[2])
+    losses[2].backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    ids, mask = values["input_ids"], values["attention_mask"]
+    assert torch.equal(model.parse(ids, mask).log_probs, model.eval().parse(ids, mask).log_probs)
+
+
+# --------------------------------------------------------------------------------------------------- parse and logits
+
+
+# ------------------------------------------------------------------------------------------------------------ saving
+@pytest.mark.parametrize("subwords", [False, True])
+def test_resizing_the_vocabulary(subwords, tmp_path):
+    model = tiny(subwords=subwords)
+    if subwords:
+        model.model.word_final[4] = False
+    before = model(IDS, actions=ACTIONS, output_logits=True).token_logits_given_tree
+    model.resize_token_embeddings(25)
+    assert model.config.vocab_size == 25 and model.lm_head.weight is model.model.embed_tokens.weight
+    ids = torch.tensor([[5, 24, 7]])
+    assert model(ids, actions=ACTIONS, output_logits=True).token_logits_given_tree.shape == (1, 3, 25)
+    assert model.parse(ids).log_probs.isfinite().all() and model(ids).logits.shape[-1] == 25
+    torch.testing.assert_close(
+        model(IDS, actions=ACTIONS, output_logits=True).token_logits_given_tree[..., :19], before
+    )
+    model.save_pretrained(tmp_path)
+    loaded = RNNGForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids, actions=ACTIONS).loss, model(ids, actions=ACTIONS).loss)
+    model.resize_token_embeddings(10)
+    assert model(IDS, actions=ACTIONS).loss.isfinite()
+    if subwords:
+        assert loaded.model.word_final.tolist() == [k != 4 for k in range(25)]
+        assert model.model.word_final.tolist() == [k != 4 for k in range(10)]
+
+
+def test_what_the_model_knows_of_word_pieces():
+    model = tiny(subwords=True, transition_system="in_order")
+    model.model.word_final[5] = False
+    ids = torch.tensor([[5, 6, 7]])
+    actions = torch.tensor([[1, 1, 4, 1, 2, 3]])  # both pieces of the first word are the left corner
+    given = model(ids, actions=actions, word_ends=torch.tensor([[False, True, True]])).loss
+    assert torch.equal(model(ids, actions=actions).loss, given)
+    with pytest.raises(ValueError, match="between the pieces of a word"):
+        model(ids, actions=torch.tensor([[1, 4, 1, 1, 2, 3]]))
+    for tree in model.parse(ids, num_return_sequences=4).spans[0]:
+        assert not any(edge == 1 for span in tree for edge in span)
+
+
+# ------------------------------------------------------------------------------------------------------ classification
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_classifier(system, composition, tmp_path):
+    model = tiny(RNNGForSequenceClassification, transition_system=system, composition=composition, num_labels=3)
+    values = batch(system, lengths=[4, 1, 6])
+    given = model(**values)
+    states = model.model(**values).sentence_state
+    torch.testing.assert_close(given.logits, model.score(states))
+    found = model(values["input_ids"], attention_mask=values["attention_mask"])
+    language_model = RNNGForCausalLM(model.config).eval()
+    language_model.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("score")})
+    best = language_model.parse(values["input_ids"], values["attention_mask"]).actions[:, 0]
+    torch.testing.assert_close(found.logits, model(**{**values, "actions": best}).logits)
+    labels = torch.tensor([0, 2, 1])
+    trained = model.train()(**values, labels=labels)
+    trained.loss.backward()
+    assert all(p.grad is not None for p in model.parameters()) and set(trained.losses) == {
+        "classification",
+        "action",
+        "word",
+    }
+    torch.testing.assert_close(sum(trained.losses.values()), trained.loss.detach())
+    expected = torch.nn.functional.cross_entropy(given.logits, labels)
+    torch.testing.assert_close(trained.losses["classification"], expected.detach())
+    language_model.save_pretrained(tmp_path)
+    started = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert torch.equal(started.model.output.weight, model.model.output.weight)
+    assert started(**values).logits.shape == (3, 3) and started.lm_head.weight is started.model.embed_tokens.weight
+
+
+def test_classifier_regression_and_flat_trees():
+    values = {"input_ids": torch.tensor([[5, 6]]), "actions": torch.tensor([FLAT["top_down"]])}
+    model = tiny(RNNGForSequenceClassification, num_labels=1).train()
+    model(**values, labels=torch.tensor([0.5])).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------------------------- tools
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+def test_backward_twice(composition):
+    model, values = tiny(composition=composition), batch()
+    loss = model(**values).loss
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters()]
+    loss.backward()
+    for parameter, grad in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * grad)
+
+
+def test_no_graph_is_kept_without_gradients(monkeypatch):
+    model, kept = tiny(composition="attention"), []
+    plain = type(model.model.composition).forward
+    monkeypatch.setattr(type(model.model.composition), "forward", lambda *args: kept.append(plain(*args)) or kept[-1])
+    with torch.no_grad():
+        model(**batch())
+    assert kept and not any(value.requires_grad for value in kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_small_integers_are_token_ids(dtype):
+    for pieces in (False, True):
+        model = tiny(subwords=pieces)
+        values = batch(pieces=pieces)
+        expected = model(**values).joint_log_prob
+        assert torch.equal(model(**{**values, "input_ids": values["input_ids"].to(dtype)}).joint_log_prob, expected)
+
+
+@pytest.mark.slow
+def test_compiled_training_is_the_same():
+    for composition in ("lstm", "attention"):
+        model, values = tiny(composition=composition), batch()
+        model(**values).loss.backward()
+        expected = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        torch.compile(model, backend="eager")(**values).loss.backward()
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "hold no token"),
+        ({"input_ids": torch.tensor([[5, 6, 99]])}, "99"),
+        ({"input_ids": torch.tensor([[5, 6, 3, 7]]), "attention_mask": torch.tensor([[1, 1, 0, 1]])}, "holes"),
+        ({"input_ids": TWO, "actions": ACTIONS.repeat(2, 1)}, "row 1: 3 SHIFT actions for 0 tokens"),
+        ({"actions": ACTIONS.repeat(2, 1)}, "for 1 rows"),
+        ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, r"actions hold -1: ids below the padding .0. are"),
+        ({"actions": torch.tensor([[0, 3, 1, 1, 1, 2]])}, "padding.*right end"),
+        ({"actions": torch.tensor([[3, 1, 0, 1, 1, 2]])}, "padding.*right end"),
+        ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*add the missing actions"),
+        ({"actions": torch.tensor([[3, 1, 1, 1, 9, 2, 2]])}, "action 9 at position 4 is illegal"),
+        ({"actions": torch.zeros(1, 4, dtype=torch.long)}, "row 0: there is no action"),
+        ({"word_ends": torch.ones(1, 2)}, "word_ends"),
+        (
+            {"word_ends": torch.tensor([[True, False, True]]), "actions": torch.tensor([[3, 1, 4, 1, 2, 1, 2]])},
+            "row 0: action 2 at position 4.*pieces of a word",
+        ),
+        ({"labels": torch.tensor([[5, 6, 8]])}, "labels must be input_ids, or -100"),
+        ({"use_cache": True}, "use_cache"),
+        ({"actions": None, "labels": IDS}, "need actions"),
+        ({"actions": None, "output_logits": True}, "need actions"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tiny()(**{"input_ids": IDS, "actions": ACTIONS, **arguments})
+
+
+@pytest.mark.parametrize("cls", [RNNGModel, RNNGForSequenceClassification])
+def test_bad_input_of_the_other_classes_is_named(cls):
+    with pytest.raises(ValueError, match="word_ends has shape"):
+        tiny(cls)(IDS, actions=ACTIONS, word_ends=torch.ones(1, 2))
+    if cls is RNNGForSequenceClassification:
+        with pytest.raises(ValueError, match="Row 1"):
+            tiny(cls)(TWO)
+
+
+def test_padding_after_a_cache_is_no_begin_token():
+    """Without a mask, id 0 right before a text is its begin token; where the text has begun, it is padding."""
+    model = tiny()
+    cache = model(torch.tensor([[3, 4]]), use_cache=True).past_key_values
+    continued = model(torch.tensor([[0, 5]]), past_key_values=cache).logits[:, -1]
+    torch.testing.assert_close(continued, model(torch.tensor([[3, 4, 5]])).logits[:, -1])

@@ -1,0 +1,274 @@
+"""NT, SHIFT, REDUCE and FINISH: labeled trees as actions and back, against enumerated trees and the authors' code."""
+
+import json
+import random
+from itertools import accumulate, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
+from hf_synlm.models.rnng.actions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
+from hf_synlm.trees.actions import COMP, GEN, spans_to_actions
+from hf_synlm.trees.spans import right_branching
+from tests.reference.rnng import over_pieces, random_binary_tree, random_word_ends
+from tests.reference.trees import (
+    all_labeled_trees,
+    in_order_actions_of,
+    labeled_spans_of,
+    stack_depths,
+    stacks_of,
+    top_down_actions_of,
+)
+
+SYSTEMS = ["top_down", "in_order"]
+REFERENCES = {"top_down": top_down_actions_of, "in_order": in_order_actions_of}
+
+
+@st.composite
+def labeled_trees(draw, max_tokens: int = 20, num_labels: int = 3):
+    """Labeled spans in post-order with unary chains, the number of tokens, and where words end."""
+    num_words = draw(st.integers(1, max_tokens))
+    piece_counts = draw(st.lists(st.integers(1, 3), min_size=num_words, max_size=num_words))
+    starts = [sum(piece_counts[:word]) for word in range(num_words + 1)]
+    generator = random.Random(draw(st.integers(0, 2**32)))
+    spans = {span for span in random_tree(num_words, generator) if generator.random() < 0.6}
+    spans |= {(word, word + 1) for word in range(num_words) if generator.random() < 0.3} | {(0, num_words)}
+    labeled = [
+        (generator.randrange(num_labels), starts[i], starts[j])
+        for i, j in sorted(spans, key=lambda span: (span[1], -span[0]))
+        for _ in range(generator.choice((1, 1, 1, 2, 4)))
+    ]
+    word_ends = [piece == count - 1 for count in piece_counts for piece in range(count)]
+    return labeled, len(word_ends), word_ends
+
+
+def test_ids_of_the_labeled_systems():
+    top_down, in_order = TransitionSystem("top_down", 26), TransitionSystem("in_order", 26)
+    assert (PAD, SHIFT, REDUCE, FINISH) == (0, 1, 2, 3)
+    assert (top_down.first_nonterminal, top_down.num_actions) == (3, 29)
+    assert (in_order.first_nonterminal, in_order.num_actions) == (4, 30)
+    assert top_down == TransitionSystem("top_down", 26)
+    with pytest.raises(ValueError, match="'bottom_up': choose one of .*'binary'"):
+        TransitionSystem("bottom_up", 3)
+    with pytest.raises(ValueError, match="num_labels is 0"):
+        TransitionSystem("top_down", 0)
+
+
+def test_example_of_the_labeled_systems():
+    # (S (NP the cat) (VP sleeps)) with NP 0, S 1, VP 2
+    spans = [(0, 0, 2), (2, 2, 3), (1, 0, 3)]
+    top_down = TransitionSystem("top_down", 3)
+    assert top_down.spans_to_actions(spans, 3) == [4, 3, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, REDUCE]
+    assert stack_depths(top_down, [4, 3, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, REDUCE]) == [1, 2, 3, 4, 2, 3, 4, 3, 1]
+    in_order = TransitionSystem("in_order", 3)
+    actions = [SHIFT, 4, SHIFT, REDUCE, 5, SHIFT, 6, REDUCE, REDUCE, FINISH]
+    assert in_order.spans_to_actions(spans, 3) == actions
+    assert stack_depths(in_order, actions) == [1, 2, 3, 1, 2, 3, 4, 3, 1, 1]
+
+
+def test_reference_enumerates_labeled_trees():
+    # One label, no chains: Schroeder numbers over tokens that may each have one node.
+    assert len(all_labeled_trees(0, 1, 1, 0)) == 1
+    assert [len(all_labeled_trees(0, 1, 2, chain)) for chain in (1, 2, 3)] == [3, 7, 15]
+    assert len(all_labeled_trees(0, 2, 1, 1)) == 4
+    assert all(len(set(found)) == len(found) for found in [all_labeled_trees(0, 3, 2, 1)])
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize(
+    ("num_tokens", "num_labels", "max_chain"), [(1, 2, 4), (2, 2, 3), (3, 1, 3), (3, 2, 1), (4, 1, 1)]
+)
+def test_every_labeled_tree_survives_actions(name, num_tokens, num_labels, max_chain):
+    system = TransitionSystem(name, num_labels)
+    found = set()
+    for tree in all_labeled_trees(0, num_tokens, num_labels, max_chain):
+        if isinstance(tree, int):
+            continue
+        spans = labeled_spans_of(tree)
+        actions = system.spans_to_actions(spans, num_tokens)
+        assert actions == REFERENCES[name](tree) + [FINISH] * (name == "in_order")
+        assert system.actions_to_spans(actions) == spans
+        assert system.actions_to_spans([*actions, PAD, PAD]) == spans
+        assert stack_depths(system, actions) == [len(stack) for stack in stacks_of(actions, name)]
+        found.add(tuple(actions))
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize(("name", "length"), [("top_down", 8), ("in_order", 8)])
+def test_exactly_the_possible_sequences_are_accepted(name, length):
+    """All sequences of one-label actions up to a length, against a stack of explicit elements."""
+    system = TransitionSystem(name, 1)
+    num_complete = 0
+    for actions in product(range(1, system.num_actions), repeat=length):
+        stacks = stacks_of(actions, name)
+        try:
+            spans = system.actions_to_spans(actions, forest=True)
+        except ValueError:
+            assert stacks is None
+            continue
+        assert stacks is not None
+        assert stack_depths(system, actions) == [len(stack) for stack in stacks]
+        is_complete = len(stacks[-1]) == 1 and (actions[-1] == FINISH if name == "in_order" else actions[-1] == REDUCE)
+        num_complete += is_complete
+        if is_complete:
+            tree = stacks[-1][0]
+            assert spans == labeled_spans_of(tree)
+            assert system.spans_to_actions(spans, actions.count(SHIFT)) == list(actions)
+        else:
+            with pytest.raises(ValueError, match="before the sentence is finished"):
+                system.actions_to_spans(actions)
+    assert num_complete > 5
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@given(tree=labeled_trees())
+def test_round_trip_of_labeled_trees(name, tree):
+    labeled, num_tokens, word_ends = tree
+    system = TransitionSystem(name, 3)
+    actions = system.spans_to_actions(labeled, num_tokens, word_ends)
+    assert len(actions) == num_tokens + 2 * len(labeled) + (name == "in_order")
+    assert system.actions_to_spans(actions, word_ends) == labeled
+    depths = stack_depths(system, actions, word_ends)
+    assert depths[-1] == 1
+    for length in range(len(actions)):
+        prefix = system.actions_to_spans(actions[:length], word_ends, forest=True)
+        assert prefix == labeled[: len(prefix)]
+        assert stack_depths(system, actions[:length], word_ends) == depths[:length]
+        with pytest.raises(ValueError, match="before the sentence is finished"):
+            system.actions_to_spans(actions[:length], word_ends)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_binary_trees_are_those_of_gpst_with_labels(seed):
+    generator, system = random.Random(seed), TransitionSystem("binary", 3)
+    tree, ends = random_binary_tree(generator, seed + 1, 3), random_word_ends(generator, seed + 1)
+    actions = system.spans_to_actions(over_pieces(tree, ends), len(ends), ends)
+    assert system.actions_to_spans([*actions, PAD], ends) == over_pieces(tree, ends)
+    assert actions[-1] == FINISH
+    # Of every word the last piece.
+    words = [action for action, before in zip(actions, accumulate(a == SHIFT for a in actions), strict=True)
+             if action != SHIFT or ends[before - 1]]  # fmt: skip
+    gpst = [COMP if action > FINISH else GEN for action in words[:-1]]
+    assert gpst == spans_to_actions([(i, j) for _, i, j in tree], seed + 1)
+
+
+def test_trees_without_openings_share_strings():
+    """A label stands where its constituent ends, that of a unary chain's top last; trees cannot be read back."""
+    system, ends = TransitionSystem("no_opening", 3), [True, False, True, True]
+    flat = [(0, 1, 3), (1, 0, 4), (2, 0, 4)]
+    other = [(0, 0, 3), (1, 0, 4), (2, 0, 4)]
+    actions = [SHIFT, SHIFT, SHIFT, 4, SHIFT, 5, 6, FINISH]
+    assert system.spans_to_actions(flat, 4, ends) == system.spans_to_actions(other, 4, ends) == actions
+    assert [stack.num_tokens for stack in system.steps(actions, ends)] == [1, 2, 3, 3, 4, 4, 4, 4]
+    with pytest.raises(ValueError, match="there is no tree to read"):
+        system.actions_to_spans(actions, ends)
+    with pytest.raises(ValueError, match="between the pieces of a word"):
+        list(system.steps([SHIFT, SHIFT, 4], ends))
+
+
+def test_all_pieces_of_a_word_are_shifted_before_in_order_nonterminals():
+    system = TransitionSystem("in_order", 2)
+    word_ends = [False, True, False, True]
+    spans = [(0, 0, 2), (1, 0, 4)]
+    actions = [SHIFT, SHIFT, 4, REDUCE, 5, SHIFT, SHIFT, REDUCE, FINISH]
+    assert system.spans_to_actions(spans, 4, word_ends) == actions
+    assert system.actions_to_spans(actions, word_ends) == spans
+    assert stack_depths(system, actions, word_ends) == [1, 2, 3, 1, 2, 3, 4, 1, 1]
+    # The top-down system only keeps constituents out of words.
+    assert TransitionSystem("top_down", 2).spans_to_actions(spans, 4, word_ends) == [4, 3, 1, 1, 2, 1, 1, 2]
+
+
+def test_an_in_order_sentence_may_be_a_bare_token():
+    system = TransitionSystem("in_order", 2)
+    assert system.spans_to_actions([], 1) == [SHIFT, FINISH]
+    assert system.actions_to_spans([SHIFT, FINISH]) == []
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_deep_labeled_trees(name):
+    system = TransitionSystem(name, 1)
+    for spans in (left_branching(3000), right_branching(3000), [(0, 1)] * 3000):
+        labeled = [(0, i, j) for i, j in spans]
+        assert system.actions_to_spans(system.spans_to_actions(labeled, labeled[-1][2])) == labeled
+
+
+@pytest.mark.parametrize(
+    ("name", "actions", "message"),
+    [
+        ("top_down", [SHIFT], "position 0 is illegal: SHIFT needs an open nonterminal"),
+        ("top_down", [3, REDUCE], "position 1 is illegal: REDUCE finds a nonterminal without children"),
+        ("top_down", [REDUCE], "position 0 is illegal: REDUCE finds no open nonterminal"),
+        ("top_down", [3, SHIFT, REDUCE, 3], "position 3 is illegal: the sentence is finished"),
+        ("top_down", [3, SHIFT], r"the 2 actions stop with 1 open nonterminal\(s\) after 1 token"),
+        ("top_down", [3, PAD, SHIFT], "action 0 at position 1 is illegal: the 5 ids of top_down with 2 labels"),
+        ("in_order", [4], "position 0 is illegal: an in-order NT needs a complete element"),
+        ("in_order", [SHIFT, SHIFT], "position 1 is illegal: SHIFT needs an open nonterminal"),
+        ("in_order", [SHIFT, 4, FINISH], "position 2 is illegal: FINISH needs exactly one complete element"),
+        ("in_order", [SHIFT, 4, REDUCE], "before the sentence is finished"),
+        ("binary", [SHIFT, 4], "position 1 is illegal: a binary constituent needs two elements"),
+        ("binary", [SHIFT, SHIFT, 4], "before the sentence is finished"),
+    ],
+)  # fmt: skip
+def test_wrong_labeled_actions_are_named(name, actions, message):
+    with pytest.raises(ValueError, match=message):
+        TransitionSystem(name, 2).actions_to_spans(actions)
+
+
+@pytest.mark.parametrize(
+    ("name", "actions", "word_ends", "message"),
+    [
+        ("in_order", [SHIFT, 4], [False, True], "position 1 is illegal: it stands between the pieces of a word"),
+        ("top_down", [3, SHIFT, REDUCE], [False, True], "position 2 is illegal: it stands between the pieces"),
+        ("top_down", [3, SHIFT, SHIFT], [True], "position 2 is illegal: SHIFT, but word_ends has only 1 tokens"),
+        ("in_order", [SHIFT, SHIFT, FINISH], [False, True], "FINISH needs exactly one complete element"),
+    ],
+)
+def test_actions_that_cut_words_are_named(name, actions, word_ends, message):
+    with pytest.raises(ValueError, match=message):
+        TransitionSystem(name, 2).actions_to_spans(actions, word_ends)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize(
+    ("spans", "num_tokens", "word_ends", "message"),
+    [
+        ([(0, 0, 2)], 3, None, r"the whole-sentence span \(0, 3\) is missing"),
+        ([(0, 0, 2), (0, 1, 3), (0, 0, 3)], 3, None, r"\(0, 2\) and \(1, 3\) cross"),
+        ([(2, 0, 1)], 1, None, r"the label id of \(2, 0, 1\) is out of range: there are 2 labels"),
+        ([(0, 0, 1), (0, 0, 2)], 2, [False, True], r"span \(0, 1\) cuts a word at boundary 1"),
+        ([(0, 0, 2)], 2, [True], "word_ends has 1 entries for 2 tokens"),
+        ([(0, 0, 2)], 2, [True, False], r"the last one \[False\]"),
+    ],
+)
+def test_labeled_spans_that_are_no_tree_are_named(name, spans, num_tokens, word_ends, message):
+    with pytest.raises(ValueError, match=message):
+        TransitionSystem(name, 2).spans_to_actions(spans, num_tokens, word_ends)
+
+
+GOLDENS = sorted((Path(__file__).parents[2] / "goldens" / "rnng").glob("*/"))
+
+
+@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+def test_actions_and_stack_depths_of_the_authors(folder):
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    golden = load_file(folder / "io.safetensors")
+    labels = meta["config"]["nonterminals"]
+    system = TransitionSystem(meta["config"]["strategy"], len(labels))
+    assert system.num_actions == len(meta["i2a"])
+    for row, sentence in enumerate(parse_treebank(meta["trees"])):
+        num_tokens, num_actions = int(golden["sent_lengths"][row]), int(golden["action_lengths"][row])
+        word_ends = golden["subword_end_mask"][row, :num_tokens].tolist()
+        spans = [(labels.index(label), i, j) for label, i, j in sentence.labeled_spans]
+        actions = system.spans_to_actions(spans, num_tokens, word_ends)
+        padded = golden["action_ids"][row].tolist()
+        assert actions == padded[:num_actions]
+        assert system.actions_to_spans(padded, word_ends) == spans
+        # The authors note the depth before each action.
+        depths = stack_depths(system, actions, word_ends)
+        assert [0, *depths[:-1]] == golden["top_position"][row, :num_actions].tolist()
+        assert max(depths) == int(golden["max_stack_size"][row])

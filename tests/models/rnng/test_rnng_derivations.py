@@ -1,0 +1,350 @@
+"""Given derivations: RNNG against one stack machine per sentence, the forest LSTM, and what plans list."""
+
+import dataclasses
+import pickle
+import random
+
+import pytest
+import torch
+
+from hf_synlm import RNNGConfig, RNNGForCausalLM
+from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.models.rnng.forest_lstm import forest_lstm
+from hf_synlm.models.rnng.plan import lay_out_chains, make_plan
+from tests.reference.rnng import (
+    naive_derivation,
+    naive_forest_lstm,
+    naive_log_prob,
+    over_pieces,
+    random_binary_tree,
+    random_labeled_tree,
+    random_word_ends,
+)
+from tests.reference.trees import stack_depths
+
+SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
+NUM_LABELS, VOCAB_SIZE = 3, 19
+TIGHT = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def make_model(system="top_down", composition="lstm", **fields):
+    torch.manual_seed(0)
+    config = RNNGConfig(
+        **{
+            "vocab_size": VOCAB_SIZE,
+            "embedding_size": 6,
+            "hidden_size": 7,
+            "num_layers": 2,
+            "nonterminals": ["NP", "S", "VP"],
+            "transition_system": system,
+            "composition": composition,
+            "dropout": 0.0,
+            "loss_normalization": "sum",
+            **fields,
+        }
+    )
+    model = RNNGForCausalLM(config).double()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def draw(system, lengths, pieces=False, seed=0):
+    """Sentences with random trees: rows of tokens, derivations, and word ends."""
+    generator = random.Random(seed)
+    transition = TransitionSystem(system, NUM_LABELS)
+    rows = []
+    for length in lengths:
+        ends = random_word_ends(generator, length) if pieces else [True] * length
+        tree = random_binary_tree if system == "binary" else random_labeled_tree
+        spans = over_pieces(tree(generator, length, NUM_LABELS), ends)
+        tokens = [generator.randrange(1, VOCAB_SIZE) for _ in ends]
+        rows.append((tokens, transition.spans_to_actions(spans, len(ends), ends), ends))
+    return rows
+
+
+def padded(values, left=False):
+    width = max(map(len, values))
+    rows = [[0] * (width - len(v)) * left + list(v) + [0] * (width - len(v)) * (not left) for v in values]
+    return torch.tensor(rows)
+
+
+def batch_of(rows, left=False):
+    tokens, actions, ends = zip(*rows, strict=True)
+    ids = padded(tokens, left)
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids != 0).long(),
+        "actions": padded(actions),
+        "word_ends": padded(ends, left).bool(),
+    }
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_values_and_gradients_are_those_of_one_stack_machine(system, composition, layers, pieces):
+    model = make_model(system, composition, num_layers=layers)
+    rows = draw(system, [1, 9, 4, 1, 13, 2], pieces, seed=layers)
+    batch = batch_of(rows, left=pieces)
+    output = model(**batch, output_logits=True)
+    output.loss.backward()
+    mine = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    total, parts = 0.0, [0.0, 0.0]
+    for row, (tokens, actions, ends) in enumerate(rows):
+        action_logits, word_logits, _ = naive_derivation(model, tokens, actions, ends)
+        torch.testing.assert_close(output.action_logits[row, : len(actions)], action_logits, **TIGHT)
+        kept = batch["attention_mask"][row].bool()
+        torch.testing.assert_close(output.token_logits_given_tree[row, kept], word_logits, **TIGHT)
+        assert not output.action_logits[row, len(actions) :].any()
+        assert not output.token_logits_given_tree[row, ~kept].any()
+        action, word = naive_log_prob(model, tokens, actions, word_ends=ends)
+        torch.testing.assert_close(output.joint_log_prob[row], action + word, **TIGHT)
+        total, parts = total - action - word, [parts[0] - action.item(), parts[1] - word.item()]
+    total.backward()
+    torch.testing.assert_close(output.loss, total, **TIGHT)
+    assert [output.losses[name].item() for name in ("action", "word")] == pytest.approx(parts, rel=1e-9)
+    for name, parameter in model.named_parameters():
+        scale = parameter.grad.abs().max() + 1e-6
+        torch.testing.assert_close(mine[name] / scale, parameter.grad / scale, rtol=0, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_states_and_their_gradients_in_float64(system, composition):
+    """The stack itself keeps float64: no rounding between the passes."""
+    model = make_model(system, composition)
+    rows = draw(system, [5, 1, 8, 3], seed=7)
+    weight = torch.randn(len(rows), 7, dtype=torch.float64)
+    states = model.model(**batch_of(rows)).sentence_state
+    (states * weight).sum().backward()
+    mine = {name: parameter.grad for name, parameter in model.model.named_parameters()}
+    model.zero_grad()
+    naive = torch.stack([naive_derivation(model, *row)[2] for row in rows])
+    torch.testing.assert_close(states, naive, **TIGHT)
+    mine = {name: torch.zeros(()) if grad is None else grad.clone() for name, grad in mine.items()}
+    (naive * weight).sum().backward()
+    for name, parameter in model.model.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(mine[name].expand_as(expected).double(), expected, rtol=1e-8, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+def test_bare_model_shows_the_state_around_every_word(composition):
+    model = make_model("in_order", composition)
+    rows = draw("in_order", [6, 2], seed=3)
+    output = model.model(**batch_of(rows, left=True))
+    heads = model.action_head(output.action_hidden_state)
+    for row, (tokens, actions, _) in enumerate(rows):
+        logits, _, _ = naive_derivation(model, tokens, actions)
+        torch.testing.assert_close(heads[row, : len(actions)], logits, **TIGHT)
+        after = [step + 1 for step, action in enumerate(actions) if action == 1]
+        mine = model.action_head(output.last_hidden_state[row, -len(tokens) :])
+        torch.testing.assert_close(mine, logits[after], **TIGHT)
+        assert not output.last_hidden_state[row, : -len(tokens)].any()
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+def test_dropout_between_layers_leaves_the_recurrent_state(composition, monkeypatch):
+    """In training the next layer reads the dropped state, the next push the whole one."""
+    model = make_model("top_down", composition, num_layers=3, dropout=0.5)
+    model.eval()
+    model.model.stack_lstm.train()
+    kept = torch.tensor([0.0, 2.0, 2.0, 0.0, 0.0, 2.0, 2.0], dtype=torch.float64)
+    rows = draw("top_down", [7, 3], seed=5)
+    # The same units are dropped at every push, so that the reference can do it, too.
+    monkeypatch.setattr(
+        "torch.nn.functional.dropout", lambda x, p, training, inplace=False: x * kept if training else x
+    )
+    output = model(**batch_of(rows), output_logits=True)
+    for row, (tokens, actions, _) in enumerate(rows):
+        logits, _, _ = naive_derivation(model, tokens, actions, between=lambda state: state * kept)
+        torch.testing.assert_close(output.action_logits[row, : len(actions)], logits)
+
+
+# ------------------------------------------------------------------------------------------------------ forest LSTM
+def random_forest(sizes, generator):
+    """Parents within the level above, and over all steps."""
+    local = [torch.tensor([generator.randrange(above) for _ in range(size)]) for above, size in zip(sizes, sizes[1:])]  # noqa: B905
+    first = [sum(sizes[:level]) for level in range(len(sizes))]
+    whole = [-1] * sizes[0]
+    for level, parents in enumerate(local):
+        whole += [first[level] + parent for parent in parents.tolist()]
+    return local, whole
+
+
+@pytest.mark.parametrize("sizes", [[1], [3], [2, 5, 1, 4], [1, 1, 1, 1, 1, 1]])
+def test_forest_lstm_is_a_loop_over_steps(sizes):
+    size, directions = 3, 2
+    local, whole = random_forest(sizes, random.Random(1))
+    gates = torch.randn(directions, sum(sizes), 4 * size, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(directions, 4 * size, size, dtype=torch.float64, requires_grad=True)
+    hidden, cells = forest_lstm(gates, weight, sizes, local)
+    assert not cells.requires_grad
+    naive = [naive_forest_lstm(gates[d], whole, weight[d], size) for d in range(directions)]
+    expected = torch.stack([torch.stack(states) for states, _ in naive])
+    torch.testing.assert_close(hidden, expected, **TIGHT)
+    torch.testing.assert_close(cells, torch.stack([torch.stack(states) for _, states in naive]), **TIGHT)
+    upstream = torch.randn_like(hidden)
+    mine = torch.autograd.grad(hidden, [gates, weight], upstream)
+    theirs = torch.autograd.grad(expected, [gates, weight], upstream, allow_unused=True)
+    torch.testing.assert_close(mine[0], theirs[0], **TIGHT)
+    torch.testing.assert_close(mine[1], torch.zeros_like(weight) if theirs[1] is None else theirs[1], **TIGHT)
+
+
+def test_forest_lstm_of_chains():
+    """None as parents: the first steps of the level above, in order, as sequences that are sorted by length need."""
+    sizes, size = [4, 4, 2, 1], 3
+    gates = torch.randn(1, sum(sizes), 4 * size, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(1, 4 * size, size, dtype=torch.float64, requires_grad=True)
+    given = [torch.arange(n) for n in sizes[1:]]
+    results = []
+    for parents in ([None] * 3, given):
+        hidden, _ = forest_lstm(gates, weight, sizes, parents)
+        results.append((hidden, *torch.autograd.grad((hidden**2).sum(), [gates, weight])))
+    for mine, other in zip(*results, strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_forest_lstm_equals_torch():
+    steps, size = 7, 5
+    lstm = torch.nn.LSTM(4, size)
+    inputs = torch.randn(steps, 1, 4)
+    gates = torch.nn.functional.linear(inputs[:, 0], lstm.weight_ih_l0, lstm.bias_ih_l0 + lstm.bias_hh_l0)
+    hidden, _ = forest_lstm(gates[None], lstm.weight_hh_l0[None], [1] * steps, [None] * (steps - 1))
+    torch.testing.assert_close(hidden[0], lstm(inputs)[0][:, 0])
+
+
+# --------------------------------------------------------------------------------------------------------- plans
+def test_chains_read_children_in_both_directions():
+    children = torch.tensor([[10, 11, 12], [20, 21, 0], [30, 0, 0]])
+    length = torch.tensor([3, 2, 1])
+    for opening in (None, torch.tensor([7, 8, 9])):
+        chains = lay_out_chains(children[torch.arange(3) < length[:, None]], length, opening)
+        begin = [[]] * 3 if opening is None else [[value] for value in opening.tolist()]
+        rows = [children[r, :n].tolist() for r, n in enumerate(length.tolist())]
+        for direction in (0, 1):
+            wanted = [head + (row[::-1] if direction else row) for head, row in zip(begin, rows, strict=True)]
+            steps = [[row[s] for row in wanted if len(row) > s] for s in range(max(map(len, wanted)))]
+            assert chains.index[direction].tolist() == sum(steps, [])
+            assert chains.sizes == [len(step) for step in steps]
+            assert chains.index[direction, chains.last].tolist() == [row[-1] for row in wanted]
+            for r, row in enumerate(rows if opening is None else []):
+                assert chains.index[direction, chains.position[direction, r, : len(row)]].tolist() == row
+
+
+def plan_of(rows, system, **options):
+    return make_plan(
+        [row[1] for row in rows],
+        transition_system=system,
+        num_labels=NUM_LABELS,
+        num_words=[len(row[0]) for row in rows],
+        word_ends=[row[2] for row in rows],
+        **options,
+    )
+
+
+@pytest.mark.parametrize("run_last", [False, True])
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_pushes_stand_at_the_depths_of_the_stack(system, run_last):
+    rows = draw(system, [6, 1, 11], pieces=True, seed=2)
+    transition = TransitionSystem(system, NUM_LABELS)
+    depths = []
+    for _, actions, ends in rows:
+        counted = stack_depths(transition, actions, ends)
+        pushing = counted[:-1] if not run_last or system == "in_order" else counted  # FINISH pushes nothing
+        depths.append([0, *pushing])
+    flat = sum(depths, [])
+    by_level = plan_of(rows, system, run_last=run_last)
+    assert by_level.sizes == [flat.count(depth) for depth in range(max(flat) + 1)]
+    by_step = plan_of(rows, system, by_level=False, run_last=run_last)
+    assert by_step.sizes == [sum(len(d) > t for d in depths) for t in range(max(map(len, depths)))]
+    for plan in (by_level, by_step):
+        # The state before action t is at the depth after action t - 1.
+        level = torch.repeat_interleave(torch.arange(len(by_level.sizes)), torch.tensor(by_level.sizes))
+        if plan is by_level:
+            context = level[plan.context].tolist()
+            assert context == sum([d[: len(row[1])] for d, row in zip(depths, rows, strict=True)], [])
+        assert plan.action.tolist() == sum([row[1] for row in rows], [])
+        assert plan.action[plan.shifts].tolist() == [1] * sum(len(row[0]) for row in rows)
+        assert plan.num_sentences == 3
+
+
+def test_compositions_run_by_height():
+    spans = [(0, 0, 2), (1, 2, 3), (2, 2, 3), (0, 2, 5), (1, 0, 5)]
+    for system in ("top_down", "in_order"):
+        actions = TransitionSystem(system, NUM_LABELS).spans_to_actions(spans, 5)
+        options = {"transition_system": system, "num_labels": 3, "num_words": [5]}
+        counts = [sorted(c.length.tolist()) for c in make_plan([actions], run_last=True, **options).compositions]
+        assert counts == [[1, 2], [1], [3], [2]]
+        # In-order, the root is closed before FINISH; top-down, its REDUCE is the last action and need not run.
+        without = make_plan([actions], **options).compositions
+        assert len(without) == (3 if system == "top_down" else 4)
+
+
+def test_moving_keeps_a_plan():
+    rows = draw("top_down", [4, 2])
+    for by_level in (True, False):
+        plan = plan_of(rows, "top_down", by_level=by_level)
+        meta = plan.to("meta")
+        assert type(meta) is type(plan) and meta.context.is_meta and meta.sizes == plan.sizes
+        inner = meta.compositions[0].index if by_level else meta.steps[0].parent
+        assert inner.is_meta
+        assert meta.num_sentences == 2
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_random_changes_of_derivations_are_refused_as_the_transition_system_does(system):
+    """A changed sequence is a derivation of the tokens for both, or for neither."""
+    generator, transition = random.Random(4), TransitionSystem(system, NUM_LABELS)
+    accepted = 0
+    for number in range(400):
+        ((tokens, actions, ends),) = draw(system, [generator.randint(1, 4)], pieces=number % 2 == 0, seed=number)
+        changed = list(actions)
+        for _ in range(generator.randint(1, 2)):
+            place = generator.randrange(len(changed))
+            match generator.randrange(3):
+                case 0:
+                    changed[place] = generator.randrange(1, transition.num_actions)
+                case 1:
+                    changed.insert(place, generator.randrange(1, transition.num_actions))
+                case _ if len(changed) > 1:
+                    del changed[place]
+        results = []
+        for check in (
+            lambda: transition.actions_to_spans(changed, ends),  # noqa: B023
+            lambda: plan_of([(tokens, changed, ends)], system),  # noqa: B023
+        ):
+            try:
+                check()
+                results.append(True)
+            except ValueError:
+                results.append(False)
+        assert results[0] == results[1], (changed, ends, results)
+        accepted += results[0]
+    assert 10 < accepted < 390
+
+
+@pytest.mark.parametrize("by_level", [True, False])
+def test_plans_travel_as_one_tensor(by_level):
+    plan = plan_of(draw("in_order", [4, 1, 9], seed=2), "in_order", by_level=by_level)
+    rebuild, (parts, flat) = plan.__reduce__()
+    assert flat.dim() == 1 and flat.dtype == torch.long
+
+    def compare(mine, other):
+        if isinstance(mine, torch.Tensor):
+            assert torch.equal(mine, other)
+        elif isinstance(mine, list):
+            assert len(mine) == len(other)
+            for pair in zip(mine, other, strict=True):
+                compare(*pair)
+        elif dataclasses.is_dataclass(mine):
+            for field in dataclasses.fields(mine):
+                compare(getattr(mine, field.name), getattr(other, field.name))
+        else:
+            assert mine == other
+
+    compare(plan, pickle.loads(pickle.dumps(plan)))
+    compare(plan, rebuild(parts, flat))
+    assert plan.to("cpu") is plan and plan.to("meta").final.device.type == "meta"

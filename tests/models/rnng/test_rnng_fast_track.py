@@ -1,0 +1,342 @@
+"""The search of RNNG against enumeration and against the authors' procedure, one hypothesis at a time."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hf_synlm import RNNGForCausalLM
+from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.models.rnng.fast_track import Continuations, FastTrackSearch, SetAside
+from hf_synlm.models.rnng.stack_machine import Phase
+from tests.helpers.search_models import INSIDE, assert_same, hypotheses, padded
+from tests.helpers.search_models import rnng as make_model
+from tests.reference.rnng_search import Grammar, log_sum_exp
+
+SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
+NORMALIZATIONS = ("search", "train")
+WIDE = 5000
+
+
+def parse(model: RNNGForCausalLM, ids: list[int] | torch.Tensor, width: int | None = None, **options: Any) -> Any:
+    """All trees of the beam; `width` sets both beams."""
+    ids = torch.tensor([ids]) if isinstance(ids, list) else ids
+    if width is not None:
+        options = {"num_beams": width, "action_beam_size": width, **options}
+    return model.parse(ids, **{"num_return_sequences": options.get("num_beams", 1), **options})
+
+
+# --------------------------------------------------------------------------------------------------------- enumeration
+def check_exact(model: RNNGForCausalLM, tokens: list[int], normalization: str, ends: list[bool] | None = None) -> None:
+    """n-best list, prefix marginals and next-word distributions with beams that hold everything."""
+    grammar = Grammar(model, tokens, ends, normalization)
+    prefixes = [grammar.prefixes(count) for count in range(len(tokens) + 1)]
+    options = {} if ends is None else {"word_ends": torch.tensor([ends])}
+    output = parse(model, tokens, WIDE, normalization=normalization, stepwise=True, **options)
+    assert_same(hypotheses(output), grammar.derivations(prefixes[-1]))
+    marginals = [log_sum_exp([score for score, _ in states]) for states in prefixes]
+    assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals[1:], abs=1e-4)
+    expected = torch.stack([grammar.next_word(states) for states in prefixes]).float()
+    stepwise = expected[:-1].gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+    assert torch.allclose(output.stepwise_log_probs[0], stepwise, atol=1e-4)
+    wide = copy.deepcopy(model)
+    wide.config.scoring_num_beams = wide.config.action_beam_size = WIDE
+    wide.config.normalization = normalization
+    logits = wide(torch.tensor([tokens]), **options).logits[0]
+    assert torch.allclose(logits.exp(), expected[1:].exp(), atol=1e-5)
+    assert torch.allclose(logits.exp().sum(-1), torch.ones(len(tokens)), atol=1e-5)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_full_beams_are_exact(system: str, composition: str, normalization: str) -> None:
+    """Two words: trees, scores, prefix probabilities and next-word probabilities equal the enumeration."""
+    check_exact(make_model(system, composition), [3, 7], normalization)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_full_beams_are_exact_for_three_words(system: str) -> None:
+    """With one label less and one nonterminal in a row, so that all trees can be listed."""
+    model = make_model(
+        system, nonterminals=["S"], max_consecutive_nonterminals=2 if system == "top_down" else 1, seed=3
+    )
+    check_exact(model, [3, 7, 3], "search")
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_full_beams_are_exact_for_one_word(system: str) -> None:
+    """A sentence of one word; the in-order system has a tree without any constituent."""
+    model = make_model(system, max_consecutive_nonterminals=3)
+    check_exact(model, [3], "search")
+    trees = {actions for _, actions in hypotheses(parse(model, [3], WIDE))}
+    assert ((1, 3) in trees) == (system == "in_order")
+
+
+@pytest.mark.parametrize(("given", "normalization"), [(True, "search"), (False, "train")])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_full_beams_are_exact_for_word_pieces(system: str, composition: str, given: bool, normalization: str) -> None:
+    """Nothing but SHIFT inside a word, whether its edges are given or known by the ids of the pieces."""
+    if given:
+        ends = [False, True, True] if system == "top_down" else [False, True]
+        check_exact(make_model(system, composition), [3, 7, 4][: len(ends)], normalization, ends)
+    else:
+        tokens = [INSIDE[0], 7, 4] if system == "top_down" else [INSIDE[0], 7]
+        check_exact(make_model(system, composition, subwords=True), tokens, normalization)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_the_end_of_the_text_ends_a_word(system: str) -> None:
+    """A text that stops inside a word has trees, and the word its pieces."""
+    model = make_model(system, subwords=True)
+    check_exact(model, [3, INSIDE[0]], "search")
+    given = parse(make_model(system), [3, 4], WIDE, word_ends=torch.tensor([[True, False]]))
+    plain = parse(make_model(system), [3, 4], WIDE)
+    assert_same(hypotheses(given), hypotheses(plain))
+
+
+# ----------------------------------------------------------------------------------------------- the authors' procedure
+SETTINGS = [(1, 1, 0), (1, 1, 1), (1, 4, 1), (3, 3, 0), (2, 6, 0), (2, 6, 1), (3, 8, 2), (4, 5, 3), (5, 20, 1)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_selection_is_that_of_the_authors(system: str, setting: tuple[int, int, int]) -> None:
+    """Final beam and prefix marginals of random models equal the procedure on Python lists."""
+    num_beams, size, track = setting
+    options = {"num_beams": num_beams, "action_beam_size": size, "fast_track_size": track}
+    for seed in range(2):
+        model = make_model(system, seed=seed, max_open_nonterminals=5, max_consecutive_nonterminals=3)
+        tokens = torch.randint(1, 12, (4 - seed,)).tolist()
+        normalization = NORMALIZATIONS[seed % 2]
+        beam, marginals = Grammar(model, tokens, None, normalization).search(*setting)
+        output = parse(model, tokens, **options, normalization=normalization)
+        assert len(hypotheses(output)) == len(beam)
+        if beam:
+            assert_same(hypotheses(output), beam)
+        found = output.token_log_probs[0].cumsum(0).tolist()
+        assert found == pytest.approx(marginals, abs=1e-4)
+
+
+@pytest.mark.parametrize(("size", "track", "most"), [(8, 1, 13), (8, 2, 16), (3, 0, 3)])
+def test_a_word_sets_aside_no_more_than_the_authors_do(size: int, track: int, most: int) -> None:
+    search = make_model().word_search(size, action_beam_size=size, fast_track_size=track)
+    scores = -torch.arange(size).float()[None]
+    reached = Continuations(scores, *[torch.zeros(1, size, dtype=torch.long)] * 3)
+    aside = SetAside(search.begin(1, scores.device), size)
+    aside.total = torch.tensor([[most - 2]])
+    moves = torch.full_like(scores, -math.inf)
+    assert not search._is_over(aside, moves + math.inf, Phase.CONTINUE, None).item()
+    search._set_aside(aside, reached, size, moves)
+    assert aside.total.item() == most and search._is_over(aside, moves, Phase.CONTINUE, None).item()
+    kept = aside.best[True]
+    assert kept[kept > -math.inf].tolist() == [0.0, -1.0]  # the best of the step
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_selection_with_word_pieces(system: str) -> None:
+    """The same inside words of several pieces, with attention composition."""
+    model = make_model(system, "attention", subwords=True, seed=5)
+    tokens = [INSIDE[1], INSIDE[0], 3, 4, INSIDE[2], 8]
+    beam, marginals = Grammar(model, tokens).search(3, 7, 1)
+    output = parse(model, tokens, num_beams=3, action_beam_size=7, fast_track_size=1)
+    assert_same(hypotheses(output), beam)
+    assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
+
+
+def never_early(self: FastTrackSearch, reached: Any, live: torch.Tensor, *args: Any) -> torch.Tensor:
+    """Go on until as many hypotheses are set aside as the authors want."""
+    return torch.zeros_like(live[:, :1], dtype=torch.bool)
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_early_stop_changes_nothing(system: str, composition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word that ends as soon as nothing better can come gives the same beam as one that goes on."""
+    model = make_model(system, composition, max_consecutive_nonterminals=None, max_open_nonterminals=20)
+    ids, mask = padded([torch.randint(1, 12, (length,)).tolist() for length in (8, 5, 2)], left=False)
+    options = {"num_beams": 3, "action_beam_size": 24, "stepwise": True, "attention_mask": mask}
+    found = parse(model, ids, **options)
+    generated = model.generate(ids[:, :2], max_new_tokens=4, num_beams=3, action_beam_size=24, eos_token_id=0)
+    monkeypatch.setattr(FastTrackSearch, "_is_decided", never_early)
+    expected = parse(model, ids, **options)
+    for row in range(3):
+        assert_same(hypotheses(found, row), hypotheses(expected, row), 1e-5)
+    for name in ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth"):
+        assert torch.allclose(getattr(found, name), getattr(expected, name), atol=1e-5), name
+    again = model.generate(ids[:, :2], max_new_tokens=4, num_beams=3, action_beam_size=24, eos_token_id=0)
+    assert torch.equal(generated, again)
+
+
+# ------------------------------------------------------------------------------------------- batches, prefixes, caches
+
+
+# ----------------------------------------------------------------------------------------------- trees and their scores
+@pytest.mark.parametrize("subwords", [False, True])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_trees_are_those_of_the_actions(system: str, composition: str, subwords: bool) -> None:
+    """Spans and labels are what the transition system reads from the actions; "train" scores are `joint_log_prob`."""
+    model = make_model(system, composition, subwords=subwords, max_consecutive_nonterminals=3)
+    rows = [[3, 7, 2, 4, 9], [8], [INSIDE[0], INSIDE[1], 4]]
+    ids, mask = padded(rows, left=True)
+    output = parse(model, ids, num_beams=5, attention_mask=mask, normalization="train")
+    rules = TransitionSystem(system, 2)
+    for row, tokens in enumerate(rows):
+        offset, ends = output.offsets[row], Grammar(model, tokens).word_ends
+        for rank, (score, actions) in enumerate(hypotheses(output, row)):
+            spans = [(label, i + offset, j + offset) for label, i, j in rules.actions_to_spans(actions, ends)]
+            assert output.spans[row][rank] == [(i, j) for _, i, j in spans]
+            assert output.labels[row][rank] == [model.config.nonterminals[label] for label, _, _ in spans]
+            given = model(torch.tensor([tokens]), actions=torch.tensor([actions]))
+            assert score == pytest.approx(float(given.joint_log_prob), abs=1e-4)
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_long_sentences(system: str, composition: str) -> None:
+    """40 words: finite, the same in a batch, and under "train" the score of the given tree."""
+    model = make_model(system, composition, max_consecutive_nonterminals=None, max_open_nonterminals=100, seed=1)
+    long, short = torch.randint(1, 12, (40,)).tolist(), [3, 4]
+    ids, mask = padded([short, long], left=False)
+    options = {"num_beams": 3, "action_beam_size": 12, "normalization": "train"}
+    output = parse(model, ids, attention_mask=mask, **options)
+    single = parse(model, long, **options)
+    assert torch.isfinite(output.token_log_probs).all()
+    assert_same(hypotheses(output, 1), hypotheses(single), 1e-3)
+    assert_same(hypotheses(output, 0), hypotheses(parse(model, short, **options)))
+    for score, actions in hypotheses(single):
+        joint = model(torch.tensor([long]), actions=torch.tensor([actions])).joint_log_prob
+        assert score == pytest.approx(float(joint), abs=2e-3)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_search_scores_exceed_training_scores(system: str) -> None:
+    """Renormalizing over legal actions only adds probability."""
+    model = make_model(system)
+    for score, actions in hypotheses(parse(model, [3, 4, 9], num_beams=4)):
+        joint = model(torch.tensor([[3, 4, 9]]), actions=torch.tensor([actions])).joint_log_prob
+        assert score > float(joint)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_limits_hold(system: str) -> None:
+    """No tree of the beam opens more nonterminals, in a row or at once, than it may."""
+    model = make_model(system, max_open_nonterminals=2, max_consecutive_nonterminals=1)
+    found = hypotheses(parse(model, [3, 4, 9], 400))
+    grammar = Grammar(model, [3, 4, 9])
+    assert found
+    for _, actions in found:
+        counts = [grammar.counters(actions[:place]) for place in range(len(actions) + 1)]
+        assert max(c.open for c in counts) <= 2 + (system == "in_order")
+        assert all(
+            action
+            in grammar.legal(actions[:place], "a word follows" if counts[place].tokens < 3 else "the text is over")
+            for place, action in enumerate(actions)
+        )
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_particle_filter(system: str) -> None:
+    """Very many particles keep everything; few keep trees that are scored as in the beam; batches change nothing."""
+    model = make_model(system)
+    tokens = [3, 7]
+    grammar = Grammar(model, tokens)
+    expected = {actions: score for score, actions in grammar.derivations()}
+    many = model.parse(torch.tensor([tokens]), method="particle", num_particles=2000, num_return_sequences=10)
+    assert [s for s, _ in hypotheses(many)] == pytest.approx(sorted(expected.values(), reverse=True)[:10], abs=1e-4)
+    few = model.parse(torch.tensor([tokens]), method="particle", num_particles=20, num_return_sequences=5)
+    for score, actions in hypotheses(few):
+        assert score == pytest.approx(expected[actions], abs=1e-4)
+    rows = [[3, 7, 4, 1], [9], [5, 5]]
+    ids, mask = padded(rows, left=True)
+    batch = model.parse(ids, mask, method="particle", num_particles=50, num_return_sequences=5)
+    for row, single in enumerate(rows):
+        alone = model.parse(torch.tensor([single]), method="particle", num_particles=50, num_return_sequences=5)
+        assert_same(hypotheses(batch, row), hypotheses(alone))
+        columns = mask[row].bool()
+        assert torch.allclose(batch.token_log_probs[row][columns], alone.token_log_probs[0], atol=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------- other inputs
+
+
+def test_wrong_inputs_are_refused() -> None:
+    """Messages name the value and the remedy."""
+    model = make_model()
+    ids = torch.tensor([[3, 4, 9]])
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"action_beam_size": 2.5}, "action_beam_size=2.5"),
+        ({"num_beams": 4, "action_beam_size": 3}, "action_beam_size=3 is smaller than num_beams=4"),
+        ({"fast_track_size": -1}, "fast_track_size=-1"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences=3"),
+        *(({"num_return_sequences": number}, f"num_return_sequences={number}") for number in (0, 1.5, True)),
+        *(({"normalization": name}, f"normalization '{name}'") for name in ("none", "")),
+        ({"method": "chart"}, "method 'chart'"),
+        ({"num_particles": 4}, "num_particles=4"),
+        ({"method": "particle", "num_beams": 3}, "num_particles"),
+        ({"method": "particle", "stepwise": True}, "stepwise"),
+        ({"method": "particle", "num_particles": 0}, "num_particles=0"),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            model.parse(ids, **options)
+
+
+# ------------------------------------------------------------------------------------------------- known corner cases
+def test_a_begin_token_inside_a_text_is_a_word_in_every_split() -> None:
+    """Only at the beginning of a text does the begin token stand for it."""
+    model = make_model(bos_token_id=2)
+    ids = torch.tensor([[5, 7, 2, 8, 9]])
+    whole = model(ids).logits
+    first = model(ids[:, :2], use_cache=True)
+    second = model(ids[:, 2:], past_key_values=first.past_key_values)
+    assert torch.allclose(torch.cat([first.logits, second.logits], 1), whole, atol=1e-5)
+
+
+def test_word_ends_may_be_given_for_a_part_only() -> None:
+    """For the rest counts what the model knows of its pieces."""
+    model = make_model(subwords=True)
+    ids = torch.tensor([[INSIDE[0], 4, INSIDE[1], 5, 6]])
+    ends = model.model.word_ends_of(ids)
+    whole = model(ids).logits
+    first = model(ids[:, :2], word_ends=ends[:, :2], use_cache=True)
+    second = model(ids[:, 2:], past_key_values=first.past_key_values)
+    assert torch.allclose(torch.cat([first.logits, second.logits], 1), whole, atol=1e-5)
+
+
+def test_brackets_of_pieces_name_words() -> None:
+    """What the model knows of its pieces is in the output, too."""
+    output = make_model(subwords=True).parse(torch.tensor([[INSIDE[0], 4, 5]]))
+    assert output.word_ends == [[2, 3]]
+    text = output.brackets(["ab", "c"])
+    assert text.replace("(", " ( ").replace(")", " ) ").split()[-1] == ")" and " ab" in text and " c)" in text
+
+
+def test_narrow_action_beams_narrow_the_word_beam() -> None:
+    """Nobody who asks for a narrow action beam has to ask for a word beam that fits."""
+    model, ids = make_model(), torch.tensor([[3, 4]])
+    narrow = model.parse(ids, action_beam_size=3)
+    assert torch.equal(narrow.log_probs, model.parse(ids, num_beams=3, action_beam_size=3).log_probs)
+    for mode in ("joint", "marginal"):
+        assert model.generate(ids, action_beam_size=3, structure_mode=mode, max_new_tokens=2).shape[1] >= 2
+
+
+def test_large_vocabularies_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of word scores are cut; nothing depends on where."""
+    model, ids = make_model(), torch.tensor([[3, 4, 5]])
+    options = {"max_new_tokens": 3, "num_beams": 3, "eos_token_id": 0, "return_dict_in_generate": True}
+    expected = model(ids).logits, model.generate(ids, **options)
+    monkeypatch.setattr("hf_synlm.models.rnng.fast_track_generation._TABLE_ELEMENTS", 30)
+    assert torch.allclose(model(ids).logits, expected[0], atol=1e-6)
+    found = model.generate(ids, **options)
+    assert torch.equal(found.sequences, expected[1].sequences)
+    assert torch.allclose(found.sequences_scores, expected[1].sequences_scores, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_tokens", "longest"), [(5, 100), (30, 150)])
+def test_length_of_a_derivation_is_bounded(num_tokens: int, longest: int) -> None:
+    """At the end of a sentence an in-order model that always opens a constituent stops at the authors' length."""
+    model = make_model("in_order", max_consecutive_nonterminals=1000, nonterminals=["S"])
+    with torch.no_grad():
+        model.action_head.bias[model.config.first_nonterminal] += 50.0
+    actions = model.parse(torch.full((1, num_tokens), 3), num_beams=1, action_beam_size=2).actions
+    assert longest - 8 < int((actions > 0).sum()) <= longest

@@ -1,0 +1,102 @@
+"""`torch.compile` and `torch.export` of what scores texts: the same numbers, or an error that says why not.
+
+Searches, charts and recurrences with loops of their own run outside of compiled graphs. A recurrence is unrolled when
+it is exported, so that an exported recurrent model reads texts of one shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.core.test_hidden_states import batch, build
+
+RECURRENT = ("on_lstm", "prpn", "palm", "awd_lstm", "lstm")
+UNROLLED = ("on_lstm", "prpn")  # operation by operation
+
+
+class Scores(nn.Module):
+    """A function of token ids alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids).logits
+
+
+class Layers(nn.Module):
+    """The Transformer layers of GPST as a function of their inputs."""
+
+    def __init__(self, layers: Any) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs_embeds=inputs, use_cache=False).last_hidden_state
+
+
+def ids_of(name: str) -> Tensor:
+    return batch(name)["input_ids"][:1, :3]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", ["gpst", "rnng", "lstm"])
+def test_compiled_scores_are_the_same(name: str) -> None:
+    """Without gradients, as in scoring; `test_recurrent_models` compares losses and gradients of the others."""
+    model, ids = build(name), ids_of(name)
+    compiled = torch.compile(Scores(model), backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(ids), model(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in UNROLLED else []) for name in RECURRENT]
+)
+def test_recurrent_models_are_exported_for_one_shape(name: str, tmp_path: Any) -> None:
+    model, ids = build(name).requires_grad_(False), ids_of(name)
+    with torch.no_grad():  # or the graph has regions that cannot be saved
+        exported = torch.export.export(Scores(model), (ids,), strict=False)
+    torch.export.save(exported, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    for other in (ids, ids.flip(1)):
+        expected = model(input_ids=other).logits
+        torch.testing.assert_close(loaded(other), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpst", "rnng"])
+def test_a_search_cannot_be_exported(name: str) -> None:
+    with pytest.raises(ValueError, match="come from a search whose steps depend on the text.*Export layers"):
+        torch.export.export(Scores(build(name).requires_grad_(False)), (ids_of(name),), strict=False)
+
+
+def test_layers_of_gpst_are_one_graph_of_any_length() -> None:
+    """Those of types, of which there is one here, stand for those of tokens: they are of the same class."""
+    model = build("gpst").requires_grad_(False)
+    assert type(model.model.type_layers) is type(model.model.token_layers)
+    layers = Layers(model.model.type_layers)
+    width = model.config.hidden_size
+    length = torch.export.Dim("length", min=2, max=64)
+    shapes = {"inputs": {1: length}}
+    exported = torch.export.export(layers, (torch.randn(2, 6, width),), dynamic_shapes=shapes, strict=False).module()
+    compiled = torch.compile(layers, backend="aot_eager", fullgraph=True, dynamic=True)
+    for slots in (3, 11):
+        inputs = torch.randn(2, slots, width)
+        torch.testing.assert_close(exported(inputs), layers(inputs))
+        torch.testing.assert_close(compiled(inputs), layers(inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpst", "palm"])
+def test_compiled_by_inductor(name: str) -> None:
+    model, ids = build(name), ids_of(name)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(Scores(model))(ids), model(input_ids=ids).logits, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,582 @@
+"""Tree LM: the authors' numbers, the walk with a stack, exact sums over derivations, and the contract of a model."""
+
+import functools
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from hf_synlm import TreeLMConfig, TreeLMForCausalLM, TreeLMForSequenceClassification, TreeLMModel
+from hf_synlm.data.gold_trees import binary_constituents, encode_trees, label_inventory
+from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.generation import generate_texts
+from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+from hf_synlm.hub.card import fill_card
+from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine
+from hf_synlm.models.tree_lm.linearization import linearize
+from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine
+from hf_synlm.search.tree_attention import RelativeTerm, tree_attention
+from tests.models.rnng.test_rnng_derivations import batch_of, draw
+from tests.reference.rnng_search import Grammar, log_sum_exp
+from tests.reference.tree_lm import log_probs, positions
+
+GOLDENS = Path(__file__).parents[2] / "goldens" / "tree_lm"
+TINY = {
+    "vocab_size": 19,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "nonterminals": ["NP", "S", "VP"],
+    "scoring_num_beams": 4,
+    "action_beam_size": 12,
+    "dropout": 0.0,
+}
+# Causal attention over labels after words, too, and two decoders of transformers.
+BOTTOM_UP = ("binary", "no_opening")
+STRUCTURES = ("causal", "stack_compose", *BOTTOM_UP, "gpt2", "qwen3")
+LENGTHS = [7, 1, 4, 10, 2]
+TOLERANCE = {"rtol": 0, "atol": 1e-5}
+
+
+def decoder_config(kind):
+    sizes = {"vocab_size": TINY["vocab_size"], "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "intermediate_size": 24, "head_dim": 8, "sliding_window": None, "ffn_dim": 24}
+    more |= {"word_embed_proj_dim": 16, "tie_word_embeddings": kind != "llama", "bos_token_id": 0, "eos_token_id": 1}
+    return CONFIG_MAPPING[kind](**sizes, **more)
+
+
+def tiny(cls=TreeLMForCausalLM, **overrides):
+    torch.manual_seed(0)
+    if overrides.get("structure_attention") in BOTTOM_UP:
+        overrides["linearization"] = overrides.pop("structure_attention")
+        overrides["eos_token_id"] = 1
+    elif overrides.get("structure_attention") in CONFIG_MAPPING:
+        config = decoder_config(overrides.pop("structure_attention"))
+        for name in ("hidden", "attention", "embd", "resid", "attn"):
+            setattr(config, f"{name}_pdrop", 0.0)
+        overrides["backbone_config"] = config
+    model = cls(TreeLMConfig(**{**TINY, **overrides}))
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def batch(lengths=LENGTHS, pieces=False, left=False, structure="causal"):
+    values = batch_of(draw(structure if structure in BOTTOM_UP else "top_down", lengths, pieces, seed=1), left)
+    values["input_ids"] += values["input_ids"] == 1  # the end token
+    return values if pieces else {name: value for name, value in values.items() if name != "word_ends"}
+
+
+@pytest.fixture(params=STRUCTURES)
+def structure(request):
+    return request.param
+
+
+# --------------------------------------------------------------------------------------------- the authors' numbers
+def meta_of(case):
+    return json.loads((GOLDENS / case / "meta.json").read_text())
+
+
+def derivation(text, meta):
+    """Actions and words of a linearized tree of the authors."""
+    actions, words = [], []
+    for token in text.split()[1:]:
+        if token[0] == "(":
+            actions.append(3 + meta["labels"].index(token[1:]))
+        elif token[-1] == ")":
+            actions.append(2)
+        else:
+            actions.append(1)
+            words.append(meta["first_word"] + int(token[1:]))
+    return torch.tensor([actions]), torch.tensor([words])
+
+
+def config_of(meta, **more):
+    return TreeLMConfig(
+        vocab_size=meta["first_opening"], nonterminals=meta["labels"], pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        structure_attention="causal" if meta["rule"] == "txl" else "stack_compose", **more,
+    )  # fmt: skip
+
+
+@functools.cache
+def names_of(num_layers):
+    """The authors' names of parameters -> ours; weights of layers are transposed."""
+    names = {}
+    for number in range(num_layers):
+        theirs, ours = f"core/h{number}", f"model.layers.{number}"
+        names |= {
+            **{f"{theirs}_attn/{x}/w": f"{ours}.attention.{x[0]}_proj.weight" for x in ("query", "key", "value")},
+            f"{theirs}_attn/relative_keys/w": f"{ours}.attention.relative_proj.weight",
+            f"{theirs}_attn/r_w_bias": f"{ours}.attention.content_bias",
+            f"{theirs}_attn/r_r_bias": f"{ours}.attention.position_bias",
+            f"{theirs}_attn/linear/w": f"{ours}.attention.o_proj.weight",
+            f"{theirs}_attn/linear/b": f"{ours}.attention.o_proj.bias",
+            f"{theirs}_mlp/linear/w": f"{ours}.up_proj.weight",
+            f"{theirs}_mlp/linear/b": f"{ours}.up_proj.bias",
+            f"{theirs}_mlp/linear_1/w": f"{ours}.down_proj.weight",
+            f"{theirs}_mlp/linear_1/b": f"{ours}.down_proj.bias",
+        }
+        for norm, ours_norm in (("ln1", "attention_norm"), ("ln2", "feed_forward_norm")):
+            names[f"{theirs}_{norm}/scale"] = f"{ours}.{ours_norm}.weight"
+            names[f"{theirs}_{norm}/offset"] = f"{ours}.{ours_norm}.bias"
+    return names
+
+
+def renamed(state, config):
+    """Tensors of the authors by our names."""
+    names, found = names_of(config.num_hidden_layers), {}
+    for name, value in state.items():
+        name = name.removeprefix("lm/~/")
+        if name in names:
+            found[names[name]] = value.T if name.endswith("/w") else value
+            continue
+        where = {
+            "embedding_layer/input_embedding": ("model.embed_tokens.weight", "model.embed_labels.weight"),
+            "embedding_layer/output_weights": ("lm_head.weight", "label_head.weight"),
+            "embedding_layer/bias": ("lm_head.bias", "label_head.bias"),
+        }[name]
+        value = value.T if "output_weights" in name else value
+        found |= dict(zip(where, value.split([config.vocab_size, len(value) - config.vocab_size]), strict=True))
+    return found
+
+
+def golden_model(case, **more):
+    meta = meta_of(case)
+    sizes = meta["model"]
+    config = config_of(
+        meta, hidden_size=sizes["d_model"], num_hidden_layers=sizes["num_layers"], dropout=0.0,
+        num_attention_heads=sizes["num_heads"], intermediate_size=sizes["ffw_hidden_size"], loss_normalization="sum",
+        tie_word_embeddings=sizes["tied_input_output_embeddings"],
+        max_relative_position=sizes.get("max_relative_position") or 62, **more,
+    )  # fmt: skip
+    model = TreeLMForCausalLM(config).eval()
+    state = renamed(load_file(GOLDENS / case / "state.safetensors"), config)
+    missing = model.load_state_dict(state, strict=False)
+    tied = [] if not config.tie_word_embeddings else ["lm_head.weight", "label_head.weight"]
+    assert missing.missing_keys == tied and not missing.unexpected_keys
+    model.tie_weights()
+    return model, meta
+
+
+@pytest.mark.parametrize("case", [case.name for case in GOLDENS.glob("mask_*")])
+def test_masks_and_positions_of_the_authors(case):
+    meta, io = meta_of(case), load_file(GOLDENS / case / "io.safetensors")
+    actions, words = derivation(meta["text"], meta)
+    plan = linearize(actions, words, config_of(meta, min_relative_position=-20))
+    size = plan.tokens.shape[1]
+    assert plan.tokens[0].tolist() == io["inputs"][0, :size].tolist() and not io["inputs"][0, size:].any()
+    seen = io["attention_mask"][0, :size, :size].bool()
+    assert torch.equal(plan.mask[0], seen)
+    relative = io["relative_position"][0, :size, -io["inputs"].shape[1] :][:, :size]
+    assert torch.equal((plan.relative[0] - 20)[seen], relative[seen].long())
+
+
+@pytest.mark.parametrize("case", ["tg_random_L2", "tg_clipped_untied_L2", "tg_trained_L2", "txl_trees_random_L2"])
+def test_numbers_of_the_authors(case):
+    """Log-probabilities, loss and gradients. Of the causal case two pieces: its memory is as long as one."""
+    model, meta = golden_model(case)
+    io = load_file(GOLDENS / case / "io.safetensors")
+    whole = model.config.structure_attention == "stack_compose"
+    pieces, loss = io["inputs"].shape[0], torch.zeros(())
+    for row, text in enumerate(meta["texts"]):
+        actions, words = derivation(text, meta)
+        output = model(words, actions=actions, output_logits=True)
+        loss = loss + output.loss
+        states = model.model(words, actions=actions).action_hidden_state
+        found = torch.cat([model.lm_head(states), model.label_head(states)], -1).log_softmax(-1)[0]
+        labels = torch.cat([io["labels"][piece, row] for piece in range(pieces) if io["seq_idx"][piece, row] >= 0])
+        expected = torch.cat([io["log_probs"][piece, row] for piece in range(pieces) if io["seq_idx"][piece, row] >= 0])
+        predicted = labels > 0
+        count = len(found) if whole else min(len(found), 2 * io["inputs"].shape[2])
+        torch.testing.assert_close(found[:count], expected[predicted][:count], **TOLERANCE)
+        if whole:
+            torch.testing.assert_close(output.joint_log_prob[0], io["sequence_log_prob"][row], rtol=1e-6, atol=1e-5)
+    if not whole:
+        return
+    torch.testing.assert_close(loss.detach(), io["loss_sum"][0], rtol=1e-6, atol=1e-5)
+    loss.backward()
+    for name, value in renamed(load_file(GOLDENS / case / "grads.safetensors"), model.config).items():
+        own = model.get_parameter(name).grad
+        torch.testing.assert_close(own, value, rtol=0, atol=1e-5 * max(1.0, float(value.abs().max())))
+
+
+class _FewLabels(TreeLMStackMachine):
+    """NP and S may open."""
+
+    def legal_actions(self, *args, **kwargs):
+        legal = super().legal_actions(*args, **kwargs)
+        legal[..., [3, 5, 7]] = False
+        return legal
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_search_of_the_prototype(number):
+    """Prefix probabilities of beams, and exact ones; the words are all ids but the four special ones."""
+    case = json.loads((GOLDENS / "tg_trained_L2" / "search.json").read_text())["cases"][number]
+    model, meta = golden_model("tg_trained_L2", max_consecutive_nonterminals=case["max_consecutive_openings"])
+    model.stack_machine_class = _FewLabels
+    if case["renormalize"]:
+        model.lm_head.bias.data[: meta["first_word"]] = -1e4
+    width = case["action_beam_size"] or 1000
+    output = model.parse(
+        torch.tensor([[meta["first_word"] + word for word in case["words"]]]),
+        num_beams=case["num_beams"] or width, action_beam_size=width, fast_track_size=case["fast_track_size"],
+        normalization="search" if case["renormalize"] else "train",
+    )  # fmt: skip
+    found = [*output.token_log_probs[0].cumsum(0).tolist(), float(output.text_log_probs)]
+    assert found == pytest.approx(case["log_marginals"], abs=1e-4)
+
+
+def test_proposal_trees_of_the_authors():
+    model, meta = golden_model("tg_trained_L2")
+    proposals = json.loads((GOLDENS / "tg_trained_L2" / "proposals.json").read_text())
+    for text, expected in zip(proposals["trees"], proposals["log_joint"], strict=True):
+        actions, words = derivation(text, meta)
+        assert float(model(words, actions=actions).joint_log_prob) == pytest.approx(expected, abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------- slow and obvious
+def test_attention_is_the_sum_over_pairs():
+    torch.manual_seed(0)
+    query, key, value, other = (torch.randn(2, 3, size, 4, dtype=torch.double) for size in (5, 7, 7, 5))
+    tables = torch.randn(3, 6, 4, dtype=torch.double), torch.randn(1, 2, 4, dtype=torch.double)
+    mask, first, second = torch.rand(2, 5, 7) > 0.5, torch.randint(6, (2, 5, 7)), torch.randint(2, (2, 5, 7))
+    mask[..., 0] = True
+    terms = [RelativeTerm(other, tables[0], first), RelativeTerm(query, tables[1], second)]
+    found = tree_attention(query, key, value, mask, terms)
+    for b, h, t in itertools.product(range(2), range(3), range(5)):
+        sees = mask[b, t].nonzero()[:, 0]
+        scores = torch.stack([
+            query[b, h, t] @ key[b, h, s] + other[b, h, t] @ tables[0][h, first[b, t, s]]
+            + query[b, h, t] @ tables[1][0, second[b, t, s]]
+            for s in sees
+        ])  # fmt: skip
+        expected = (scores / 2).softmax(0) @ value[b, h, sees]
+        torch.testing.assert_close(found[b, h, t], expected)
+
+
+def test_the_walk_with_a_stack(structure):
+    """Random trees, unary chains and constituents in others of the same label included."""
+    model, values = tiny(structure_attention=structure), batch(left=True, structure=structure)
+    plan = model.model.lay_out(values["input_ids"], values["actions"], values["attention_mask"].bool(), None)
+    together = model(**values, output_logits=True)
+    for row, actions in enumerate(values["actions"]):
+        actions = [action for action in actions.tolist() if action]
+        words = values["input_ids"][row, values["attention_mask"][row].bool()].tolist()
+        expected = positions(actions, words, model.config)
+        assert plan.tokens[row, : len(expected)].tolist() == [position.token for position in expected]
+        for place, position in enumerate(expected):
+            assert plan.mask[row, place].nonzero()[:, 0].tolist() == position.sees
+        slow = log_probs(model, actions, words).detach()
+        gold = slow.gather(1, plan.targets[row, : len(actions), None]).sum()
+        torch.testing.assert_close(together.joint_log_prob[row], gold)
+        found = together.action_logits[row, : len(actions)].log_softmax(-1)
+        if structure in BOTTOM_UP:
+            torch.testing.assert_close(found[:, 3], slow[:, 1])
+            slow[:, 1] = -math.inf
+        torch.testing.assert_close(found[:, 1], slow[:, :19].logsumexp(1))
+        torch.testing.assert_close(found[:, model.config.first_nonterminal :], slow[:, 19:22])
+
+
+# -------------------------------------------------------------------------------------------------- exact sums
+@pytest.mark.parametrize("normalization", ["search", "train"])
+def test_search_is_the_sum_over_all_derivations(structure, normalization):
+    limits = {"max_open_nonterminals": 3, "max_consecutive_nonterminals": 2, "nonterminals": ["A", "B"]}
+    model = tiny(structure_attention=structure, vocab_size=6, normalization=normalization, **limits)
+    words = {"binary": [3, 5, 2, 4], "no_opening": [3, 5, 2]}.get(structure, [3, 5])
+    if structure == "no_opening":
+        model.config.max_open_nonterminals = 2
+    grammar = Grammar(model, words, normalization=normalization)
+    ids = torch.tensor([words])
+    wide = {"num_beams": 600, "action_beam_size": 600}
+    output = model.parse(ids, **wide, num_return_sequences=600)
+    exact = grammar.derivations()
+    found = output.log_probs[0][output.log_probs[0].isfinite()]
+    torch.testing.assert_close(found, torch.tensor([score for score, _ in exact]), rtol=1e-4, atol=1e-4)
+    assert tuple(a for a in output.actions[0, 0].tolist() if a) == exact[0][1]
+    prefixes = [grammar.prefixes(count + 1) for count in range(len(words))]
+    marginals = [log_sum_exp([score for score, _ in states]) for states in prefixes]
+    assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
+    assert float(output.text_log_probs) == pytest.approx(log_sum_exp([score for score, _ in exact]), abs=1e-4)
+    model.config.scoring_num_beams = model.config.action_beam_size = 600
+    logits = model(ids).logits[0]
+    torch.testing.assert_close(logits.logsumexp(1), torch.zeros(len(words)), rtol=0, atol=1e-5)
+    for found, states in zip(logits.double(), prefixes, strict=True):
+        torch.testing.assert_close(found, grammar.next_word(states), rtol=1e-4, atol=1e-4)
+
+
+def test_logits_are_causal_and_cached(structure):
+    model = tiny(structure_attention=structure)
+    ids = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+    whole = model(ids, use_cache=True)
+    changed = ids.clone()
+    changed[:, 3:] = 12
+    torch.testing.assert_close(model(changed).logits[:, :3], whole.logits[:, :3])
+    first = model(ids[:, :2], use_cache=True)
+    rest = model(ids[:, 2:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole.logits)
+
+
+# ------------------------------------------------------------------------------------------------------ the contract
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_and_batching_change_nothing(structure, left):
+    model = tiny(structure_attention=structure, subwords=True)
+    values = batch(pieces=True, left=left, structure=structure)
+    together, states = model(**values, output_logits=True), model.model(**values)
+    for row in range(len(LENGTHS)):
+        kept, taken = values["attention_mask"][row].bool(), values["actions"][row] != 0
+        own = {
+            "input_ids": values["input_ids"][row, kept][None],
+            "actions": values["actions"][row, taken][None],
+            "word_ends": values["word_ends"][row, kept][None],
+        }
+        alone, alone_states = model(**own, output_logits=True), model.model(**own)
+        torch.testing.assert_close(together.joint_log_prob[row], alone.joint_log_prob[0])
+        torch.testing.assert_close(together.action_logits[row, taken], alone.action_logits[0])
+        torch.testing.assert_close(together.token_logits_given_tree[row, kept], alone.token_logits_given_tree[0])
+        torch.testing.assert_close(states.last_hidden_state[row, kept], alone_states.last_hidden_state[0])
+        torch.testing.assert_close(states.sentence_state[row], alone_states.sentence_state[0])
+
+
+@pytest.mark.parametrize("kind", ["action", "batch", "token", "sum"])
+def test_loss_is_the_joint_probability(structure, kind):
+    model, values = tiny(structure_attention=structure, loss_normalization=kind), batch(structure=structure)
+    output = model(**values)
+    counts = model.count_loss_items(**values)
+    total = -output.joint_log_prob.sum() / (counts["action"] if counts else 1)
+    torch.testing.assert_close(output.loss.detach(), total)
+    torch.testing.assert_close(sum(output.losses.values()), total)
+    labels = values["input_ids"].clone()
+    labels[:, 0] = -100
+    assert model(**values, labels=labels).loss < output.loss
+
+
+def test_parse_finds_what_forward_scores(structure):
+    model, values = tiny(structure_attention=structure), batch(structure=structure)
+    output = model.parse(values["input_ids"], values["attention_mask"], normalization="train")
+    scored = model(values["input_ids"], values["attention_mask"], actions=output.actions[:, 0])
+    torch.testing.assert_close(scored.joint_log_prob, output.log_probs[:, 0], rtol=1e-4, atol=1e-4)
+    classifier = tiny(TreeLMForSequenceClassification, structure_attention=structure)
+    assert classifier(values["input_ids"], values["attention_mask"]).logits.isfinite().all()
+    assert tiny(TreeLMModel, structure_attention=structure)(values["input_ids"]).last_hidden_state.isfinite().all()
+
+
+def test_vocabulary_grows(structure):
+    model, values = tiny(structure_attention=structure, subwords=True), batch(structure=structure)
+    before = model(**values, output_logits=True).action_logits
+    model.resize_token_embeddings(25)
+    assert model.lm_head.out_features == len(model.model.word_final) == 25 and model.model.word_final.all()
+    after = model(**values, output_logits=True).action_logits
+    torch.testing.assert_close(before[..., 3:], after[..., 3:])
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([3, 1, 2, 4, 1, 1, 2], "row 0.*position 3"),
+        ([3, 1, 1, 2], "token"),
+        ([1, 3, 1, 1, 2], "SHIFT needs"),
+        ([3, 1, 1, 99, 1, 2, 2], "action 99"),
+    ],
+)
+def test_bad_derivations_are_named(actions, message):
+    with pytest.raises(ValueError, match=message):
+        tiny()(torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([1, 1, 4, 1, 3, 4], "row 0.*position 4.*FINISH needs"),
+        ([1, 1, 4, 1, 4], "before the sentence is finished"),
+        ([1, 4, 1, 1, 4, 3], "position 1.*two elements"),
+        ([1, 1, 99, 1, 4, 3], "action 99"),
+        ([1, 1, 2, 1, 4, 3], "position 2.*closed by its label"),
+    ],
+)
+def test_bad_binary_trees_are_named(actions, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(structure_attention="binary")(torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([4, 1, 1, 1, 4, 3], "position 0.*there is none yet"),
+        ([1, 1, 1, 4, 1, 3], "SHIFT, but word_ends has only 3"),
+        ([1, 1, 4, 1, 3], "position 4.*FINISH needs the label"),
+        ([1, 1, 1, 4], "before the sentence is finished"),
+        ([1, 1, 2, 1, 4, 3], "position 2.*closed by its label"),
+    ],
+)
+def test_bad_strings_of_labels_are_named(actions, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(structure_attention="no_opening")(torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
+
+
+def test_strings_of_labels_have_no_trees():
+    model = tiny(structure_attention="no_opening", nonterminals=["A", "B"])
+    output = model.parse(torch.tensor([[5, 6, 7]]), num_return_sequences=2)
+    assert output.spans == [[[], []]] and output.labels == [[[], []]]
+    taken = [action for action in output.actions[0, 0].tolist() if action]
+    assert taken.count(1) == 3 and taken[-1] == 3 and taken[-2] >= 4
+    tokenizer = word_tokenizer([("a", "b")], min_count=1)
+    with pytest.raises(ValueError, match="there are no trees"):
+        parse_sentences(model, tokenizer, ["a b"])
+    (text,) = generate_texts(model, tokenizer, ["a b"], max_new_tokens=2)
+    assert text.tree.hypotheses == () and text.num_new_tokens <= 2
+    assert "parse(" not in fill_card(model.config, {"repo_id": "x"})
+
+
+def test_pieces_of_a_word_are_one_element():
+    """In the search as in given derivations: all trees over three words, the second of two pieces."""
+    model = tiny(structure_attention="binary", nonterminals=["A", "B"], subwords=True)
+    ids, ends = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[True, False, True, True]])
+    wide = {"num_beams": 50, "action_beam_size": 50, "num_return_sequences": 50}
+    output = model.parse(ids, word_ends=ends, normalization="train", **wide)
+    exact = Grammar(model, ids[0].tolist(), ends[0].tolist(), normalization="train").derivations()
+    found = output.log_probs[0][output.log_probs[0].isfinite()]
+    assert len(exact) == 2 * 4
+    torch.testing.assert_close(found, torch.tensor([score for score, _ in exact]), rtol=1e-4, atol=1e-4)
+    assert set(output.spans[0][0]) <= {(0, 4), (0, 3), (1, 4)}
+    scored = model(ids, actions=output.actions[0][:1], word_ends=ends)
+    torch.testing.assert_close(scored.joint_log_prob, found[:1])
+
+
+def test_trees_of_the_treebank_come_back():
+    """Binarized, encoded, and out of the search: chains and added nodes are gone, but constituents of one word, too."""
+    text = "(S (VP (NP (D the) (J old) (N dog)) (V barks) (A (R loudly)) (X (P at) (N it))))"
+    (tree,) = parse_treebank([text])
+    labels = label_inventory([tree], "binary")
+    assert labels == ("@", "NP", "S+VP", "X")
+    assert binary_constituents(tree.labeled_spans, 7)[-1] == ("S+VP", 0, 7)
+    assert binary_constituents([("NP", 0, 2), ("@", 0, 3)], 3) == [("NP", 0, 2), ("@", 0, 3)]
+    with pytest.raises(ValueError, match="'@' has a meaning in binary trees"):
+        binary_constituents([("@", 0, 2), ("S", 0, 3)], 3)
+    system = TransitionSystem("binary", len(labels))
+    (encoded,) = encode_trees([tree], word_tokenizer([tree.words], min_count=1), system, labels)
+    machine = BinaryTreeLMStackMachine(tiny(structure_attention="binary", nonterminals=list(labels)))
+    actions = encoded["actions"]
+    starts = [stack.start for stack in system.steps(actions)]
+    ends = list(itertools.accumulate(action == 1 for action in actions))
+    spans, found = machine._tree(actions, starts, ends)
+    assert list(zip(found, spans, strict=True)) == [
+        (label, (i, j)) for label, i, j in tree.labeled_spans if j - i > 1
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"linearization": "bottom_up"}, "bottom_up"),
+        ({"linearization": "binary", "structure_attention": "stack_compose"}, "after words need 'causal'"),
+        ({"linearization": "binary", "eos_token_id": None}, "an end token"),
+        ({"structure_attention": "tree"}, "tree"),
+        ({"hidden_size": 18, "num_attention_heads": 4}, "hidden_size 18"),
+        ({"min_relative_position": 1}, "leave out 0"),
+        ({"nonterminals": ["S", "S"]}, "distinct"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"backbone_config": {"model_type": "clip"}}, "'clip' has no"),
+        ({"backbone_config": {}}, "model_type None"),
+        ({"backbone_config": {"model_type": "gpt2"}, "structure_attention": "stack_compose"}, "leave backbone_config"),
+    ],
+)
+def test_bad_configurations_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TreeLMConfig(**{**TINY, **fields})
+
+
+# ------------------------------------------------------------------------------------------------------ backbones
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3", "mistral", "opt", "gpt_neox"])
+def test_a_decoder_of_transformers_is_the_backbone(kind, tmp_path):
+    torch.manual_seed(0)
+    decoder = AutoModelForCausalLM.from_config(decoder_config(kind)).eval()
+    for parameter in decoder.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    decoder.save_pretrained(tmp_path / "decoder")
+    model = TreeLMForCausalLM.from_backbone(tmp_path / "decoder", ["NP", "S"], scoring_num_beams=20)
+    ids = torch.tensor([[5, 6, 7]])
+    output = model.parse(ids, num_return_sequences=3, normalization="train")
+    # The same ids, labels included, through the decoder with the tables of both.
+    decoder.resize_token_embeddings(TINY["vocab_size"] + 4)
+    for table, parts in (
+        (decoder.get_output_embeddings(), (model.lm_head, model.label_head)),
+        (decoder.get_input_embeddings(), (model.model.embed_tokens, model.model.embed_labels)),
+    ):
+        table.weight.data = torch.cat([part.weight.data for part in parts])
+    for actions, found in zip(output.actions[0], output.log_probs[0], strict=True):
+        tokens = linearize(actions[actions != 0][None], ids, model.config).tokens
+        log_probs = decoder(tokens).logits.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])
+        torch.testing.assert_close(found, log_probs.sum(), rtol=1e-5, atol=1e-4)
+    model.save_pretrained(tmp_path / "tree_lm")
+    again = TreeLMForCausalLM.from_pretrained(tmp_path / "tree_lm")
+    torch.testing.assert_close(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        ("bert", {"is_decoder": True}, "'bert', not a decoder"),
+        ("mistral", {"sliding_window": 8}, "sliding_attention"),
+        ("mamba", {}, "linear_attention"),
+        ("bloom", {"n_head": 4}, "position_ids"),
+        ("cohere", {"logit_scale": 0.5}, "scales or caps"),
+    ],
+)
+def test_decoders_that_do_not_fit_are_refused(kind, more, message, tmp_path):
+    config = decoder_config(kind)
+    for name, value in more.items():
+        setattr(config, name, value)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        TreeLMForCausalLM.from_backbone(tmp_path, ["NP", "S"])
+
+
+def test_activations_of_a_backbone_are_checkpointed():
+    model, values = tiny(structure_attention="qwen3").train(), batch()
+    gradients = []
+    for enable in (lambda: None, model.gradient_checkpointing_enable):
+        enable()
+        model.zero_grad()
+        model(**values).loss.backward()
+        gradients.append(model.model.embed_tokens.weight.grad)
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(ValueError, match="does not support"):
+        tiny().gradient_checkpointing_enable()
+
+
+def test_a_backbone_has_only_so_many_positions():
+    config = decoder_config("gpt2")
+    config.n_positions = 12
+    model = TreeLMForCausalLM(TreeLMConfig(backbone_config=config, **TINY))
+    with pytest.raises(ValueError, match="13 positions or more, and the backbone 12"):
+        model.parse(torch.arange(2, 15)[None])
+
+
+def test_published_size():
+    with torch.device("meta"):
+        model = TreeLMForCausalLM(TreeLMConfig.from_preset("transformer-grammar"))
+    labels = 52 * (1024 + 1)
+    assert round((model.num_parameters() - labels) / 1e6, 1) == 251.9
+
+
+def test_it_learns_a_treebank(structure):
+    model, values = tiny(structure_attention=structure).train(), batch(structure=structure)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(30):
+        loss = model(**values).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -1,0 +1,200 @@
+"""URNNG: probabilities of given trees, search, and the numbers of the authors' program."""
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.integrations.neftune import neftune_post_forward_hook
+
+from hf_synlm import URNNGConfig, URNNGForCausalLM
+from hf_synlm.models.urnng.layers import BinaryTreeLSTM
+from hf_synlm.trees.actions import COMP, GEN
+from tests.reference.trees import actions_of, all_binary_trees
+from tests.training.test_inference_network import CASES, GOLDENS, load_network
+
+BOS = 2
+
+
+def tiny(**changes) -> URNNGForCausalLM:
+    """A model with random weights, in evaluation mode."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "hidden_size": 6, "num_layers": 2, "initializer_range": 0.9, "scoring_num_beams": 50}
+    return URNNGForCausalLM(URNNGConfig(**{**sizes, **changes})).eval()
+
+
+def batch() -> dict[str, Tensor]:
+    """Sentences of equal length with their trees."""
+    torch.manual_seed(0)
+    return {"input_ids": torch.randint(3, 11, (3, 4)), "actions": all_derivations(4)[:3]}
+
+
+def authors_model(case: str) -> tuple[URNNGForCausalLM, dict[str, Tensor], dict[str, Tensor], dict]:
+    """The model of a case, all weights of the authors, the tensors of the case, and its `meta.json`."""
+    _, state, meta = load_network(case)
+    config = URNNGConfig(
+        vocab_size=meta["vocab"], hidden_size=meta["h_dim"], num_layers=meta["num_layers"], bos_token_id=2,
+        eos_token_id=3, dropout=0.0,
+    )  # fmt: skip
+    model = URNNGForCausalLM(config)
+    model.load_state_dict(from_authors(state, config), strict=True)
+    return model, state, load_file(GOLDENS / case / "io.safetensors"), meta
+
+
+# Our weights -> the authors', but for the stack LSTM, whose gates and matrices are laid out in another way.
+AUTHORS_NAMES = {
+    "model.embed_tokens.weight": "emb.weight",
+    "model.composition.gates.weight": "tree_rnn.linear.weight",
+    "model.composition.gates.bias": "tree_rnn.linear.bias",
+    "action_head.weight": "action_mlp_p.1.weight",
+    "action_head.bias": "action_mlp_p.1.bias",
+    "lm_head.weight": "vocab_mlp.1.weight",
+    "lm_head.bias": "vocab_mlp.1.bias",
+}
+
+
+def from_authors(state: dict[str, Tensor], config: URNNGConfig) -> dict[str, Tensor]:
+    """Weights under our names."""
+    ours = {name: state[theirs] for name, theirs in AUTHORS_NAMES.items()}
+    for number in range(config.num_layers):
+        name = f"stack_rnn.linears.{number}."
+        i, f, o, g = torch.cat([state[f"{name}weight"], state[f"{name}bias"][:, None]], 1).chunk(4)
+        rows = torch.cat([i, f, g, o])
+        size = config.hidden_size
+        ours[f"model.stack_lstm.from_input.{number}.weight"] = rows[:, :size]
+        ours[f"model.stack_lstm.from_below.{number}.weight"] = rows[:, size:-1]
+        ours[f"model.stack_lstm.from_input.{number}.bias"] = rows[:, -1]
+    return {name: value.clone() for name, value in ours.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_probabilities_are_those_of_the_authors(case: str) -> None:
+    model, _, io, meta = authors_model(case)
+    for batch in meta["batches"]:
+        gold = {name.removeprefix(batch["prefix"]): value for name, value in io.items() if batch["prefix"] in name}
+        trees = gold["trees/actions"].long().flatten(0, 1)
+        words = gold["sents"][:, 1:].repeat_interleave(gold["trees/actions"].shape[1], 0)
+        output = model(words, actions=trees, action_weight=0.25)
+        own = F.logsigmoid(torch.stack([-gold["p/reduce_logit"], gold["p/reduce_logit"]], -1)).flatten(0, 1)
+        free = gold["p/action_mask"].flatten(0, 1).bool()
+        torch.testing.assert_close(output.action_logits[free], own[free], atol=1e-5, rtol=1e-5)
+        in_words, in_actions = gold["p/log_prob_words"].flatten(), gold["p/log_prob_actions"].flatten()
+        torch.testing.assert_close(output.joint_log_prob, in_words + in_actions, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(output.loss, -(in_words + 0.25 * in_actions).mean(), atol=2e-5, rtol=1e-5)
+        contexts = model.model(words, trees).action_hidden_state
+        torch.testing.assert_close(contexts, gold["p/contexts"].flatten(0, 1), atol=1e-5, rtol=1e-5)
+        # Left and right padding; without the end token.
+        ids = F.pad(gold["sents"][:, 1:-1], (1, 2))
+        given = model(ids, actions=F.pad(gold["given/actions"].long(), (0, 3), value=-1))
+        expected = gold["given_no_eos/log_prob_words"] + gold["given_no_eos/log_prob_actions"]
+        torch.testing.assert_close(given.joint_log_prob, expected, atol=2e-5, rtol=1e-5)
+
+
+def all_derivations(num_tokens: int) -> Tensor:
+    """Actions [trees, A] of every binary tree."""
+    return torch.tensor([actions_of(tree) for tree in all_binary_trees(0, num_tokens)])
+
+
+def test_search_finds_the_sum_over_all_trees() -> None:
+    model, words = tiny(), torch.tensor([[3, 4, 3, 7, 5]])
+    trees = all_derivations(5)
+    joint = model(words.expand(len(trees), -1), actions=trees).joint_log_prob
+    output = model.parse(F.pad(words, (0, 1)), num_return_sequences=14, stepwise=True)
+    torch.testing.assert_close(output.text_log_probs[0], joint.logsumexp(0))
+    torch.testing.assert_close(output.log_probs[0], joint.sort(descending=True).values)
+    torch.testing.assert_close(output.actions[0], trees[joint.argsort(descending=True)])
+    # Prefix probabilities, and next words with all stacks summed out.
+    logits = model(words).logits
+    torch.testing.assert_close(logits.logsumexp(2), torch.zeros(1, 5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(output.stepwise_log_probs[0, 1:5], logits[0, :4].gather(1, words[0, 1:, None])[:, 0])
+    torch.testing.assert_close(output.stepwise_log_probs[:, :5], output.token_log_probs[:, :5])
+    # A sentence of one word has one tree, in which nothing is chosen.
+    one = model(words[:, :1], actions=torch.tensor([[GEN]]))
+    torch.testing.assert_close(one.joint_log_prob, output.token_log_probs[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([[0, 1, 0]], "COMP finds fewer than two elements .at action 1."),
+        ([[0, 0, -1]], "the tokens do not make one tree"),
+        ([[0, 0, 1, 0, 1]], "the tokens do not make one tree"),
+        ([[0, -1, 0, 1]], "padding .-1. before other actions"),
+        ([[0, 0, 1, -2]], "actions hold -2: ids below the padding .-1. are"),
+        ([[0, 0, 2]], "GEN is 0, COMP is 1"),
+        ([[0.0, 0.0, 1.0]], "must be integers"),
+    ],
+)
+def test_other_actions_are_refused(actions: list[list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny()(torch.tensor([[3, 4]]), actions=torch.tensor(actions))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention_mask": torch.tensor([[1, 0, 1]]), "actions": torch.tensor([[0, 0, 1]])}, "leaves holes"),
+        ({"action_weight": 0.5}, "action_weight need actions"),
+        ({"loss_shares": {"word": 0.5}}, "loss_shares and action_weight need actions"),
+        ({"word_ends": torch.ones(1, 3), "actions": torch.tensor([[0, 0, 1, 0, 1]])}, "word_ends go with next-token"),
+    ],
+)
+def test_arguments_without_effect_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny()(torch.tensor([[3, 4, 4]]), **arguments)
+
+
+def test_dropout_acts_at_words_between_layers_and_before_heads() -> None:
+    model = tiny(num_layers=2)
+    inputs = {"input_ids": torch.tensor([[3, 4]]), "actions": torch.tensor([[GEN, GEN, COMP]])}
+    expected = model(**inputs).joint_log_prob
+    model.model.stack_lstm.dropout = 0.5
+    model.model.stack_lstm.train()
+    torch.manual_seed(0)
+    assert not torch.allclose(model(**inputs).joint_log_prob, expected)
+    model.eval()
+    places: list[tuple[int, ...]] = []
+    model.model.dropout.register_forward_hook(lambda _, given, result: places.append(tuple(given[0].shape)))
+    model(**inputs)
+    words_with_begin, pushes = 3, 4  # begin token, two words, their constituent
+    assert places == [(words_with_begin, model.config.hidden_size), (pushes, model.config.hidden_size)]
+
+
+def test_no_action_is_certain() -> None:
+    """The authors keep probabilities above 1e-7."""
+    model = tiny()
+    model.action_head.bias.data.fill_(100.0)
+    for hidden in (torch.zeros(6), torch.zeros(6, dtype=torch.bfloat16)):
+        found = model.to(hidden.dtype).action_log_probs(hidden)
+        assert found.exp().tolist() == pytest.approx([1e-7, 1 - 1e-7], rel=1e-5)
+
+
+def test_noise_on_embeddings() -> None:
+    """NEFTune, as Trainer adds it."""
+    model, inputs = tiny().train(), {"input_ids": torch.tensor([[3, 4]]), "actions": torch.tensor([[GEN, GEN, COMP]])}
+    quiet = model(**inputs).loss
+    model.get_input_embeddings().neftune_noise_alpha = 5.0
+    model.get_input_embeddings().register_forward_hook(neftune_post_forward_hook)
+    assert not torch.allclose(model(**inputs).loss, quiet, atol=1e-4)
+
+
+def test_constituents_in_one_buffer_equal_those_one_by_one() -> None:
+    """Two trees, ((a b) c) and (d e), with all gradients."""
+    torch.manual_seed(0)
+    layer, words = BinaryTreeLSTM(3).double(), torch.randn(5, 3, dtype=torch.double, requires_grad=True)
+    levels = [(torch.tensor([1, 4]), torch.tensor([0, 3])), (torch.tensor([2]), torch.tensor([5]))]
+
+    def one_by_one() -> Tensor:
+        states = F.pad(words, (0, 3))
+        for right, left in levels:
+            states = torch.cat([states, layer(states[right], states[left])])
+        return states[:, :3]
+
+    weights, found = torch.randn(8, 3, dtype=torch.double), []
+    for states in (layer.compose_all(words, levels), one_by_one()):
+        gradients = torch.autograd.grad((states * weights).sum(), [words, *layer.parameters()])
+        found.append((states, *gradients))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)

@@ -1,0 +1,60 @@
+"""The documentation site: its code runs, its commands exist. `make docs` checks its links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hf_synlm.data.brackets import brackets_to_tree, tree_to_spans
+from hf_synlm.viz import tree_to_text
+from tests.helpers.documentation import ROOT, blocks, check_command, commands, make_inputs, run_page
+
+DOCS = ROOT / "docs"
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "api" not in page.relative_to(DOCS).parts]
+WITH_CODE = [page for page in PAGES if blocks(page, "python") or commands(page)]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
+def test_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    make_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run_page(page)
+    printed = capsys.readouterr().out
+    code = "".join(block["code"] for block in blocks(page, "python"))
+    for promised in re.findall(r"^print\(.*# (?:.*: )?(\[.*\])$", code, re.M):
+        assert promised in printed, f"{name(page)} promises {promised}"
+
+
+@pytest.mark.parametrize("page", [*WITH_CODE, ROOT / "README.md"], ids=lambda page: page.name)
+def test_architectures_are_known_where_models_are_loaded(page: Path):
+    """In the tests hf_synlm is always imported; a reader begins with the page."""
+    code = "\n".join(block["code"] for block in blocks(page, "python") if not block["marker"])
+    before, loads, _ = code.partition("AutoModelForCausalLM.from_pretrained(")
+    if loads:
+        assert re.search(r"^(import|from) hf_synlm\b", before, re.M)
+
+
+def test_commands_exist():
+    for page in WITH_CODE:
+        for line in commands(page):
+            check_command(line)
+
+
+def test_named_tests_exist():
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "support.md").read_text(encoding="utf-8")))
+    assert named and not {name for name in named if not (ROOT / "tests" / f"{name}.py").is_file()}
+
+
+def test_drawing_is_what_the_code_prints():
+    tree, words = brackets_to_tree("((fruit flies) (like (a banana)))")
+    drawing = tree_to_text(words, tree_to_spans(tree))
+    shown = "\n".join(block["code"] for block in blocks(DOCS / "getting-started.md", "text"))
+    assert all(line.strip() in shown for line in drawing.splitlines())

@@ -1,0 +1,223 @@
+"""What transformers demands of every model that generates, for all architectures and the LSTM.
+
+transformers' own tests of generation are not in its source distribution; these ask for the same: modes, types and
+shapes of outputs, caches, prompts of all kinds, and errors for what a model cannot do.
+"""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, StaticCache
+from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
+
+from tests.core.test_hidden_states import build
+from tests.models.gpst import test_modeling_gpst
+from tests.models.pushdown import test_modeling_pushdown
+from tests.models.tree_lm import test_modeling_tree_lm
+from tests.models.urnng import test_modeling_urnng
+
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
+SEARCHING = ("gpst", "rnng", "tree_lm", "urnng", "pushdown")
+NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sample": {"do_sample": True},
+    "several samples": {"do_sample": True, "num_return_sequences": 3},
+    "beam": {"num_beams": 3},
+    "several of a beam": {"num_beams": 3, "num_return_sequences": 2},
+    "beam sample": {"do_sample": True, "num_beams": 3},
+}
+
+
+def causal_model(architecture: str) -> Any:
+    """A small language model."""
+    if architecture == "tree_lm":
+        return test_modeling_tree_lm.tiny(structure_attention="stack_compose")
+    if architecture == "pushdown":
+        return test_modeling_pushdown.tiny(vocab_size=23, bos_token_id=0, eos_token_id=0)
+    if architecture == "urnng":
+        return test_modeling_urnng.tiny(vocab_size=30)
+    return build("on_lstm, shared" if architecture == "on_lstm" else architecture)
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def model(request: Any) -> Any:
+    """A small language model of each architecture."""
+    return causal_model(request.param)
+
+
+def prompts() -> torch.Tensor:
+    """Two prompts."""
+    torch.manual_seed(0)
+    return torch.randint(VOCABULARY.start, VOCABULARY.stop, (2, PROMPT))
+
+
+def generate(model: Any, ids: torch.Tensor | None, seed: int = 0, **options: Any) -> Any:
+    """Generate a fixed number of tokens."""
+    torch.manual_seed(seed)
+    return model.generate(ids, **{"max_new_tokens": NEW, "min_new_tokens": NEW, "pad_token_id": 0, **options})
+
+
+def stock(model: Any) -> dict[str, Any]:
+    """Options that leave generation to transformers' own loop."""
+    return {"structure_mode": "marginal"} if hasattr(model, "word_search") else {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sequences_begin_with_their_prompts_and_repeat(model, mode):
+    ids, options = prompts(), MODES[mode]
+    written = generate(model, ids, **options)
+    copies = options.get("num_return_sequences", 1)
+    assert written.shape == (2 * copies, PROMPT + NEW)
+    assert torch.equal(written[:, :PROMPT], ids.repeat_interleave(copies, 0))
+    assert torch.equal(written, generate(model, ids, **options))
+    assert torch.equal(written, generate(model, ids, **options, return_dict_in_generate=True).sequences)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_outputs(model, mode, use_cache):
+    """For models with a search, this is the stock loop over next-token distributions."""
+    options = {**MODES[mode], **stock(model)}
+    output = generate(
+        model, prompts(), **options, use_cache=use_cache, return_dict_in_generate=True, output_scores=True,
+        output_logits=True,
+    )  # fmt: skip
+    beams = options.get("num_beams", 1)
+    kind = GenerateDecoderOnlyOutput if beams == 1 else GenerateBeamDecoderOnlyOutput
+    assert isinstance(output, kind)
+    assert len(output.scores) == len(output.logits) == NEW
+    rows = 2 * (beams if beams > 1 else options.get("num_return_sequences", 1))
+    for scores in output.scores:
+        assert scores.shape == (rows, model.config.vocab_size) and not torch.isnan(scores).any()
+    if beams > 1:
+        assert output.sequences_scores.shape == (2 * options.get("num_return_sequences", 1),)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_outputs_of_the_search(mode):
+    for model in (causal_model(name) for name in SEARCHING):
+        options = MODES[mode]
+        output = generate(model, prompts(), **options, return_dict_in_generate=True, output_scores=True)
+        copies = 2 * options.get("num_return_sequences", 1)
+        kind = GenerateBeamDecoderOnlyOutput if "num_beams" in options else GenerateDecoderOnlyOutput
+        assert isinstance(output, kind) and len(output.spans) == len(output.sequences) == copies
+        assert len(output.scores) == NEW
+        assert all(s.shape[1] == model.config.vocab_size and not torch.isnan(s).any() for s in output.scores)
+        for refused in ({"use_cache": False}, {"output_logits": True}):
+            with pytest.raises(ValueError, match="structure_mode='marginal'"):
+                generate(model, prompts(), **options, **refused, return_dict_in_generate=True)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_transition_scores(model, num_beams):
+    """They add up to `sequences_scores`; a joint beam, whose words share their score with the tree, refuses."""
+    options = {"num_beams": num_beams, "num_return_sequences": num_beams, "length_penalty": 0.0}
+    options |= {"output_scores": True, "return_dict_in_generate": True}
+    output = generate(model, prompts(), **options, **stock(model))
+    beams = output.get("beam_indices")
+    found = model.compute_transition_scores(output.sequences, output.scores, beams)
+    assert found.shape == (2 * num_beams, NEW)
+    if num_beams > 1:
+        torch.testing.assert_close(found.sum(1), output.sequences_scores)
+    if not hasattr(model, "word_search"):
+        return
+    output = generate(model, prompts(), **options)
+    if num_beams > 1:
+        with pytest.raises(ValueError, match="sequences_scores.*structure_mode='marginal'"):
+            model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
+    else:
+        found = model.compute_transition_scores(output.sequences, output.scores)
+        steps = [step.gather(1, output.sequences[:, PROMPT + t, None]) for t, step in enumerate(output.scores)]
+        assert torch.equal(found, torch.cat(steps, 1))
+
+
+@pytest.mark.parametrize("mode", ["greedy", "several of a beam"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES[:-1])
+def test_spans_are_columns_of_the_sequences(architecture, mode):
+    """Also behind padding; `brackets` writes the tree from the tokenizer or from one string per column."""
+    model, ids = causal_model(architecture), prompts()
+    mask = torch.ones_like(ids)
+    ids[0, 0] = mask[0, 0] = 0
+    output = generate(model, ids, attention_mask=mask, return_dict_in_generate=True, **MODES[mode])
+    columns = [f"w{column}" for column in range(output.sequences.shape[1])]
+    for row, spans in enumerate(output.spans):
+        first, last = output.offsets[row], output.offsets[row] + output.lengths[row]
+        assert first == int(row < len(output.spans) // 2) and PROMPT < last <= len(columns)
+        assert max(spans, key=lambda span: span[1] - span[0]) == (first, last)
+        written = output.brackets(columns, row)
+        assert [word for word in re.findall(r"[^() ]+", written) if word in columns] == columns[first:last]
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda ids: [f"t{int(i)}" for i in ids])
+    assert f"t{int(output.sequences[1, PROMPT])}" in output.brackets(tokenizer, 1)
+    with pytest.raises(ValueError, match="one per column"):
+        output.brackets(["a"], 1)
+    with pytest.raises(ValueError, match="No tree of sequence 9"):
+        output.brackets(columns, 9)
+    with pytest.raises(ValueError, match="Pad on the left|holes or padding|holes inside"):
+        generate(model, ids.flip(1), attention_mask=mask.flip(1), return_dict_in_generate=True)
+
+
+def test_the_cache_changes_nothing(model):
+    for options in ({}, {"num_beams": 3}):
+        with_cache = generate(model, prompts(), **options, **stock(model), use_cache=True)
+        assert torch.equal(with_cache, generate(model, prompts(), **options, **stock(model), use_cache=False))
+
+
+def test_without_a_prompt(model):
+    written = generate(model, None, bos_token_id=model.config.bos_token_id or 1)
+    assert written.shape[0] == 1 and NEW <= written.shape[1] <= NEW + 1
+
+
+def test_left_padding(model):
+    ids = prompts()
+    padded = torch.cat([torch.full((2, 2), model.config.pad_token_id or 0), ids], 1)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]])
+    for options in ({}, {"num_beams": 3, "num_return_sequences": 2}):
+        written = generate(model, padded, attention_mask=mask, **options)[:, PROMPT + 2 :]
+        alone = [generate(model, row, **options)[:, row.shape[1] :] for row in (ids[:1], ids[1:, -1:])]
+        assert torch.equal(written, torch.cat(alone))
+
+
+def test_generation_configuration_as_an_argument(model):
+    ids = prompts()
+    settings = GenerationConfig(max_new_tokens=NEW, min_new_tokens=NEW, num_beams=2, pad_token_id=0)
+    torch.manual_seed(0)
+    assert torch.equal(model.generate(ids, generation_config=settings), generate(model, ids, num_beams=2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt_lookup_num_tokens": 2},
+        {"cache_implementation": "static"},
+        {"cache_implementation": "quantized"},
+        {"assistant_model": "itself"},
+        {"past_key_values": "static"},
+        {"not_an_option": 1},
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_an_error(model, options):
+    options = dict(options)
+    if "assistant_model" in options:
+        options["assistant_model"] = model
+    if "past_key_values" in options:
+        options["past_key_values"] = StaticCache(test_modeling_gpst.tiny().config, max_cache_len=8)
+    with pytest.raises(ValueError):
+        generate(model, prompts()[:1], **options)
+
+
+def test_batching_of_its_own_is_an_error(model):
+    for batched in (model.generate_batch, model.init_continuous_batching):
+        with pytest.raises(NotImplementedError, match="padded batch"):
+            batched([[5]])
+
+
+def test_embeddings_as_prompts_are_an_error(model):
+    with pytest.raises((TypeError, ValueError), match="inputs_embeds"):  # of recurrent models, trees need the ids
+        generate(model, None, inputs_embeds=torch.zeros(1, 2, 8), return_dict_in_generate=True)

@@ -1,0 +1,721 @@
+"""Fine-tuning: scores against their formulas, input layouts, runs of all three scripts, exact resume, refusals."""
+
+import functools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    ByT5Tokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    pipeline,
+)
+
+from hf_synlm import (
+    GPSTConfig,
+    GPSTForCausalLM,
+    ONLSTMConfig,
+    ONLSTMForCausalLM,
+    ONLSTMForSequenceClassification,
+    PRPNForSequenceClassification,
+    PushdownConfig,
+    RNNGConfig,
+    RNNGForCausalLM,
+)
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.tokenizers import (
+    add_classification_template,
+    special_token_ids,
+    train_bpe_tokenizer,
+    train_wordpiece_tokenizer,
+)
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.results import load_result
+from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, glue_task, main_score, task_scores
+from hf_synlm.evaluation.suites.rouge import rouge_scores, sentences_as_lines
+from hf_synlm.evaluation.summary import summarize
+from hf_synlm.evaluation.text.words import unknown_ids
+from hf_synlm.evaluation.trees.treebank_parsing import parse_words, score_trees
+from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.engine.export import hub_facts
+from hf_synlm.training.engine.samplers import seed_micro_step
+from hf_synlm.training.engine.steps import map_rows
+from hf_synlm.training.programs import finetune_glue, finetune_grammar_induction, finetune_summarization
+from hf_synlm.training.programs.finetune_summarization import ContextCollator, ContextLayout
+from hf_synlm.training.tasks import example_tables
+from hf_synlm.training.tasks.example_tables import load_table
+from hf_synlm.training.tasks.finetuning import load_model
+from tests.helpers import two_processes
+from tests.helpers.training_runs import TRAINING, cut_off, results_of
+
+SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
+SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
+
+
+# ---------------------------------------------------------------------------------------------- scores
+CLASSES = TextTask("x", ("a",), ("no", "yes"), ("accuracy", "f1", "matthews_correlation"))
+NUMBERS = GLUE_TASKS["stsb"]
+
+
+@pytest.mark.parametrize(
+    ("task", "gold", "predicted", "expected"),
+    [
+        (CLASSES, [1, 1, 1, 0], [1, 0, 1, 1], (0.5, 2 / 3, -1 / 3)),
+        (CLASSES, [0, 1], [0, 1], (1.0, 1.0, 1.0)),
+        (CLASSES, [0, 1, 1], [0, 0, 0], (1 / 3, 0.0, 0.0)),
+        (CLASSES, [0, 0], [0, 0], (1.0, 0.0, 0.0)),
+        (NUMBERS, [0, 1, 2, 3], [0, 1, 2, 3], (1.0, 1.0)),
+        (NUMBERS, [1, 2, 3, 4, 5], [5, 6, 7, 8, 7], (0.8320502943378437, 0.8207826816681233)),
+        (NUMBERS, [0, 1, 2], [1, 1, 1], (0.0, 0.0)),
+    ],
+)
+def test_scores_on_stored_cases(task: TextTask, gold: list, predicted: list, expected: tuple[float, ...]) -> None:
+    scores = task_scores(task, predicted, gold)
+    assert tuple(scores) == task.metrics and tuple(scores.values()) == pytest.approx(expected)
+
+
+def test_glue_tasks_are_the_nine_of_the_benchmark() -> None:
+    assert set(GLUE_TASKS) == {"cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"}
+    assert [glue_task(name).name for name in ("CoLA", "SST-2", "sts_b", "MNLI")] == ["cola", "sst2", "stsb", "mnli"]
+    assert [split for _, split in glue_task("mnli").validation_splits] == [
+        "validation_matched",
+        "validation_mismatched",
+    ]
+    assert main_score(NUMBERS, {"pearson": 0.5, "spearmanr": 0.7}) == pytest.approx(0.6)
+    with pytest.raises(ValueError, match="'sst3' is no task.*cola"):
+        glue_task("sst3")
+
+
+@pytest.mark.parametrize(
+    ("task", "predicted", "gold", "match"),
+    [
+        (CLASSES, [0, 1], [0], "shape"),
+        (CLASSES, [0, 2], [0, 1], "label 2 of row 1 .counted from 0. is not an id from 0 to 1"),
+        (NUMBERS, [float("nan"), 1.0], [0.0, 1.0], "label nan of row 0 .counted from 0. is not a finite number"),
+    ],
+)
+def test_bad_predictions_are_refused(task: TextTask, predicted: list, gold: list, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        task_scores(task, predicted, gold)
+
+
+def test_rouge_of_the_examples_of_lin_2004() -> None:
+    scores = rouge_scores(["police kill the gunman"], ["police killed the gunman"])
+    expected = {"rouge1": 75, "rouge2": 100 / 3, "rougeL": 75, "rougeLsum": 75, "rouge_average": (150 + 100 / 3) / 3}
+    assert scores == pytest.approx(expected)
+    # Union of w1 w3 w5 and w1 w2: recall 4 / 5, precision 4 / 10; as one text the longest subsequence has 3 words.
+    union = rouge_scores(["w1 w3 w8 w9 w5\nw1 w2 w6 w7 w8"], ["w1 w2 w3 w4 w5"])
+    assert (union["rougeLsum"], union["rougeL"]) == pytest.approx((64 / 1.2, 36 / 0.9))
+
+
+def test_rouge_takes_the_best_of_several_references_and_splits_sentences() -> None:
+    scores = rouge_scores(["a b c", ""], [["x y z", "a b c"], "a b c"])
+    assert scores["rouge1"] == scores["rougeLsum"] == pytest.approx(50)
+    assert sentences_as_lines("It rained. Dr. Smith left.\nNobody saw him") == (
+        "It rained.\nDr. Smith left.\nNobody saw him"
+    )
+    stemmed = rouge_scores(["police killing gunmen"], ["police killed gunmen"], use_stemmer=True)
+    assert stemmed["rouge1"] == pytest.approx(100)
+    with pytest.raises(ValueError, match="Document 1 has no reference"):
+        rouge_scores(["a", "b"], ["a", " "])
+    with pytest.raises(ValueError, match="2 summaries and 1 references"):
+        rouge_scores(["a", "b"], ["a"])
+
+
+# ---------------------------------------------------------------------------------------------- models and files
+SIZES = {
+    "hidden_size": 16, "num_attention_heads": 2, "num_type_layers": 1, "num_token_layers": 1,
+    "max_position_embeddings": 64, "composition_size": 8, "composition_num_heads": 2,
+    "composition_intermediate_size": 16, "num_composition_layers": 1, "score_size": 4, "parser_size": 8,
+    "parser_score_size": 8, "num_parser_layers": 1, "parser_num_heads": 2, "scoring_num_beams": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of tiny models with their tokenizers: gpst, gpt2, on_lstm, rnng, bart."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    pieces = train_bpe_tokenizer(SENTENCES, 400)
+    words = word_tokenizer([line.split() for line in SENTENCES], vocab_size=300, lowercase=True, end_token=True)
+    ends = {name: getattr(words, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    ends = {**ends, "vocab_size": len(words), "hidden_size": 20}
+    begin = {name: getattr(pieces, name) for name in ("bos_token_id", "eos_token_id", "vocab_size")}
+    layers = {f"{side}_{what}": 1 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    layers.update(d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=64)
+    beams = {"scoring_num_beams": 1, "action_beam_size": 4}
+    made = {
+        "gpst": (GPSTForCausalLM(GPSTConfig(**special_token_ids(pieces), **SIZES)), pieces),
+        "gpt2": (GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, **begin)), pieces),
+        "bart": (BartForConditionalGeneration(BartConfig(vocab_size=len(pieces), **layers)), pieces),
+        "on_lstm": (ONLSTMForCausalLM(ONLSTMConfig(embedding_size=20, **ends)), words),
+        "rnng": (RNNGForCausalLM(RNNGConfig(embedding_size=8, nonterminals=["NP", "S"], **beams, **ends)), words),
+    }
+    for name, (model, tokenizer) in made.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Small files of every kind of task."""
+    folder = tmp_path_factory.mktemp("files")
+    text = [" ".join(line.split()[:9]) for line in SENTENCES]
+    pairs = [{"sentence1": text[k], "sentence2": text[k + 1], "label": k % 2, "idx": k} for k in range(14)]
+    similar = [{"sentence1": text[k][:18], "sentence2": text[k + 1][:12], "label": 0.5 * (k % 7)} for k in range(14)]
+    single = [{"sentence": row["sentence1"], "label": row["label"]} for row in pairs]
+    named = [{"review": row["sentence1"], "label": ("bad", "good", "odd")[k % 3]} for k, row in enumerate(pairs)]
+    three = [{"premise": r["sentence1"], "hypothesis": r["sentence2"], "label": k % 3} for k, r in enumerate(pairs)]
+    documents = [
+        {"document": " ".join(text[k : k + 3]), "summary": text[k], "other": k, "references": [text[k], text[k + 1]]}
+        for k in range(14)
+    ]
+    kinds = {"rte": pairs, "stsb": similar, "cola": single, "named": named, "mnli": three, "documents": documents}
+    made = {name: write_rows(folder / f"{name}.jsonl", rows) for name, rows in kinds.items()}
+    for name, count in (("train", 24), ("valid", 6), ("test", 6)):
+        lines = sample_path(f"trees.{name}.txt").read_text(encoding="utf-8").splitlines()[:count]
+        made[name] = str(folder / f"{name}.trees")
+        Path(made[name]).write_text("\n".join(lines), encoding="utf-8")
+    return made
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The cache of `datasets` belongs to these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+    reset_accelerate()
+
+
+def reset_accelerate() -> None:
+    """Every run gets a new accelerator."""
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+SCRIPTS = {
+    "glue": finetune_glue,
+    "summarization": finetune_summarization,
+    "induction": finetune_grammar_induction,
+}
+
+
+def command(script: str, model: Path | str, files: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
+    data = {
+        "glue": ["--task_name", "rte", "--train_file", files["rte"], "--validation_file", files["rte"],
+                 "--max_length", "32"],
+        "summarization": ["--train_file", files["documents"], "--validation_file", files["documents"],
+                          "--max_source_length", "24", "--max_target_length", "8", "--max_predict_samples", "3"],
+        "induction": ["--train_trees", files["train"], "--validation_trees", files["valid"], "--test_trees",
+                      files["test"], "--search_num_beams", "2"],
+    }[script]  # fmt: skip
+    common = ["--per_device_train_batch_size", "2", "--logging_steps", "1", "--output_dir", str(output_dir)]
+    return ["--model_name_or_path", str(model), *data, *common, "--max_train_steps", "2", *flags]
+
+
+def run(script: str, model: Path | str, files: dict[str, str], output_dir: Path, *flags: str) -> dict[str, Any]:
+    reset_accelerate()
+    SCRIPTS[script].main(command(script, model, files, output_dir, *flags))
+    return json.loads((output_dir / "all_results.json").read_text())
+
+
+# Four steps with a checkpoint after the second.
+RUNS = {
+    "glue": ("--max_train_steps", "4", "--evaluation_steps", "1", "--hub_token", "hf_secret"),
+    "summarization": ("--max_train_steps", "4", "--evaluation_steps", "2", "--num_validation_summaries", "2",
+                      "--summary_column", "references", "--summary_loss_only"),
+    "induction": ("--max_train_steps", "9", "--num_train_epochs", "2", "--per_device_train_batch_size", "12",
+                  "--config_overrides", "stop_structure_gradient=false,token_loss_weight=1.0,surrogate=false"),
+}  # fmt: skip
+
+
+def flags_of(script: str, *more: str) -> tuple[str, ...]:
+    return (*RUNS[script], "--checkpointing_steps", "2", *more)
+
+
+@pytest.fixture(scope="module")
+def finished(models: Path, files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """(script, model) -> results and folder of a run, which is made once for all tests."""
+
+    @functools.cache
+    def make(script: str, name: str) -> tuple[dict[str, Any], Path]:
+        folder = tmp_path_factory.mktemp(f"{script}_{name}") / "out"
+        few = ("--max_eval_samples", "2") if name == "rnng" else ()  # which searches every example
+        return run(script, models / name, files, folder, *flags_of(script, *few)), folder
+
+    return make
+
+
+# ---------------------------------------------------------------------------------------------- layouts
+def test_layout_of_glue_and_its_sentences_in_gpst(models: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
+    sep, cls = tokenizer.sep_token_id, tokenizer.cls_token_id
+    a, b = (tokenizer([text])["input_ids"][0] for text in ("the house", "a nation"))
+    add_classification_template(tokenizer)
+    encode = finetune_glue.encode_texts
+    assert encode([["the house"], ["a nation"]], tokenizer, 99)["input_ids"] == [[*a, sep, *b, cls]]
+    assert encode([["the house"]], tokenizer, 99)["input_ids"] == [[*a, cls]]
+    assert encode([["the house"]], tokenizer, 3)["input_ids"] == [[*a[:2], cls]]
+    model = AutoModelForSequenceClassification.from_pretrained(models / "gpst")
+    ids = torch.tensor([[*a, sep, *b, cls]])
+    expected = [1] * len(a) + [2] + [3] * len(b) + [4]
+    assert model.sentence_ids(ids, torch.ones_like(ids, dtype=torch.bool)).tolist() == [expected]
+
+
+def test_a_tokenizer_with_a_layout_of_its_own_keeps_it() -> None:
+    tokenizer = train_wordpiece_tokenizer(SENTENCES, 300)
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", cls), ("[SEP]", sep)]
+    )
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    add_classification_template(tokenizer)
+    batch = {"sentence1": ["the house", "we"], "sentence2": ["a nation of laws", "you"]}
+    encoded = finetune_glue.encode_batch(batch, [0, 1], tokenizer, GLUE_TASKS["rte"], np.array([0, 1]), 32, None)
+    assert encoded["input_ids"][0][0] == cls and encoded["input_ids"][0].count(sep) == 2
+    assert max(encoded["token_type_ids"][0]) == 1
+
+
+def test_tokens_of_unknown_words(models: Path) -> None:
+    """Classes of them count; an unknown token that also ends texts does not."""
+    tokenizer = AutoTokenizer.from_pretrained(TRAINING.parent / "model_cards" / "rnng-tiny")
+    read = tokenizer("Zebras hesitated in the country")["input_ids"]
+    assert [token in unknown_ids(tokenizer) for token in read] == [True, True, False, False, False]
+    pieces = train_wordpiece_tokenizer(SENTENCES, 300)
+    assert unknown_ids(pieces) == {pieces.unk_token_id}
+    pieces.eos_token = pieces.unk_token
+    assert not unknown_ids(pieces)
+    assert unknown_ids(ByT5Tokenizer()) == {2}  # has no fast form
+
+
+def test_long_training_examples_are_left_out_before_the_cut(models: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
+    batch = {"sentence": ["we", "we the people of the united states " * 3, "so"]}
+    encoded = finetune_glue.encode_batch(batch, [5, 6, 7], tokenizer, GLUE_TASKS["cola"], np.arange(9), 64, 10)
+    assert encoded["labels"] == [5, 7] and len(encoded["input_ids"]) == 2
+
+
+def layout(**changes: Any) -> ContextLayout:
+    values = {"by_sentences": True, "begin_ids": (), "end_id": 1, "max_source": 1000, "max_target": 100}
+    return ContextLayout(**{**values, "prompt": "Summary:", "language": "en", **changes})
+
+
+def test_layout_of_a_summary(models: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
+    ids = {text: tokenizer(text)["input_ids"] for text in ("We rest.", "They work.", "Summary:", "We do", " We do")}
+    batch = {"text": ["We rest. They work."], "references": [["We  do", "They do"]]}
+    row = {name: values[0] for name, values in layout().encode(batch, tokenizer).items()}
+    pieces = [ids["We rest."], ids["They work."], ids["Summary:"], ids["We do"], [1]]
+    assert row["input_ids"] == sum(pieces, [])
+    assert row["sentence_lengths"] == [len(piece) for piece in pieces]
+    assert row["prompt_length"] == sum(map(len, pieces[:3]))
+    # Cut inside the second sentence; a short summary; no end token.
+    cut = layout(max_source=len(pieces[0]) + 1, max_target=2, end_id=None)
+    row = {name: values[0] for name, values in cut.encode(batch, tokenizer).items()}
+    assert row["input_ids"] == [*pieces[0], pieces[1][0], *pieces[2], *pieces[3][:2]]
+    # As running text, with a begin token: one space before prompt and summary.
+    plain = layout(by_sentences=False, begin_ids=(7,))
+    row = {name: values[0] for name, values in plain.encode(batch, tokenizer).items()}
+    assert row["input_ids"] == [7, *tokenizer("We rest. They work. Summary: We do")["input_ids"], 1]
+    assert row["input_ids"][row["prompt_length"] :] == [*ids[" We do"], 1]
+
+
+# ---------------------------------------------------------------------------------------------- runs
+def test_cards_name_what_is_on_the_hub(tmp_path: Path) -> None:
+    assert hub_facts("org/gpst", "nyu-mll/glue") == {"base_model": "org/gpst", "datasets": ["nyu-mll/glue"]}
+    assert hub_facts(str(tmp_path), str(tmp_path)) == hub_facts(None) == {}
+
+
+@pytest.mark.parametrize("name", ["gpst", "gpt2", "on_lstm", "rnng"])
+def test_glue_runs(name: str, finished: Callable) -> None:
+    results, folder = finished("glue", name)
+    assert results["step"] == 4 and results["best_step"] > 0 and results["task"] == "rte"
+    assert [item["step"] for item in results["evaluations"]] == [0, 1, 2, 3, 4]
+    assert 0 <= results["eval_accuracy"] <= 1
+    parts = {"gpst": {"classification", "auto_encoding", "height", "parser", "token", "action"}, "gpt2": set(),
+             "on_lstm": {"classification"}, "rnng": {"classification", "action", "word"}}[name]  # fmt: skip
+    assert set(results["train"][0]) == {"step", "loss", "gradient_norm"} | parts
+    saved = folder / "model"
+    assert (saved / f"modeling_{name}.py").is_file() == (name != "gpt2")
+    model = AutoModelForSequenceClassification.from_pretrained(saved)
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    assert model.config.id2label == {0: "entailment", 1: "not_entailment"}
+    assert len(tokenizer) <= model.config.vocab_size and tokenizer.cls_token_id is not None
+    card = saved / "README.md"
+    assert not card.exists() or "pipeline_tag: text-classification" in card.read_text()
+
+
+def pipeline_logits(folder: Path, path: str) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    """Rows of a file, and what the stock pipeline finds for their pairs of texts."""
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    classify = pipeline("text-classification", model=str(folder / "model"))
+    pairs = [{"text": row["sentence1"], "text_pair": row["sentence2"]} for row in rows]
+    return rows, classify(pairs, top_k=None, function_to_apply="none", truncation=True)
+
+
+@pytest.mark.parametrize("name", ["gpst", "gpt2"])
+def test_pipeline_gives_the_scores_of_the_run(files: dict[str, str], finished: Callable, name: str) -> None:
+    results, folder = finished("glue", name)
+    rows, found = pipeline_logits(folder, files["rte"])
+    best = next(item for item in results["evaluations"] if item["step"] == results["best_step"])
+    names = ["entailment", "not_entailment"]
+    logits = torch.tensor([[{x["label"]: x["score"] for x in scores}[name] for name in names] for scores in found])
+    labels = torch.tensor([row["label"] for row in rows])
+    assert (logits.argmax(1) == labels).double().mean().item() == pytest.approx(results["eval_accuracy"])
+    loss = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert loss == pytest.approx(best["classification_loss"]["validation"], rel=1e-4)
+    # A single text, too.
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    assert tokenizer("the house")["input_ids"][-1] == tokenizer.cls_token_id
+
+
+def test_saved_regression_gives_the_scores_of_the_run(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--task_name", "sts-b", "--train_file", files["stsb"], "--validation_file", files["stsb"])
+    results = run("glue", models / "gpst", files, tmp_path / "out", *flags, "--learning_rate", "1e-2")
+    assert {"eval_pearson", "eval_spearmanr"} <= set(results)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model")
+    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+    rows, found = pipeline_logits(tmp_path / "out", files["stsb"])
+    errors = [(scores[0]["score"] - row["label"]) ** 2 for row, scores in zip(rows, found, strict=True)]
+    best = results["evaluations"][-1]
+    assert np.mean(errors) == pytest.approx(best["classification_loss"]["validation"], rel=1e-4)
+
+
+def test_runs_with_several_seeds_have_a_mean(
+    models: Path, files: dict[str, str], finished: Callable, tmp_path: Path
+) -> None:
+    first, folder = finished("glue", "gpt2")
+    second = run("glue", models / "gpt2", files, tmp_path / "out", *flags_of("glue", "--seed", "1"))
+    accuracies = [results["eval_accuracy"] for results in (first, second)]
+    written = [path / "evaluation.json" for path in (folder, tmp_path / "out")]
+    results = [load_result(path) for path in written]
+    assert [result.scores for result in results] == [{"accuracy": accuracy} for accuracy in accuracies]
+    assert (results[0].task, results[0].model["architecture"]) == ("glue/rte", "GPT2ForSequenceClassification")
+    rte = results[0].data["files"]
+    assert [(file["role"], file["path"], file["rows"]) for file in rte] == [
+        ("training", files["rte"], 14),
+        ("validation", files["rte"], 14),
+    ]
+    assert {"max_length": 32, "num_processes": 1, "mixed_precision": "no"}.items() <= results[0].options.items()
+    assert "output_dir" not in results[0].options and all("hf_secret" not in path.read_text() for path in written)
+    (row,) = summarize(results)
+    assert (row["score"], row["mean"], row["runs"]) == ("accuracy", pytest.approx(np.mean(accuracies)), 2)
+    results[1].model["num_parameters"] += 1
+    with pytest.raises(ValueError, match="different models cannot be compared: num_parameters"):
+        summarize(results)
+
+
+def test_tables_are_known_by_their_content() -> None:
+    texts = ["one", "ö"]
+    numbers = datasets.Dataset.from_dict({"sentence": texts, "label": [0, 1]})
+    names = datasets.Dataset.from_dict({"label": ["no", "yes"], "sentence": texts, "more": [1, 2]})
+
+    def described(table: datasets.Dataset, labels: list[int], path: str = "a.csv") -> dict[str, Any]:
+        return example_tables.describe_table("train", path, table, ["sentence"], np.array(labels))
+
+    first = described(numbers, [0, 1])
+    assert {**first, "sha256_of_rows": ""} == {"role": "train", "path": "a.csv", "rows": 2, "sha256_of_rows": ""}
+    assert described(names, [0, 1], "b.csv") == {**first, "path": "b.csv"}
+    assert example_tables.name_split("glue", None, "train") == "glue train"
+    others = [described(numbers, [1, 0]), described(numbers.select([1, 0]), [0, 1]), described(numbers.take(1), [0])]
+    assert len({item["sha256_of_rows"] for item in (first, *others)}) == 4
+
+
+def test_mnli_has_two_parts_and_own_tasks_are_inferred(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    three = ("--train_file", files["mnli"], "--validation_file", files["mnli"])
+    flags = (*three, "--task_name", "mnli", "--validation_mismatched_file", files["mnli"], "--max_eval_samples", "5")
+    results = run("glue", models / "gpt2", files, tmp_path / "mnli", *flags)
+    assert {"eval_accuracy_matched", "eval_accuracy_mismatched"} <= set(results)
+    data = finetune_glue.GlueArguments(train_file=files["named"], validation_file=files["named"])
+    accelerator = Accelerator(cpu=True)
+    task, parts = finetune_glue.read_tables(accelerator, data)
+    assert task == TextTask("custom", ("review",), ("bad", "good", "odd"))
+    assert parts["training"].labels[:4].tolist() == [0, 1, 2, 0]
+    data = finetune_glue.GlueArguments(train_file=files["stsb"], validation_file=files["stsb"])
+    assert finetune_glue.read_tables(accelerator, data)[0].is_regression
+    # A folder with a file for every split is a data set.
+    folder = tmp_path / "cola"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(files["cola"], folder / f"{split}.jsonl")
+    data = finetune_glue.GlueArguments(task_name="cola", dataset_name=str(folder), max_eval_samples=3)
+    _, parts = finetune_glue.read_tables(accelerator, data)
+    assert {name: len(part.table) for name, part in parts.items()} == {"training": 14, "validation": 3}
+
+
+@pytest.mark.parametrize("name", ["gpst", "gpt2", "on_lstm"])
+def test_summarization_runs(name: str, files: dict[str, str], finished: Callable) -> None:
+    results, folder = finished("summarization", name)
+    assert "rouge" not in results["evaluations"][0] and "rouge" in results["evaluations"][-1]
+    assert set(results["test"]["rouge"]) == {"rouge1", "rouge2", "rougeL", "rougeLsum", "rouge_average"}
+    paper = {"do_sample": True, "num_beams": 2, "top_k": 0} if name == "gpst" else {"do_sample": True, "top_k": 2}
+    assert paper.items() <= results["test"]["options"].items()
+    saved = load_result(folder / "evaluation.json")
+    assert saved.scores == results["test"]["rouge"]
+    expected = [("train", 14), ("validation", 14), ("test", 3)]
+    assert [(file["role"], file["rows"]) for file in saved.data["files"]] == expected
+    lines = (folder / "summaries.jsonl").read_text(encoding="utf-8").splitlines()
+    summaries = [json.loads(line) for line in lines]
+    assert len(summaries) == 3 and len(summaries[0]["references"]) == 2
+    written = [row["summary"] for row in summaries]
+    assert rouge_scores(written, [row["references"] for row in summaries]) == results["test"]["rouge"]
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert model.config.model_type == name and (name != "gpst" or model.config.document_end_token)
+    assert name != "gpst" or "Fine-tuned from gpst." in (folder / "model" / "README.md").read_text()
+    # The saved model writes the summaries of the run.
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    data = finetune_summarization.SummaryArguments(
+        train_file=files["documents"], validation_file=files["documents"], summary_column="references",
+        max_source_length=24, max_target_length=8, max_predict_samples=3,
+    )  # fmt: skip
+    table = finetune_summarization.read_tables(Accelerator(cpu=True), data)["test"]
+    layout = finetune_summarization.make_layout(data, model, tokenizer)
+    encoded = layout.encode(table[:], tokenizer)
+    examples = [{column: values[row] for column, values in encoded.items()} for row in range(len(table))]
+    batch = ContextCollator(tokenizer.pad_token_id, layout.by_sentences, True).prompts(examples)
+    seed_micro_step(404, 0, 0)
+    output = model.generate(**batch, **results["test"]["options"])
+    texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert [text.strip() for text in texts] == written
+
+
+def test_summaries_of_gpst_without_synchronization(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--generation_options", "num_beams=2,synchronous=false", "--end_token", "false", "--max_train_steps", "1")
+    options = run("summarization", models / "gpst", files, tmp_path / "out", *flags)["test"]["options"]
+    assert (options["synchronous"], options["eos_token_id"]) == (False, None)
+
+
+def test_grammar_induction_runs_with_ablations(files: dict[str, str], finished: Callable) -> None:
+    results, folder = finished("induction", "gpst")
+    assert [item["step"] for item in results["evaluations"]] == [0, 2, 4]
+    assert set(results["test"]["trees"]) == {
+        "inside", "left to right (beam 2)", "left to right w/o sync (beam 2)", "merges of the parser",
+        "left", "right", "balanced", "random", "binarized gold",
+    }  # fmt: skip
+    assert results["test"]["num_sentences"] == 6 and "lower case" in results["test"]["convention"]
+    saved = load_result(folder / "evaluation.json")
+    assert saved.scores["sentence_f1 inside"] == results["test"]["trees"]["inside"]["sentence_f1"]
+    expected = [("train_trees", "train"), ("validation_trees", "valid"), ("test_trees", "test")]
+    assert [(file["role"], file["path"]) for file in saved.data["files"]] == [(r, files[name]) for r, name in expected]
+    scores = {item["step"]: item["trees"]["inside"]["sentence_f1"] for item in results["evaluations"][1:]}
+    assert scores[results["best_step"]] == max(scores.values())
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert (model.config.stop_structure_gradient, model.config.token_loss_weight) == (False, 1.0)
+    assert model.model.up_scale is None  # without surrogate
+    bank = finetune_grammar_induction.InductionArguments(
+        train_trees=[files["train"]], validation_trees=files["valid"], test_trees=files["test"]
+    ).treebank(files["test"])
+    trees = parse_words(model, AutoTokenizer.from_pretrained(folder / "model"), bank.words, method="inside")
+    assert score_trees(trees, bank).numbers() == results["test"]["trees"]["inside"]
+
+
+@pytest.mark.parametrize(
+    ("script", "name"), [("glue", "gpst"), ("glue", "gpt2"), ("summarization", "gpst"), ("induction", "gpst")]
+)
+def test_resumed_run_is_bit_equal(
+    script: str, name: str, models: Path, files: dict[str, str], finished: Callable, tmp_path: Path
+) -> None:
+    whole, straight = finished(script, name)
+    resumed = tmp_path / "resumed"
+    cut_off(straight, resumed, 2)
+    flags = flags_of(script, "--resume_from_checkpoint", "latest")
+    again = run(script, models / name, files, resumed, *flags)
+    measured = dict.fromkeys(("seconds_of_this_process", "tokens_per_second"))
+    assert {**again, **measured} == {**whole, **measured}
+    weights = [folder / "model" / "model.safetensors" for folder in (straight, resumed)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    with pytest.raises(ValueError, match="other settings or data"):
+        run(script, models / name, files, resumed, *flags, "--seed", "5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        (ONLSTMForSequenceClassification, {"chunk_size": 2, "supervised_layers": [1]}),
+        (
+            ONLSTMForSequenceClassification,
+            {"chunk_size": 2, "supervised_layers": [1], "syntactic_distance_head": "hidden"},
+        ),
+        (PRPNForSequenceClassification, {"parsing_network": "recurrent"}),
+    ],
+)
+def test_every_parameter_of_a_classifier_has_a_gradient(architecture: Any, fields: dict[str, Any]) -> None:
+    """Or data-parallel training stops: heads of supervised distances, too, which no class depends on."""
+    config = architecture.config_class(vocab_size=20, embedding_size=8, layer_size=8, num_layers=2, **fields)
+    model = architecture(config).train()
+    model(torch.randint(3, 20, (2, 5)), labels=torch.tensor([0, 1])).loss.backward()
+    assert [name for name, value in model.named_parameters() if value.grad is None] == []
+
+
+def test_files_replace_the_data_set_of_a_configuration(files: dict[str, str]) -> None:
+    named = {"dataset_name": "EdinburghNLP/xsum", "train_file": files["documents"]}
+    data = finetune_summarization.SummaryArguments(**named, validation_file=files["documents"])
+    assert data.dataset_name is None and data.source("train") == files["documents"]
+    with pytest.raises(ValueError, match="No training data are given"):
+        finetune_summarization.SummaryArguments()
+
+
+def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--config_overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0", "--per_device_eval_batch_size", "3")
+    size = "--per_device_train_batch_size"
+    one = run("glue", models / "gpt2", files, tmp_path / "one", *flags, size, "4")
+    argv = command("glue", models / "gpt2", files, tmp_path / "two", *flags, size, "2")
+    job = {"script": "hf_synlm.training.programs.finetune_glue", "argv": argv, "output_dir": str(tmp_path / "two")}
+    two_processes.run_jobs([job], tmp_path, str(tmp_path / "cache"))
+    two_processes.check_status(tmp_path / "two")
+    two = results_of(tmp_path / "two")
+    assert two["examples"] == one["examples"]
+    for mine, theirs in zip(two["evaluations"], one["evaluations"], strict=True):
+        assert mine["scores"] == theirs["scores"]
+        assert mine["classification_loss"]["validation"] == pytest.approx(theirs["classification_loss"]["validation"])
+    for mine, theirs in zip(two["train"], one["train"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    def fails(rows: list[dict[str, Any]], match: str, task: str = "cola") -> None:
+        path = write_rows(tmp_path / "bad.jsonl", rows)
+        flags = ("--task_name", task, "--train_file", path, "--validation_file", path, "--overwrite_output_dir")
+        with pytest.raises(ValueError, match=match):
+            run("glue", models / "gpt2", files, tmp_path / "out", *flags)
+        assert not (tmp_path / "out" / "all_results.json").exists()
+
+    fails(
+        [{"text": "a", "label": 1}], "training data .*bad.jsonl. has no column 'sentence'. Its columns are text, label"
+    )
+    fails([{"sentence": "a"}], "no column 'label'")
+    where, good = r"training data \(.*bad.jsonl\): ", {"sentence": "a", "label": 1}
+    fails([good, {"sentence": "b", "label": None}], where + r"row 1 \(counted from 0\) has no label")
+    fails([{"sentence": "a", "label": -1}], where + "row 0 .* has no label .-1.")
+    fails([good, {"sentence": "b", "label": 2}], where + "label 2 of row 1 .* is not an id from 0 to 1")
+    fails([{"sentence": "a", "label": "fine"}], where + "row 0 .* has the label 'fine', not one of .*unacceptable")
+    fails([{"sentence": " ", "label": 1}], where + "sentence of row 0 .* is ' '")
+    pair = {"sentence1": "a", "sentence2": "b"}
+    fails([{**pair, "label": 5.5}], r"row 0 .* has the label 5.5, outside \[0.0, 5.0\]", task="stsb")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("cut.jsonl", b'{"sentence": "a", "label": 1}\n{"sentence": "b", "la', "JSON parse error"),
+        ("latin.csv", "sentence,label\ncaf\u00e9,1\n".encode("latin-1"), "can't decode byte 0xe9"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(name: str, content: bytes, cause: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name}' cannot be read as .*: .*{cause}.* Correct the file"):
+        load_table(str(tmp_path / name), None)
+
+
+@pytest.mark.parametrize("label", [10**9, -3, [1]])
+def test_classes_are_counted_from_zero(label: Any) -> None:
+    table = datasets.Dataset.from_list([{"text": "a", "label": label}] * 2)
+    with pytest.raises(ValueError, match=r"unusable label .* Number the classes from 0"):
+        finetune_glue.infer_task(table, "training data")
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "flags", "match"),
+    [
+        ("glue", "gpt2", ("--task_name", "xnli"), "no task of GLUE"),
+        ("glue", "gpt2", ("--train_files", "missing.jsonl"), "There is no file 'missing.jsonl'"),  # also the plural
+        ("glue", "gpt2", ("--train_file", __file__), "ending '.py'"),
+        ("glue", "gpt2", ("--validation_mismatched_file", __file__), "mnli only"),
+        ("glue", "gpt2", ("--config_overrides", "n_layers=3"), "has no field 'n_layers'"),
+        ("glue", "", (), "model_name_or_path is not set"),
+        ("glue", "gpt2", ("--generation_steps", "5"), "generation_steps is for pretraining"),
+        ("glue", "gpt2", ("--tokenizer_name", "{wide}"), "tokenizer has 420 tokens and the model 400"),
+        ("summarization", "gpst", ("--text_column", "body"), "no column 'body'"),
+        ("summarization", "gpst", ("--summary_column", "other"), "train data .*: other of row 0 .counted from 0. is"),
+        ("summarization", "gpst", ("--max_source_length", "60"), "model has 64 positions"),
+        ("summarization", "gpst", ("--generation_options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
+        ("summarization", "gpst", ("--prompt", " "), "prompt is empty"),
+        ("summarization", "gpt2", ("--max_new_tokens", "60"), "a summary of max_new_tokens 60 is .* has 64 positions"),
+        ("summarization", "rnng", (), "RNNG learns from trees"),
+        ("summarization", "bart", (), "separate encoder"),
+        ("induction", "gpt2", (), "is a gpt2, and this program fine-tunes GPST"),
+        ("induction", "gpst", ("--methods", "cky"), "Unknown tree type 'cky'"),
+        ("induction", "gpst", ("--max_sentence_tokens", "1"), "No examples are left"),
+        ("induction", "gpst", ("--max_tree_words", "1"), "none of the 6 sentences is scored"),
+        ("induction", "gpst", ("--config_overrides", "merge_noise=-1"), "merge_noise must be"),
+    ],
+)
+def test_bad_input_is_refused_before_training(
+    script: str, name: str, flags: tuple[str, ...], match: str, models: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    wide = AutoTokenizer.from_pretrained(models / "gpt2")
+    wide.add_tokens([f"<{k}>" for k in range(20)])
+    wide.save_pretrained(tmp_path / "wide")
+    flags = tuple(flag.replace("{wide}", str(tmp_path / "wide")) for flag in flags)
+    with pytest.raises(ValueError, match=match):
+        run(script, models / name if name else "", files, tmp_path / "out", *flags)
+    assert not list((tmp_path / "out").glob("best_*")) and not (tmp_path / "out" / "all_results.json").exists()
+
+
+def test_an_architecture_without_classifier_is_named() -> None:
+    arguments = SimpleNamespace(model_name_or_path="mine")
+    with pytest.raises(ValueError, match=r"mine: there is no PushdownForSequenceClassification\. Choose"):
+        load_model(AutoModelForSequenceClassification, arguments, PushdownConfig(), None)
+
+
+def test_incomplete_data_of_glue_are_refused() -> None:
+    mnli = {"task_name": "mnli", "train_file": "x", "validation_file": "y"}
+    for given, match in (({"train_file": "x"}, "belong together"), (mnli, "two validation"), ({}, "No training data")):
+        with pytest.raises(ValueError, match=match):
+            finetune_glue.GlueArguments(**given)
+
+
+# ---------------------------------------------------------------------------------------------- shared parts
+def test_epochs_become_steps() -> None:
+    arguments = TrainingArguments(output_dir="x", per_device_train_batch_size=3, gradient_accumulation_steps=2)
+    accelerator = SimpleNamespace(num_processes=2, process_index=0)
+    for epochs, steps in ((0, 1000), (3, 5)):
+        arguments.num_train_epochs, arguments.max_train_steps = epochs, None
+        recipe = finetune_glue.GlueRecipe(accelerator, None, None, arguments)
+        recipe.examples = range(20)
+        recipe.settle_steps()
+        assert arguments.max_train_steps == steps
+
+
+def test_rows_come_back_in_their_order() -> None:
+    accelerator = Accelerator(cpu=True)
+    lengths, seen = [5, 1, 9, 5, 2], []
+
+    def work(rows: list[int]) -> list[int]:
+        seen.append(rows)
+        return [10 * row for row in rows]
+
+    assert map_rows(accelerator, lengths, 2, work, "x") == [0, 10, 20, 30, 40]
+    assert seen == [[2, 0], [3, 4], [1]]
+
+
+def test_only_gpst_has_a_parser_with_a_rate_of_its_own(models: Path) -> None:
+    arguments, run_arguments = SimpleNamespace(parser_learning_rate=0.5), TrainingArguments(output_dir="x")
+    recipe = finetune_glue.GlueRecipe(Accelerator(cpu=True), arguments, None, run_arguments)
+    gpst, gpt2 = (AutoModelForCausalLM.from_pretrained(models / name) for name in ("gpst", "gpt2"))
+    assert recipe.learning_rates(gpst) == {"parser": 0.5} and recipe.learning_rates(gpt2) == {}

@@ -1,0 +1,945 @@
+"""Prepared corpora: sources, shards, contexts, and what happens to damaged text, damaged shards and killed runs."""
+
+import csv
+import gzip
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_synlm.data import encoding, shards, sources
+from hf_synlm.data.collate import word_ends_from_word_ids
+from hf_synlm.data.contexts import ContextDataset, pack_sentences
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.shards import PreparedCorpus
+from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.training.engine.arguments import parse_arguments, read_mapping
+from hf_synlm.training.programs import prepare_text as prepare
+from hf_synlm.training.programs.finetune_grammar_induction import InductionArguments
+from hf_synlm.training.programs.prepare_text import CorpusArguments, PreparedText
+from hf_synlm.training.programs.pretrain_gpst import DataArguments, EvaluationArguments, GPSTRecipe
+from hf_synlm.training.tasks.sentence_files import SentenceFileArguments
+from tests.helpers.training_runs import start_server
+from tests.reference.contexts import pack_contexts
+
+TEXT = sample_path("raw.train.txt").read_text(encoding="utf-8")
+END = 9  # id of the end token in tests of packing
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A byte-level tokenizer of 400 pieces."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_bpe_tokenizer(TEXT.splitlines()[:300], 400).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def words_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tokenizer of more than 65,536 words, and a quick one."""
+    words = dict.fromkeys([*(f"w{k}" for k in range(1 << 16)), *TEXT.split()])
+    backend = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    folder = tmp_path_factory.mktemp("words")
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w1").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few paragraphs, so that small texts have many."""
+    monkeypatch.setitem(encoding.read_blocks.__kwdefaults__, "block_characters", 3000)
+
+
+def same_text(path: str, tokenizer_name: str, **options) -> CorpusArguments:
+    """Arguments for one file as training and validation text."""
+    return CorpusArguments(train_files=[path], validation_files=[path], tokenizer_name=tokenizer_name, **options)
+
+
+def write(path: Path, text: str | bytes) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def sentences_of(corpus: PreparedCorpus) -> list[list[list[int]]]:
+    """Documents of sentences of token ids, read back shard by shard."""
+    documents: list[list[list[int]]] = [[]]
+    for number in range(len(corpus.records)):
+        shard = corpus.shard(number)
+        starts = np.concatenate([[0], shard.sentence_ends[:-1]]) if len(shard.sentence_ends) else []
+        ends = Counter(shard.document_ends.tolist())
+        documents += [[]] * ends[0]
+        for index, (start, stop) in enumerate(zip(starts, shard.sentence_ends, strict=True)):
+            documents[-1] = [*documents[-1], shard.tokens[int(start) : int(stop)].tolist()]
+            documents += [[]] * ends[index + 1]
+    assert documents.pop() == []
+    return documents
+
+
+def decoded(text: PreparedText) -> list[list[str]]:
+    """Documents of sentences of the training text as strings."""
+    return [[text.tokenizer.decode(ids).removeprefix(" ") for ids in document] for document in sentences_of(text.train)]
+
+
+def refused(message: str, arguments: CorpusArguments, folder: Path, **options) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare.prepare(arguments, folder, **options)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Content of all files but locks, which are empty."""
+    return {
+        str(x.relative_to(folder)): x.read_bytes()
+        for x in sorted(folder.rglob("*"))
+        if x.is_file() and x.name[0] != "."
+    }
+
+
+def corpus_of(folder: Path, blocks: list[encoding.EncodedBlock], shard_tokens: int = 1 << 20) -> PreparedCorpus:
+    """Write encoded blocks."""
+    writer = shards.CorpusWriter(folder, {"sources": []}, np.dtype(np.uint16), shard_tokens)
+    for block in blocks:
+        writer.add(block)
+    writer.finish()
+    return PreparedCorpus(folder)
+
+
+def encoded(
+    documents: list[list[list[int]]], is_open: bool = False, position: dict | None = None
+) -> encoding.EncodedBlock:
+    """Encoded block of documents; with `is_open` the last one goes on in the next block. Odd ids end words."""
+    sentences = [ids for document in documents for ids in document]
+    tokens = np.array([i for ids in sentences for i in ids], np.uint16)
+    ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
+    lengths = np.array([len(ids) for ids in sentences], np.uint32)
+    return encoding.EncodedBlock(
+        tokens, lengths, tokens % 2 == 1, ends[:-1] if is_open else ends, position or {"at": 0}, Counter()
+    )
+
+
+# Whole preparations
+
+
+def test_embedded_corpus(tmp_path, small_blocks):
+    arguments = CorpusArguments(tokenizer_vocab_size=500, train_files=["embedded"])
+    text = prepare.prepare(arguments, tmp_path, shard_tokens=30_000)
+    documents = [part for part in TEXT.split("\n\n") if part.strip()]
+    assert (text.train.num_documents, text.train.num_sentences) == (10, 3361) == (len(documents), 3361)
+    assert len(text.train.records) > 2 and text.train.counts == {}
+    lines = [[line.strip() for line in document.splitlines() if line.strip()] for document in documents]
+    expected = [text.tokenizer(sentences, add_special_tokens=False)["input_ids"] for sentences in lines]
+    assert sentences_of(text.train) == expected
+    assert text.train.num_tokens == sum(len(ids) for document in expected for ids in document)
+    assert text.validation.num_documents == 1
+    first = text.train.shard(0)
+    words = text.tokenizer(TEXT.splitlines()[:50], add_special_tokens=False)
+    ends = [end for k in range(50) for end in word_ends_from_word_ids(words.word_ids(k))]
+    assert first.word_ends(0, len(ends)).tolist() == ends
+    assert first.word_ends(13, 40).tolist() == ends[13:40]
+    assert first.tokens.dtype == np.uint16 and isinstance(first.tokens, np.memmap)
+    raw = np.fromfile(tmp_path / "train" / "shard_00000.bin", np.uint16)[: len(first.tokens)]
+    assert (raw == first.tokens).all()
+
+
+def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
+    arguments = CorpusArguments(tokenizer_name=tokenizer_folder)
+    first = prepare.prepare(arguments, tmp_path / "out")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")}
+    second = prepare.prepare(replace(arguments, preprocessing_num_workers=2), tmp_path / "out", verify=True)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")} == times
+    assert first.train.fingerprint() == second.train.fingerprint() != second.validation.fingerprint()
+    assert prepare.main(["--output_dir", str(tmp_path / "out"), "--verify"]) == 0  # without text: taken as it is
+    config = write(tmp_path / "config.yaml", f"tokenizer_name: {tokenizer_folder}\nlearning_rate: 1.0\nlanguage: de\n")
+    flags = ("--output_dir", str(tmp_path / "out"), "--config", config)
+    assert prepare.main([*flags, "--language", "en"]) == 0
+    with pytest.raises(SystemExit):
+        prepare.main(flags)
+
+
+def prepare_in_small_blocks(argv: list[str]) -> None:
+    encoding.read_blocks.__kwdefaults__["block_characters"] = 3000
+    prepare.main(argv)
+
+
+def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder, small_blocks):
+    text = write(tmp_path / "text.txt", f"{TEXT}\n\n{TEXT}")  # long enough to be killed in the middle
+    flags = {"train_files": text, "num_validation_documents": 2, "tokenizer_name": words_folder}
+    flags |= {"validation_split": "none", "one_sentence_per_line": True}
+    killed, straight = tmp_path / "killed", tmp_path / "straight"
+    argv = ["--output_dir", str(killed), "--shard_tokens", "6000", "--preprocessing_num_workers", "2"]
+    argv += [f"--{name}={value}" for name, value in flags.items()]
+    start_server()
+    process = multiprocessing.get_context("forkserver").Process(target=prepare_in_small_blocks, args=(argv,))
+    process.start()
+    deadline = time.monotonic() + 200
+    while not (killed / "train" / "shard_00000.json").is_file():
+        assert process.is_alive() and time.monotonic() < deadline
+        time.sleep(0.001)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.join()
+    assert not (killed / "train" / shards.INDEX_FILE).exists()
+    with pytest.raises(ValueError, match="killed/train is not finished. Run"):
+        PreparedCorpus(killed / "train")
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert len(children) >= 3 and not alive
+    kept = (killed / "train" / "shard_00000.bin").stat().st_mtime_ns
+    (killed / "train" / "shard_00090.bin.partial").write_bytes(b"half")
+    arguments = CorpusArguments(**{**flags, "train_files": [text]})
+    resumed = prepare.prepare(arguments, killed, shard_tokens=6000)
+    assert (killed / "train" / "shard_00000.bin").stat().st_mtime_ns == kept
+    prepare.prepare(arguments, straight, shard_tokens=6000)
+    assert files_in(killed) == files_in(straight)
+    assert len(resumed.train.records) >= 3 and resumed.validation.num_documents == 2
+    # The vocabulary is too large for two bytes per token.
+    assert resumed.train.dtype == np.uint32 and resumed.train.shard(0).tokens.max() >= 1 << 16
+    words = resumed.tokenizer(TEXT.split("\n", 1)[0], add_special_tokens=False)["input_ids"]
+    assert ContextDataset(resumed.validation, 4)[0]["input_ids"].tolist() == words[:4]
+    assert shards.token_dtype(1 << 16) == np.uint16 and shards.token_dtype((1 << 16) + 1) == np.uint32
+
+
+class _DyingEncoder:
+    def __call__(self, block: encoding.Block) -> encoding.EncodedBlock:
+        os._exit(3)
+
+
+def test_killed_worker_is_reported():
+    start_server()
+    with pytest.raises(RuntimeError, match="was killed.*Finished shards are kept: run the same command again"):
+        list(encoding.encode_blocks([encoding.Block(["a"], False, None)], _DyingEncoder(), 2))
+
+
+# Sources
+
+DOCUMENTS = [
+    "It rains. Mr. Smith, who was late,\nsays hello.",
+    "Ça va? 漢字かな。 “Quoted.”",
+    "",
+    'One line\n\n with a blank line.\r\nAnd "quotes", commas.',
+    "The end.",
+]
+
+
+def make_sources(kind: str, folder: Path, documents: list[str]) -> sources.TextSource:
+    """The documents in two files of a format, or as a data set."""
+    halves = (documents[:2], documents[2:])
+    paths = [folder / f"{k}.{kind}" for k in range(2)]
+    if kind == "txt":
+        for path, half in zip(paths, halves, strict=True):
+            write(path, "\n\n\n".join(text.replace("\n\n", "\n").replace("\r\n", "\r") for text in half) + "\n")
+        return sources.TextFiles([str(path) for path in paths])
+    if kind not in ("jsonl", "json", "csv"):
+        paths = [folder / "data" / f"train-{k}.parquet" for k in range(2)]
+        paths[0].parent.mkdir(parents=True)
+    for path, half in zip(paths, halves, strict=True):
+        rows = [{"n": k, "text": text or None} for k, text in enumerate(half)]
+        if kind == "jsonl":
+            write(path, "\n".join(json.dumps(row) for row in rows))
+        elif kind == "json":
+            write(path, json.dumps(rows, indent=1, ensure_ascii=False))
+        elif kind == "csv":
+            text = io.StringIO(newline="")
+            table = csv.DictWriter(text, ["n", "text"])
+            table.writeheader()
+            table.writerows(rows)
+            write(path, "\ufeff" + text.getvalue())
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    if kind in ("dataset", "stream"):
+        return sources.HubSource(str(paths[0].parent), None, "train", "text", True, streaming=kind == "stream")
+    readers = {"csv": sources.CSVFiles, "parquet": sources.ParquetFiles}
+    return readers.get(kind, sources.JSONFiles)([str(path) for path in paths], "text", True)
+
+
+KINDS = ("txt", "jsonl", "json", "csv", "parquet", "dataset", "stream")
+
+
+def resumes(source: sources.TextSource, blocks: list[encoding.Block], size: int) -> bool:
+    """Whether reading from the position of every block gives the blocks after it."""
+    positions = [(number, block.position) for number, block in enumerate(blocks, 1) if block.position is not None]
+    return all(
+        list(encoding.read_blocks([source], position, block_characters=size)) == blocks[number:]
+        for number, position in positions
+    )
+
+
+def lines_of(blocks: Iterator[encoding.Block]) -> list[str]:
+    return [line for block in blocks for line in block.lines]
+
+
+def without_hint(block: encoding.Block) -> encoding.Block:
+    """What a hint is: two ways to a place may have different ones."""
+    if block.position is None or not block.position["at"]:
+        return block
+    at = {name: value for name, value in block.position["at"].items() if name != shards.HINT}
+    return replace(block, position={**block.position, "at": at})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_source_gives_the_same_lines_from_any_position(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "ROWS_PER_BATCH", 3)
+    documents = [f"{text} {k}." if text else "" for k in range(3) for text in DOCUMENTS]
+    source = make_sources(kind, tmp_path, documents)
+    twice = [source] if kind == "stream" else [source, source]  # opening a stream takes a while
+    expected = []
+    for text in filter(None, documents):
+        lines = [line.strip() for line in text.replace("\r\n", "\n").split("\n")]
+        expected += [*filter(None, lines), ""]
+    for size in (30, 10_000) if kind in ("dataset", "stream") else (1, 30, 10_000):
+        blocks = list(encoding.read_blocks(twice, block_characters=size))
+        assert lines_of(blocks) == expected * len(twice)
+        positions = [(number, block.position) for number, block in enumerate(blocks) if block.position is not None]
+        assert len(positions) >= {1: 25, 30: 6, 10_000: 1}[size]
+        for number, position in positions[:: 4 if kind == "stream" else 1]:
+            rest = list(encoding.read_blocks(twice, json.loads(json.dumps(position)), block_characters=size))
+            assert list(map(without_hint, rest)) == list(map(without_hint, blocks[number + 1 :]))
+            rest = list(encoding.read_blocks(twice, without_hint(blocks[number]).position, block_characters=size))
+            assert lines_of(rest) == lines_of(blocks[number + 1 :])
+    number_of_ends = lines_of(encoding.read_blocks([source], skip_documents=3, max_documents=4)).count("")
+    assert number_of_ends == 4
+    taken = lines_of(encoding.read_blocks([source], max_documents=3, block_characters=1))
+    left = lines_of(encoding.read_blocks([source], skip_documents=3, block_characters=1))
+    assert taken + left == expected
+    assert source.describe() == json.loads(json.dumps(source.describe()))
+
+
+def test_rows_as_lines(tmp_path, tokenizer_folder):
+    """The layout of WikiText: a row is a paragraph, blank rows end documents."""
+    rows = ["", " = Title = ", "", " One . Two . ", " Three . ", "", ""]
+    (tmp_path / "data").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "data" / "train.parquet")
+    arguments = CorpusArguments(
+        dataset_name=str(tmp_path / "data"), rows="lines", validation_split="none", num_validation_documents=1,
+        tokenizer_name=tokenizer_folder,
+    )  # fmt: skip
+    text = prepare.prepare(arguments, tmp_path / "out")
+    assert decoded(text) == [["One .", "Two .", "Three ."]]
+    assert text.validation.num_sentences == 1
+
+
+def test_streams_make_the_same_shards(tmp_path, tokenizer_folder):
+    make_sources("stream", tmp_path / "owt", [*DOCUMENTS, *TEXT.split("\n\n")[:3]])
+    options = {"num_validation_documents": 2, "tokenizer_name": tokenizer_folder, "validation_split": "none"}
+    options |= {"dataset_name": str(tmp_path / "owt" / "data")}
+    prepare.prepare(CorpusArguments(**options), tmp_path / "stored")
+    prepare.prepare(CorpusArguments(**options, streaming=True), tmp_path / "streamed")
+    assert files_in(tmp_path / "stored") == files_in(tmp_path / "streamed")
+
+
+def test_words_of_treebanks_are_added(tmp_path, tokenizer_folder):
+    trees = write(
+        tmp_path / "trees.txt", "(S (NP (DT The) (NN cat)) (VP (VBD sat)) (. .))\n(S (. !))\n(S (UH Oh) (, ,))"
+    )
+    text = write(tmp_path / "text.txt", "Well, it rains.")
+    arguments = same_text(text, tokenizer_folder, train_trees=[trees], drop_punctuation=True)
+    prepared = prepare.prepare(arguments, tmp_path / "out")
+    assert decoded(prepared) == [["Well it rains"], ["The cat sat", "Oh"]]
+    assert prepared.train.source_names() == ["text.txt", "the words of trees.txt"]
+
+
+def test_tags_of_other_treebanks_tell_no_punctuation(tmp_path, tokenizer_folder):
+    trees = write(tmp_path / "trees.txt", "(S (NP (ART Die) (NN Katze)) (VP (VVFIN schläft)) ($. .))")
+    text = write(tmp_path / "text.txt", "Well, it rains.")
+    arguments = same_text(text, tokenizer_folder, train_trees=[trees], drop_punctuation=True)
+    refused(r"3 of 4 words have tags .*: leave out drop_punctuation", arguments, tmp_path / "out")
+    assert not (tmp_path / "out" / "train").exists()  # nothing was encoded in vain
+
+
+def test_formats_may_be_mixed_and_are_known_by_their_names(tmp_path, tokenizer_folder):
+    paths = [write(tmp_path / "a.txt", "One."), write(tmp_path / "b.jsonl", '{"text": "Two."}')]
+    arguments = CorpusArguments(train_files=paths, validation_files=paths[:1], tokenizer_name=tokenizer_folder)
+    text = prepare.prepare(arguments, tmp_path / "out")
+    assert [len(document) for document in sentences_of(text.train)] == [1, 1]
+    names = {"a.PARQUET": "parquet", "a.pq": "parquet", "a.JSONL": "json", "a.ndjson": "json", "a.Csv": "csv"}
+    names |= {"a.tsv": "tsv", "a.TXT": "text", "a": "text"}
+    for name, kind in names.items():
+        path = write(tmp_path / name, "x")
+        (source,), _ = CorpusArguments(train_files=[path], validation_files=[path]).sources("train")
+        assert source.describe()["kind"] == kind
+
+
+# Messy text
+
+
+def test_messy_text_survives_and_is_counted(tmp_path, tokenizer_folder, monkeypatch):
+    monkeypatch.setattr(sources, "LINE_LIMIT", 1 << 14)
+    long_line = "é" * (sources.LINE_LIMIT // 2 - 3) + "x" + "漢字 " * 1000
+    parts = ["\ufeffFirst line.\r\nSecond line.", " \t ", "\0\0", "A\0B.\rC.", long_line, "Last."]
+    data = "\n\n".join(parts).encode() + b"\n\nbad \xff\xfe byte \xe6\xbc. \n\nU+FFFD itself: \xef\xbf\xbd"
+    rows = ['{"text": "lone \\ud83d surrogate"}', "no json", "[1]", '{"text": null}', '{"other": "x"}', '{"text": " "}']
+    rows.append("")
+    rows.append('{"text": "NUL \\u0000 escaped, \\ud83d\\ude00 a pair')
+    paths = [write(tmp_path / "messy.txt", data), write(tmp_path / "messy.jsonl", "\n".join(rows) + '"}')]
+    paths.append(write(tmp_path / "empty.txt", ""))
+    good = write(tmp_path / "good.txt", "Good.")
+    arguments = CorpusArguments(
+        train_files=paths, validation_files=[good], tokenizer_name=tokenizer_folder, one_sentence_per_line=True
+    )
+    text = prepare.prepare(arguments, tmp_path / "out")
+    assert text.train.counts == {
+        sources.BAD_BYTES: 3,
+        sources.CUT_LINES: 1,
+        sources.BAD_ROWS: 2,
+        sources.EMPTY_ROWS: 3,
+        encoding.NULS: 4,
+        encoding.SURROGATES: 1,
+        shards.EMPTY_DOCUMENTS: 1,
+    }
+    documents = ["\n".join(sentences) for sentences in decoded(text)]
+    assert [x for x in documents if len(x) < 1000] == [
+        "First line.\nSecond line.", "AB.\nC.", "Last.", "bad \ufffd\ufffd byte \ufffd.", "U+FFFD itself: \ufffd",
+        "lone \ufffd surrogate", "NUL  escaped, \U0001f600 a pair",
+    ]  # fmt: skip
+    (cut,) = [x for x in documents if len(x) >= 1000]
+    assert cut.replace("\n", "").replace(" ", "") == long_line.replace(" ", "")
+    assert "3 undecodable bytes replaced" in text.describe() and "4 NUL characters dropped" in text.describe()
+    assert json.loads((tmp_path / "out/train/corpus.json").read_text())["counts"] == text.train.counts
+
+
+def test_rows_that_are_no_text_are_dropped(tmp_path):
+    rows = ['{"other": 1}', '{"text": 5}', '{"text": "One."}', '{"text": ["a"]}', '{"text": "Two."}', '{"text": null}']
+    paths = [write(tmp_path / "a.jsonl", "\n".join(rows)), write(tmp_path / "b.jsonl", '{"text": 5}')]
+    for files in (paths, paths[:1]):
+        source = sources.JSONFiles(files, "text", True)
+        blocks = list(encoding.read_blocks([source], block_characters=4))
+        assert [block.lines for block in blocks] == [["One.", ""], ["Two.", ""], []]
+        counts = sum((block.counts for block in blocks), Counter())
+        assert counts == {sources.ODD_ROWS: 1 + len(files), sources.EMPTY_ROWS: 2}
+        assert blocks[0].position and blocks[1].position and resumes(source, blocks[:3], 4)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "dataset", "stream"])
+def test_strings_of_arrow_that_are_no_utf8(kind, tmp_path):
+    values = pyarrow.array([b"Good.", b"caf\xe9.", b"", None, "漢字.".encode()])
+    text = pyarrow.Array.from_buffers(pyarrow.string(), len(values), values.buffers())
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), path)
+    source: sources.TextSource = sources.HubSource(
+        str(tmp_path / "data"), None, "train", "text", True, streaming=kind == "stream"
+    )
+    if kind == "parquet":
+        source = sources.ParquetFiles([str(path)], "text", True)
+    blocks = list(encoding.read_blocks([source], block_characters=4))
+    assert [block.lines for block in blocks] == [["Good.", ""], ["caf\ufffd.", ""], ["漢字.", ""], []]
+    assert [block.counts[sources.BAD_BYTES] for block in blocks] == [0, 1, 0, 0]
+    if kind == "parquet":
+        assert lines_of(encoding.read_blocks([source], blocks[0].position)) == lines_of(blocks[1:])
+
+
+def test_damaged_pages_of_parquet_name_the_file(tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": [f"Sentence {k}. " * 20 for k in range(2000)]})
+    pyarrow.parquet.write_table(table, path, row_group_size=500, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 90_000] = b"\xff" * 90_000
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet after row \d+: .*Replace the file"):
+        list(encoding.read_blocks([sources.ParquetFiles([str(path)], "text", True)]))
+
+
+def test_carriage_returns_in_csv(tmp_path):
+    data = b'n,text\r\n1,a lone \r return\n2,"quoted \r\nline,\rtwo"\r\n3\n4,last'
+    source = sources.CSVFiles([write(tmp_path / "a.csv", data)], "text", True)
+    blocks = list(encoding.read_blocks([source], block_characters=8))
+    assert lines_of(blocks) == ["a lone", "return", "", "quoted", "line,", "two", "", "last", ""]
+    assert lines_of(encoding.read_blocks([source], blocks[0].position)) == lines_of(blocks[1:])
+    table = sources.TSVFiles([write(tmp_path / "a.tsv", data.replace(b",", b"\t"))], "text", True)
+    lines = [line.replace("\t", ",") for line in lines_of(encoding.read_blocks([table]))]
+    assert [line.rstrip(",") for line in lines] == [line.rstrip(",") for line in lines_of(blocks)]
+
+
+def test_cut_lines_can_be_resumed_in_the_middle(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LINE_LIMIT", 10)
+    lines = ["ä" * 23, "a b c d e f g h   ", "x" * 10, "", "y" * 11]
+    source = sources.TextFiles([write(tmp_path / "a.txt", "\n".join(lines))])
+    blocks = list(encoding.read_blocks([source], block_characters=1))
+    assert sum((block.counts for block in blocks), Counter())[sources.CUT_LINES] == 4
+    documents = [list(group) for is_line, group in groupby(lines_of(blocks), key=bool) if is_line]
+    assert ["".join(document).replace(" ", "") for document in documents] == [
+        "ä" * 23 + "abcdefgh" + "x" * 10,
+        "y" * 11,
+    ]
+    assert sum(block.position["at"] is not None and block.position["at"]["inside"] for block in blocks) >= 5
+    assert resumes(source, blocks, 1)
+
+
+def test_carriage_returns_alone_end_lines_and_documents(tmp_path, monkeypatch):
+    lines = ["One ä.", "", "Two.", "Three.", "", "", "x" * 25, "", "Four.", "é" * 12, "", "Five."] * 3
+    for limit in (10, 13, 14, 15, 16, 40, 1 << 20):
+        monkeypatch.setattr(sources, "LINE_LIMIT", limit)
+        found = {}
+        for end in ("\r", "\n", "\r\n"):
+            source = sources.TextFiles([write(tmp_path / "a.txt", end.join(lines))])
+            blocks = list(encoding.read_blocks([source], block_characters=1))
+            documents = [list(group) for is_line, group in groupby(lines_of(blocks), key=bool) if is_line]
+            counts = sum((block.counts for block in blocks), Counter())
+            found[end] = (["".join(document) for document in documents], counts)
+            assert resumes(source, blocks, 1)
+        assert found["\r"] == found["\n"] and found["\r\n"][0] == found["\n"][0], limit
+        if limit >= 40:
+            assert lines_of(blocks)[:5] == ["One ä.", "", "Two.", "Three.", ""]
+
+
+def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, tokenizer_folder):
+    row = "\n".join(f"Line {k}." for k in range(1000))
+    path = write(tmp_path / "a.jsonl", json.dumps({"text": row}) + "\n" + json.dumps({"text": "Next."}))
+    blocks = list(encoding.read_blocks([sources.JSONFiles([path], "text", True)], block_characters=500))
+    assert max(sum(map(len, block.lines)) for block in blocks) < 1100 and len(blocks) > 8
+    assert [line for line in lines_of(blocks) if line] == [*row.split("\n"), "Next."]
+    # No shard ends inside a row, since no reading can begin there.
+    tokenizer = load_tokenizer(tokenizer_folder)
+    encoder = encoding.BlockEncoder(tokenizer, encoding.TextOptions(), np.dtype(np.uint16))
+    corpus = corpus_of(tmp_path / "out", list(map(encoder, blocks)), shard_tokens=100)
+    assert [record.documents for record in corpus.records] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "Text.".encode("utf-16"), "is UTF-16. Convert it: iconv"),
+        ("a.jsonl", gzip.compress(b'{"text": "x"}', mtime=0), "a.jsonl is compressed"),
+        ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
+        ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
+        ("a.json", '[{"text": "x"}', "is not valid JSON"),
+        ("a.csv", "a,b\n1,2", "no column 'text'"),
+        ("a.csv", "text,b\r1,2\r", r"has a \\r in its first line"),
+        ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
+        ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
+        ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
+    ],
+)
+def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenizer_folder):
+    path = write(tmp_path / name, content)
+    good = write(tmp_path / "good.txt", "Good.")
+    arguments = CorpusArguments(train_files=[path], validation_files=[good], tokenizer_name=tokenizer_folder)
+    refused(message, arguments, tmp_path / "out")
+    # Nothing was finished, so another text may take its place.
+    text = prepare.prepare(replace(arguments, train_files=[good]), tmp_path / "out")
+    assert text.train.num_documents == 1
+
+
+def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
+    path = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.")
+    arguments = CorpusArguments(train_files=[path], num_validation_documents=3, tokenizer_name=tokenizer_folder)
+    refused("too few documents to take 3 off.*--num_validation_documents", arguments, tmp_path / "out")
+    text = prepare.prepare(replace(arguments, num_validation_documents=2), tmp_path / "out")
+    assert (text.train.num_documents, text.validation.num_documents) == (1, 2)
+    # Files of all kinds count; treebanks do not, since there is no validating on them.
+    more = write(tmp_path / "b.jsonl", '{"text": "Four."}')
+    trees = write(tmp_path / "trees.txt", "(S (UH Oh))")
+    mixed = replace(arguments, train_files=[path, more], train_trees=[trees])
+    text = prepare.prepare(mixed, tmp_path / "mixed")
+    assert (text.train.num_documents, text.validation.num_documents) == (2, 3)
+    refused("too few documents to take 4 off", replace(mixed, num_validation_documents=4), tmp_path / "other")
+
+
+# What is refused
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, tokenizer_folder: str, small_blocks: None) -> tuple[CorpusArguments, PreparedText]:
+    arguments = same_text(write(tmp_path / "text.txt", "\n\n".join(TEXT.split("\n\n")[:3])), tokenizer_folder)
+    return arguments, prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000)
+
+
+def test_changed_options_and_input_are_refused(prepared, tmp_path):
+    arguments, _ = prepared
+    out = tmp_path / "out"
+    train_bpe_tokenizer(TEXT.splitlines()[:300], 410).save_pretrained(tmp_path / "other")
+    changes = {
+        "text.language was 'en' and is now 'de'": replace(arguments, language="de"),
+        "text.drop_punctuation was False and is now True": replace(arguments, drop_punctuation=True),
+        "encoded with another tokenizer": replace(arguments, tokenizer_name=str(tmp_path / "other")),
+        "tokenizer_type was None and is now 'bpe'": replace(arguments, tokenizer_name=None),
+        "documents.skip_documents was None": replace(arguments, validation_files=[], num_validation_documents=1),
+    }
+    for message, changed in changes.items():
+        refused(message, changed, out)
+    Path(arguments.train_files[0]).write_text("Another text.")
+    refused(r"sources.0.files.0.bytes was .* Repeat the old values", arguments, out)
+    # The same holds for a folder that is not finished.
+    (out / "train" / shards.INDEX_FILE).unlink()
+    repeat = "Repeat the old values .as options of python -m hf_synlm.training.programs.prepare_text"
+    refused(f"shard_tokens was 18000 and is now 999; .*{repeat}", arguments, out, shard_tokens=999)
+
+
+def test_finished_folder_without_text(prepared, tmp_path):
+    arguments, text = prepared
+
+    def given(**options) -> prepare.PrepareArguments:
+        return prepare.PrepareArguments(output_dir=str(tmp_path / "out"), **options)
+
+    for options in ({}, {"tokenizer_name": arguments.tokenizer_name}, {"preprocessing_num_workers": 4}):
+        assert given(**options).takes_finished
+        found = prepare.prepare(given(**options), tmp_path / "out")
+        assert found.train.fingerprint() == text.train.fingerprint()
+    for options in ({"language": "de"}, {"rows": "lines"}, {"tokenizer_vocab_size": 77}):
+        refused(
+            f"{next(iter(options))} is .*Leave the option out, or name the text", given(**options), tmp_path / "out"
+        )
+
+
+def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="typo is not a complete folder of prepared text, and no text is named. Correct"
+    ):
+        DataArguments(prepared=str(tmp_path / "typo"))
+    assert not (tmp_path / "typo").exists()
+    assert DataArguments(prepared=str(tmp_path / "new"), train_files=["embedded"]).train_files  # text is named
+    assert DataArguments().train_files == [str(sample_path("raw.train.txt"))]
+
+
+def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
+    types = GPSTRecipe.argument_types()
+    _, data, evaluation, _ = parse_arguments(
+        types, ["--config", "gpst_tiny", "--output_dir", "x", *flags], GPSTRecipe.mappings
+    )
+    evaluation.complete(data)
+    return data, evaluation
+
+
+@pytest.mark.parametrize("named", ["train_files", "train_trees"])
+def test_only_named_text_is_read(tmp_path: Path, named: str) -> None:
+    mine, held_out = (write(tmp_path / name, "(S (PRP we) (VBP rest))\n") for name in ("mine.mrg", "held_out.mrg"))
+    data, evaluation = gpst_arguments(f"--{named}", mine)
+    assert evaluation.validation_trees is evaluation.test_trees is None
+    if named == "train_trees":
+        with pytest.raises(ValueError, match="A treebank is one document. Pass --validation_words TREEBANK or"):
+            data.sources("validation")
+        data, evaluation = gpst_arguments(f"--{named}", mine, "--validation_trees", held_out)
+        assert [source.paths for source in data.sources("validation")[0]] == [[held_out]]
+    assert [source.paths for source in data.sources("train")[0]] == [[mine]]
+
+
+def test_embedded_text_is_the_default() -> None:
+    data, evaluation = gpst_arguments()
+    names = [Path(path).name for source in data.sources("train")[0] for path in source.paths]
+    assert names == ["raw.train.txt", "trees.train.txt"]
+    assert Path(evaluation.validation_trees).name == "trees.valid.txt"
+
+
+def test_other_programs_read_only_named_trees(tmp_path: Path) -> None:
+    mine = write(tmp_path / "mine.mrg", "(S (PRP we) (VBP rest))\n")
+    with pytest.raises(ValueError, match="No training text is named"):
+        DataArguments(validation_files=[mine]).sources("train")
+    with pytest.raises(ValueError, match="train_files are not set, but other files are"):
+        SentenceFileArguments(validation_files=[mine])
+    with pytest.raises(ValueError, match="validation_trees is not set. Pass --validation_trees"):
+        InductionArguments(train_trees=[mine])
+    assert list(InductionArguments(train_trees=[mine], validation_trees=mine, test_trees=mine).sentences()) == [
+        ["we", "rest"]
+    ]
+
+
+def test_missing_files_are_named(prepared, tmp_path):
+    out = tmp_path / "out"
+    (out / "train" / shards.MADE_FROM_FILE).unlink()
+    refused(r"train/made_from.json is missing. Restore it, or delete .*out/train and prep", prepared[0], out)
+    (out / "tokenizer" / shards.MADE_FROM_FILE).unlink()
+    refused(
+        r"tokenizer/made_from.json is missing. Restore it, or delete .*out/tokenizer",
+        prepare.PrepareArguments(output_dir=str(out)),
+        out,
+    )
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_damaged_shards_are_named(is_finished, prepared, tmp_path):
+    arguments, text = prepared
+    train = tmp_path / "out" / "train"
+    straight = files_in(train)
+    assert len(text.train.records) == 3
+    shard = train / "shard_00001.bin"
+    if not is_finished:
+        (train / shards.INDEX_FILE).unlink()
+
+    def refuses(message: str, **options) -> None:
+        refused(message, arguments, tmp_path / "out", shard_tokens=18_000, **options)
+
+    shard.write_bytes(straight[shard.name][:-1])
+    refuses("shard_00001.bin has .* bytes instead of")
+    shard.unlink()
+    refuses("shard_00001.bin is missing. Restore it; or delete")
+    damaged = bytearray(straight[shard.name])
+    damaged[100] ^= 1
+    shard.write_bytes(damaged)
+    refuses("shard_00001.bin is damaged: its checksum", verify=True)
+    if not is_finished:
+        (train / shards.INDEX_FILE).unlink()
+        shard.with_suffix(".json").unlink()
+        refuses("shard_00001.json is missing")
+    # The remedy that the messages name.
+    for name in (shards.INDEX_FILE, "shard_00001.json", "shard_00001.bin", "shard_00002.json", "shard_00002.bin"):
+        (train / name).unlink(missing_ok=True)
+    prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000, verify=True)
+    assert files_in(train) == straight
+    (train / shards.INDEX_FILE).write_text("{")
+    refuses("corpus.json is damaged")
+
+
+def test_full_disk(tmp_path, tokenizer_folder, small_blocks):
+    arguments = same_text(write(tmp_path / "text.txt", TEXT), tokenizer_folder)
+    out = tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Room for the tokenizer and some blocks of a shard, but not for all of them.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match="shard 0 of .*out/train could not be written.*make room and run"):
+            prepare.prepare(arguments, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in (out / "train").iterdir()] == [shards.MADE_FROM_FILE]
+    prepare.prepare(arguments, out)
+    prepare.prepare(arguments, tmp_path / "straight")
+    assert files_in(out) == files_in(tmp_path / "straight")
+
+
+def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
+    write(tmp_path / "file", "no folder")
+    cases = [
+        (["--output_dir", str(tmp_path / "file" / "out"), "--tokenizer_name", tokenizer_folder], "Not a directory"),
+        (["--output_dir", str(tmp_path), "--train_files", "absent.txt"], "There is no file 'absent.txt'"),
+        (["--output_dir", str(tmp_path), "--rows", "words"], "rows is 'words'"),
+        ([], "required: --output_dir"),
+    ]
+    for content, message in (
+        ("a: [1\n", "is not valid YAML"),
+        ("", "does not contain a mapping"),
+        ("train_files: no.txt", "'no.txt'"),
+    ):
+        config = write(tmp_path / f"{len(cases)}.yaml", content)
+        cases.append((["--output_dir", str(tmp_path), "--config", config], message))
+    cases.append((["--output_dir", str(tmp_path), "--config", "no.yaml"], "There is no config file 'no.yaml'"))
+    for flags, message in cases:
+        with pytest.raises(SystemExit) as stop:
+            prepare.main(flags)
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_lists_may_be_empty(tmp_path, tokenizer_folder):
+    good = write(tmp_path / "good.txt", "Good.")
+    text = f"train_files: {good}\nvalidation_files: [{good}]\ntokenizer_name: {tokenizer_folder}\n"
+    config = write(tmp_path / "a.yaml", text + "train_trees: [absent.txt]\n")
+    flags = ["--output_dir", str(tmp_path / "out"), "--config", config, "--train_trees"]
+    assert prepare.main(flags) == 0
+    (data,) = parse_arguments([DataArguments], ["--config", config, "--train_trees"])
+    assert (data.train_files, data.train_trees) == ([good], [])
+    (data,) = parse_arguments([DataArguments], ["--config", write(tmp_path / "b.yaml", text + "train_trees: []")])
+    assert data.train_trees == []
+    for bad in ("a: [1", "{a"):
+        with pytest.raises(ValueError, match="is not valid YAML"):
+            parse_arguments([DataArguments], ["--config", write(tmp_path / "c.yaml", bad)])
+    with pytest.raises(ValueError, match="--x '{a: .1' is not valid YAML"):
+        read_mapping("{a: [1", "x")
+
+
+# Encoding
+
+
+def test_tokenizers_that_cannot_be_used(tmp_path):
+    text = write(tmp_path / "text.txt", "the cat")
+
+    def prepared_with(vocabulary: dict[str, int], unknown: str, text: str) -> PreparedText:
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "words")
+        return prepare.prepare(same_text(text, str(tmp_path / "words")), tmp_path / "out")
+
+    with pytest.raises(ValueError, match="has 2 tokens, but its largest id is 70000: number its tokens from 0 to 1"):
+        prepared_with({"the": 0, "cat": 70_000}, "the", text)
+    with pytest.raises(ValueError, match="tokenizer cannot encode the text: .*Give its vocabulary the unknown token"):
+        prepared_with({"the": 0}, "<unk>", text)
+    shutil.rmtree(tmp_path / "out")
+    assert sentences_of(prepared_with({"the": 0, "cat": 1}, "<unk>", text).train) == [[[0, 1]]]
+
+
+def test_splitting_special_tokens_is_part_of_a_tokenizer(tmp_path, tokenizer_folder):
+    text = write(tmp_path / "text.txt", "the <|endoftext|> cat")
+    lengths = []
+    for value in (False, True):
+        tokenizer = load_tokenizer(tokenizer_folder)
+        tokenizer.split_special_tokens = value
+        tokenizer.save_pretrained(tmp_path / str(value))
+        config = json.loads((tmp_path / str(value) / "tokenizer_config.json").read_text())
+        write(tmp_path / str(value) / "tokenizer_config.json", json.dumps({**config, "split_special_tokens": value}))
+        arguments = same_text(text, str(tmp_path / str(value)))
+        lengths.append(prepare.prepare(arguments, tmp_path / f"out_{value}").train.num_tokens)
+        assert prepare.prepare(arguments, tmp_path / f"out_{value}").train.num_tokens == lengths[-1]
+    assert lengths[0] < lengths[1]
+    refused("encoded with another tokenizer", arguments, tmp_path / "out_False")
+
+
+def test_tokenizer_hash_survives_saving(tmp_path, tokenizer_folder):
+    train_wordpiece_tokenizer(TEXT.splitlines()[:100], 300).save_pretrained(tmp_path / "wordpiece")
+    seen = set()
+    for folder in (tokenizer_folder, tmp_path / "wordpiece"):
+        tokenizer = load_tokenizer(folder)
+        tokenizer(["a b", "c"], truncation=True, max_length=1, padding=True)  # leaves traces in the backend
+        tokenizer.save_pretrained(tmp_path / "again")
+        assert encoding.tokenizer_sha256(load_tokenizer(tmp_path / "again")) == encoding.tokenizer_sha256(tokenizer)
+        seen.add(encoding.tokenizer_sha256(tokenizer))
+    assert len(seen) == 2
+
+
+def test_sentences_without_tokens_are_dropped(tmp_path):
+    train_wordpiece_tokenizer(["a b c"], 20).save_pretrained(tmp_path / "tokenizer")
+    # The normalization of BERT deletes control characters.
+    path = write(tmp_path / "text.txt", "a\n\u200b\x01\nb\n\n\x01\n\nc")
+    arguments = same_text(path, str(tmp_path / "tokenizer"), one_sentence_per_line=True)
+    corpus = prepare.prepare(arguments, tmp_path / "out").train
+    assert [len(document) for document in sentences_of(corpus)] == [2, 1]
+    assert corpus.counts == {encoding.EMPTY_SENTENCES: 2, shards.EMPTY_DOCUMENTS: 1}
+
+
+def test_word_ends_of_tokens_without_word():
+    word_ids = [[0, 0, None, 1], [], [None], [0, 1, 1]]
+    lengths = np.array([4, 0, 1, 3], np.uint32)
+    expected = [end for ids in word_ids for end in word_ends_from_word_ids(ids)]
+    assert encoding._word_ends(word_ids, lengths).tolist() == expected
+
+
+# Packing
+
+SENTENCE = st.lists(st.integers(10, 30), min_size=1, max_size=9)
+DOCUMENTS_OF_IDS = st.lists(st.lists(SENTENCE, max_size=5), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(DOCUMENTS_OF_IDS, st.booleans()), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.none() | st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 60),
+)
+def test_contexts_equal_the_reference(tmp_path_factory, parts, length, longest, mark, shard_tokens):
+    if not any(ids for documents, _ in parts for document in documents for ids in document):
+        parts = [([[[11]]], False)]
+    blocks = [encoded(documents, is_open and k < len(parts) - 1) for k, (documents, is_open) in enumerate(parts)]
+    corpus = corpus_of(tmp_path_factory.mktemp("corpus"), blocks, shard_tokens)
+    whole: list[list[list[int]]] = [[]]
+    for k, (documents, is_open) in enumerate(parts):
+        whole[-1] = whole[-1] + documents[0]
+        whole += documents[1:]
+        if not is_open or k == len(parts) - 1:
+            whole.append([])
+    assert sentences_of(corpus) == [document for document in whole if document]
+
+    # A shard ends a context, and a document that goes on in the next shard has its end token there, if at all.
+    expected: list[tuple[list[int], list[int]]] = []
+    totals: Counter[str] = Counter()
+    for number, record in enumerate(corpus.records):
+        shard = corpus.shard(number)
+        starts = [0, *shard.sentence_ends.tolist()]
+        sentences = [shard.tokens[i:j].tolist() for i, j in zip(starts, starts[1:], strict=False)]
+        bounds = [0, *shard.document_ends.tolist(), len(sentences)]
+        documents = [sentences[i:j] for i, j in zip(bounds, bounds[1:], strict=False)]
+        last = documents.pop()
+        packed = pack_contexts([*documents, last], length, longest, END if mark else None)
+        if record.ends_inside_document and mark and any(longest is None or len(ids) <= longest for ids in last):
+            if packed.input_ids[-1][-1] == END:
+                packed.input_ids[-1].pop()
+                packed.sentence_ids[-1].pop()
+        expected += zip(packed.input_ids, packed.sentence_ids, strict=True)
+        totals.update(cut=packed.num_cut, left_out=packed.num_left_out)
+    options = {"max_sentence_tokens": longest, "end_of_document_id": END if mark else None}
+    if not expected:
+        with pytest.raises(ValueError, match="No context is left"):
+            ContextDataset(corpus, length, **options)
+        return
+    dataset = ContextDataset(corpus, length, with_word_ends=True, **options)
+    assert [(item["input_ids"].tolist(), item["sentence_ids"].tolist()) for item in dataset] == expected
+    for item in dataset:
+        assert (item["word_ends"] == (item["input_ids"] % 2 == 1)).all()  # END is odd too
+    assert dataset.totals() == {
+        "contexts": len(expected),
+        "tokens": sum(len(ids) for ids, _ in expected),
+        "sentences": sum(numbers[-1] for _, numbers in expected),
+        **totals,
+    }
+
+
+def test_packing_by_hand(tmp_path):
+    documents = [[[1, 2, 3], [4, 5]], [[6, 7, 8, 9, 10, 11, 12], [13]], [[14] * 6, [15]], [[16] * 6]]
+    corpus = corpus_of(tmp_path, [encoded(documents)])
+
+    def contexts(**options) -> list[list[int]]:
+        return [item["input_ids"].tolist() for item in ContextDataset(corpus, 5, **options)]
+
+    assert contexts()[:3] == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13, 14][:3]]
+    # The mark of the first document does not fit; sentences of more than five tokens go, and so does a document.
+    assert contexts(end_of_document_id=0, max_sentence_tokens=5) == [[1, 2, 3, 4, 5], [13, 0, 15, 0]]
+    opening, totals = pack_sentences(np.array([3, 5, 12, 13]), np.array([2, 4]), 5, mark_documents=True)
+    assert opening.tolist() == [[0, 0], [2, 5], [2, 10]]
+    assert totals == {"contexts": 3, "tokens": 14, "sentences": 6, "cut": 1, "left_out": 0}
+    with pytest.raises(ValueError, match="context_length is 0"):
+        ContextDataset(corpus, 0)
+    dataset = ContextDataset(corpus, 5)
+    assert dataset[-1]["input_ids"].tolist() == dataset[len(dataset) - 1]["input_ids"].tolist()
+    with pytest.raises(IndexError, match="context 99 does not exist"):
+        dataset[99]
+
+
+def test_datasets_travel_to_other_processes(tmp_path, prepared):
+    dataset = ContextDataset(prepared[1].train, 64, with_word_ends=True)
+    items = list(dataset)
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 4000  # no tokens, no index
+    for item, again in zip(items, pickle.loads(sent), strict=True):
+        assert all((item[name] == again[name]).all() for name in item)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=None, num_workers=2, multiprocessing_context="fork", collate_fn=dict
+    )
+    assert [item["input_ids"].tolist() for item in loader] == [item["input_ids"].tolist() for item in items]
+
+
+def test_index_of_contexts_is_kept_and_repaired(tmp_path, prepared, monkeypatch, caplog):
+    corpus = prepared[1].train
+    first = ContextDataset(corpus, 64)
+    (path,) = corpus.folder.glob("contexts_*.npy")
+    written = path.read_bytes()
+    assert len(written) < 8 * len(first) + 200  # eight bytes per context
+    stamp = path.stat().st_mtime_ns
+    again = ContextDataset(corpus, 64)
+    assert path.stat().st_mtime_ns == stamp and again.fingerprint() == first.fingerprint()
+    path.write_bytes(written[:-5])
+    assert len(list(ContextDataset(corpus, 64))) == len(first) and path.read_bytes() == written
+    fingerprints = {first.fingerprint(), ContextDataset(corpus, 63).fingerprint()}
+    fingerprints |= {ContextDataset(corpus, 64, max_sentence_tokens=9).fingerprint()}
+    fingerprints |= {ContextDataset(corpus, 64, end_of_document_id=1).fingerprint()}
+    assert len(fingerprints) == 4
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_synlm.data.contexts.write_bytes", full)
+    in_memory = ContextDataset(corpus, 50)
+    assert "is kept in memory" in caplog.text
+    assert len(pickle.loads(pickle.dumps(in_memory))[0]["input_ids"]) <= 50

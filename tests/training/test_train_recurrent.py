@@ -1,0 +1,628 @@
+"""Training of recurrent language models: schedules, segments, exact resume, perplexity, F1, and what is refused."""
+
+import dataclasses
+import functools
+import json
+import math
+import shutil
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from hf_synlm.conversion import convert_state_dict
+from hf_synlm.conversion.on_lstm import RULES
+from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.data.streams import SentenceCode, make_stream
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.trees.parsing import unlabeled_f1
+from hf_synlm.training.engine import arguments as run_arguments
+from hf_synlm.training.engine import checkpoints, samplers
+from hf_synlm.training.engine import run as common
+from hf_synlm.training.programs import train_recurrent
+from hf_synlm.training.tasks import stream_batches, stream_evaluation
+from hf_synlm.training.tasks import stream_schedule as schedules
+from tests.helpers.training_runs import TRAINING, cut_off, results_of, sample_files
+
+TYPES = (
+    train_recurrent.RecurrentModelArguments,
+    stream_batches.StreamDataArguments,
+    train_recurrent.ParsingArguments,
+    schedules.ScheduleArguments,
+    schedules.RecurrentTrainingArguments,
+)
+SMALL = {
+    "on_lstm": "embedding_size=8,hidden_size=12,num_layers=2,chunk_size=4",
+    "prpn": "embedding_size=8,hidden_size=12,num_slots=5,num_lookback=2",
+    "palm": "embedding_size=8,hidden_size=12,num_spans=4,rrnn_size=4,attention_size=6",
+    "awd_lstm": "embedding_size=8,hidden_size=12",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A few trees of the embedded treebank, and the same sentences as text."""
+    folder = tmp_path_factory.mktemp("trees")
+    paths = sample_files(folder, "trees", train=30, valid=8, test=5)
+    for name in ("train", "valid", "test"):
+        paths[f"{name}.words"] = str(folder / f"{name}.words.txt")
+        words = [" ".join(sentence.words) for sentence in read_treebank(paths[name])]
+        Path(paths[f"{name}.words"]).write_text("\n".join(words) + "\n", encoding="utf-8")
+    return paths
+
+
+def flags(corpus: dict[str, str], output_dir: Path, architecture: str, *more: str) -> list[str]:
+    return [
+        *("--architecture", architecture, "--config_overrides", SMALL[architecture], "--output_dir", str(output_dir)),
+        *("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--test_files", corpus["test"]),
+        *("--per_device_train_batch_size", "3", "--per_device_eval_batch_size", "2", "--bptt", "8"),
+        *("--learning_rate", "1", "--logging_steps", "1", "--parse_sentences", "4", *more),
+    ]
+
+
+def parse(*flags: str) -> tuple:
+    mappings = ["config_overrides", "parse_options"]
+    return run_arguments.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=mappings)
+
+
+# ---------------------------------------------------------------------------------------------- schedules
+arguments = schedules.ScheduleArguments
+TRIGGER = [4.0, 3.0, 3.5, 3.2, 3.1, 2.0]
+RISE = [1.0, 2.0, 1.5, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "changes", "expected"),
+    [
+        # Of the losses before the fifth, all but the last two have the minimum 3, which it exceeds.
+        (TRIGGER, {"non_monotone_interval": 2}, "fffffaa"),
+        (TRIGGER, {"non_monotone_interval": 3}, "fffffff"),
+        ([4.0, 3.0, 2.0, 1.0], {"non_monotone_interval": 1}, "fffff"),
+        # One loss before the interval is enough, none is not.
+        ([1.0, 2.0], {"non_monotone_interval": 1}, "fff"),
+        ([1.0, 2.0, 1.5], {"non_monotone_interval": 1}, "fffa"),
+        # The authors' code begins to fine-tune at this epoch or not at all.
+        (RISE, {"non_monotone_interval": 1, "finetuning_epoch": 5}, "fffaaFF"),
+        (RISE, {"non_monotone_interval": 1, "finetuning_epoch": 4}, "fffaFFF"),
+        (RISE, {"non_monotone_interval": 1, "finetuning_epoch": 3}, "fffaaaa"),
+        ([1.0] * 4, {"schedule": "adam-asgd", "averaging_epoch": 2, "finetuning_epoch": 4}, "ffaaF"),
+    ],
+)
+def test_phases_of_epochs(losses: list[float], changes: dict[str, Any], expected: str) -> None:
+    """The phase of each epoch, the one after the last loss included: f(irst), a(veraging), F(inetuning)."""
+    schedule = arguments(**changes, averaging_learning_rate=7.0)
+    phases = [schedules.phase_after(losses[:n], schedule, 30.0) for n in range(len(losses) + 1)]
+    assert "".join({"finetuning": "F"}.get(phase.name, phase.name[0]) for phase in phases) == expected
+    assert all(phase.learning_rate == (30.0 if phase.name == "first" else 7.0) for phase in phases)
+
+
+def test_rate_is_halved_on_plateaus_as_torch_does() -> None:
+    losses = [5.0, 4.0, 4.0, 4.5, 4.1, 3.0, 3.0, 3.0, 3.1, 3.2, 3.3, 2.0]
+    for patience in (0, 1, 2):
+        schedule = arguments(schedule="adam-plateau", plateau_patience=patience, plateau_factor=0.5)
+        optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
+        stock = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=0.5, patience=patience, threshold=0.0, eps=0.0
+        )
+        for count, loss in enumerate(losses, start=1):
+            stock.step(loss)
+            phase = schedules.phase_after(losses[:count], schedule, 0.8)
+            assert phase == ("first", optimizer.param_groups[0]["lr"])
+
+
+def make_optimizer(model: torch.nn.Module, **changes: Any) -> schedules.PhasedOptimizer:
+    accelerator = SimpleNamespace(
+        prepare=lambda *items: [
+            items[0],
+            *(
+                SimpleNamespace(
+                    optimizer=item, param_groups=item.param_groups, step=item.step, zero_grad=item.zero_grad
+                )
+                for item in items[1:]
+            ),
+        ]
+    )
+    training = schedules.RecurrentTrainingArguments(output_dir="x", weight_decay=1.2e-6, learning_rate=5.0)
+    return schedules.make_phased_optimizer(accelerator, model, arguments(**changes), training)[1]
+
+
+def test_averages_are_those_of_all_steps_but_the_first() -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer(model)
+    before = model.weight.detach().clone()
+    with optimizer.averaged_weights():  # nothing to average yet
+        assert torch.equal(model.weight, before)
+    for phase in ("averaging", "finetuning"):
+        assert optimizer.enter(schedules.Phase(phase, 0.5))
+        seen = []
+        for step in range(5):
+            optimizer.scale = 1.0 + step
+            model(torch.randn(3, 2)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(model.weight.detach().clone())
+        with optimizer.averaged_weights():
+            torch.testing.assert_close(model.weight, torch.stack(seen[1:]).mean(0))
+        assert torch.equal(model.weight, seen[-1])
+    assert not optimizer.first.optimizer.state
+
+
+def test_sgd_and_averaging_repeat_the_authors_trace() -> None:
+    """Three steps of SGD and four of ASGD on an ON-LSTM with segments of unequal length."""
+    folder = Path(__file__).parents[1] / "goldens" / "onlstm" / "optim_trace_sgd_asgd"
+    state, trace = load_file(folder / "state.safetensors"), load_file(folder / "io.safetensors")
+    meta = json.loads((folder / "meta.json").read_text())
+    model = convert_state_dict("on_lstm", state, meta).train()
+    optimizer = make_optimizer(model)
+    # In the authors' code, the last word of the vocabulary learns nothing as an input, by accident.
+    model.model.embed_tokens.padding_idx = model.config.vocab_size - 1
+    start, cache = 0, None
+    for step, entry in enumerate(meta["log"]):
+        if step == 3:
+            assert entry["opt"] == "ASGD" and optimizer.enter(schedules.Phase("averaging", meta["lr"]))
+        ids, targets = (trace["stream"][start + k : start + k + entry["T"]].t() for k in (0, 1))
+        output = model(ids, shift_labels=targets, past_key_values=cache, use_cache=True)
+        cache, start = output.past_key_values, start + entry["T"]
+        output.loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), meta["clip"])
+        assert (output.loss.item(), norm.item()) == pytest.approx((entry["loss"], entry["grad_norm"]), rel=1e-5)
+        optimizer.scale = entry["T"] / meta["bptt"]
+        optimizer.step()
+        optimizer.zero_grad()
+        same_weights(model, trace, f"step{step}.")
+        if step >= 3:
+            with optimizer.averaged_weights():
+                same_weights(model, trace, f"step{step}.ax.")
+
+
+def same_weights(model: torch.nn.Module, trace: dict[str, torch.Tensor], prefix: str) -> None:
+    stored = {name.removeprefix(prefix): value for name, value in trace.items() if name.startswith(prefix)}
+    expected = rename_state_dict({name: value for name, value in stored.items() if "ax." not in name}, RULES)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=2e-6, msg=f"{prefix}{name}")
+
+
+# ---------------------------------------------------------------------------------------------- segments
+def segments(**changes: Any) -> stream_batches.SegmentSampler:
+    options = {"num_tokens": 3001, "num_rows": 4, "bptt": 30, "variable": True, "seed": 1}
+    return stream_batches.SegmentSampler(**{**options, **changes})
+
+
+def epoch(number: int = 0, **changes: Any) -> list[stream_batches.Segment]:
+    return [segment for [segment] in segments(**changes).epoch_batches(number)]
+
+
+def test_segments_cover_the_rows() -> None:
+    offsets = set()
+    for number in range(20):
+        parts = epoch(number, num_tokens=3003)  # 750 columns, 2 tokens left over
+        assert [part.start for part in parts] == np.cumsum([0] + [part.length for part in parts])[:-1].tolist()
+        assert sum(part.length for part in parts) == 750
+        assert all(part.length >= 5 for part in parts)
+        assert all(part.rate_scale == part.length / 30 for part in parts[:-1])
+        offsets |= {part.offset for part in parts}
+    assert offsets == {0, 1, 2}
+    lengths = np.array([part.length for part in epoch(num_tokens=2_000_001, bptt=100)[:-1]])
+    for usual, share in ((100, 0.95), (50, 0.05)):
+        some = lengths[abs(lengths - usual) < 25]
+        assert abs(some.mean() - usual + 0.5) < 0.5 and abs(some.std() - 5) < 0.5  # rounded down
+        assert abs(len(some) / len(lengths) - share) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [
+        ({"bptt": 100}, [100] * 7 + [50]),
+        # Less than five tokens are no segment of their own.
+        ({"bptt": 149}, [149] * 5 + [5]),
+        ({"bptt": 187}, [187] * 3 + [189]),
+        ({"num_tokens": 13}, [3]),
+        ({"num_tokens": 13, "bptt": 1}, [1] * 3),
+    ],
+)
+def test_fixed_segments_and_short_rows(changes: dict[str, int], lengths: list[int]) -> None:
+    parts = epoch(variable=False, **changes)
+    assert [part.length for part in parts] == lengths and {part.rate_scale for part in parts} == {1.0}
+
+
+def test_segments_depend_on_seed_and_number_only() -> None:
+    count = 3 * len(epoch())
+    whole = [segment for [segment] in islice(segments(), count)]
+    for consumed in (1, len(epoch()), count - 2):
+        rest = [segment for [segment] in islice(segments(consumed=consumed), count - consumed)]
+        assert rest == whole[consumed:]
+    assert whole[0] != next(iter(segments(seed=2)))[0]
+
+
+def test_ends_of_epochs() -> None:
+    def ends(per_step: int, *counts: int) -> samplers.EpochEnds:
+        return samplers.EpochEnds(SimpleNamespace(epoch_batches=lambda number: [None] * counts[number]), per_step)
+
+    assert [step for step in range(1, 10) if step in ends(1, 3, 4, 2)] == [3, 7, 9]
+    assert [step for step in range(1, 7) if step in ends(2, 3, 4, 2, 9)] == [2, 4, 5] and ends(2, 3, 4, 2).step(2) == 5
+    four = ends(4, 4, 5, 3, 9)
+    assert [four.step(0), four.step(1), four.count(1), four.count(2)] == [1, 3, 1, 1]
+    with pytest.raises(ValueError, match="An epoch has only 3 batches, fewer than the 4 of an optimizer step"):
+        four.count(4)
+
+
+# ---------------------------------------------------------------------------------------------- evaluation
+def small_model(corpus: dict[str, str], tmp_path: Path, architecture: str, *more: str) -> tuple:
+    model_arguments, data, *_ = parse(*flags(corpus, tmp_path, architecture, *more))
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
+    streams, tokenizer, model = train_recurrent.load_data(accelerator, model_arguments, data, tmp_path)
+    return accelerator, data, streams, tokenizer, model
+
+
+@pytest.mark.parametrize("architecture", list(SMALL))
+def test_perplexity_is_that_of_the_definition(architecture: str, corpus: dict[str, str], tmp_path: Path) -> None:
+    accelerator, _, streams, _, model = small_model(corpus, tmp_path, architecture)
+    stream = streams.validation
+    got = stream_evaluation.evaluate_stream(accelerator, model, stream, 1, 7)
+    ids = torch.from_numpy(stream.ids.astype(np.int64))[None]
+    with torch.no_grad():
+        logits = model.eval()(ids[:, :-1]).logits.double()
+    nats = -logits.log_softmax(-1).gather(2, ids[:, 1:, None]).sum().item()
+    assert got == pytest.approx(nats, rel=1e-6)
+    losses = stream_evaluation.text_losses(got, len(stream) - 1, of_characters=False)
+    words = sum(len(sentence.words) + 1 for sentence in read_treebank(corpus["valid"]))
+    assert losses["tokens"] == words and losses["perplexity"] == pytest.approx(math.exp(nats / words))
+    # Rows of a batch are so many streams of their own; that some end early changes nothing.
+    rows = stream_evaluation.StreamRows(stream, 4, complete=True)
+    parts = [stream.ids[first : first + rows.length + 1] for first in range(0, len(stream) - 1, rows.length)]
+    alone = [make_stream([SentenceCode(part[1:-1].tolist())], 2) for part in parts]
+    alone = [dataclasses.replace(one, ids=part) for one, part in zip(alone, parts, strict=True)]
+    separate = sum(stream_evaluation.evaluate_stream(accelerator, model, one, 1, 7) for one in alone)
+    assert stream_evaluation.evaluate_stream(accelerator, model, stream, 4, 7) == pytest.approx(separate, rel=1e-6)
+    assert len(parts) == 4 and len(parts[-1]) < len(parts[0])
+
+
+def test_perplexity_of_sentences_is_that_of_the_definition(corpus: dict[str, str], tmp_path: Path) -> None:
+    accelerator, _, streams, tokenizer, model = small_model(corpus, tmp_path, "on_lstm")
+    got = stream_evaluation.evaluate_sentences(accelerator, model, streams.validation, tokenizer.pad_token_id, 3, 50)
+    nats = 0.0
+    for sentence in read_treebank(corpus["valid"]):
+        ids = torch.tensor([[2, *tokenizer(" ".join(sentence.words))["input_ids"], 2]])
+        with torch.no_grad():
+            logits = model.eval()(ids[:, :-1]).logits.double()
+        nats -= logits.log_softmax(-1).gather(2, ids[:, 1:, None]).sum().item()
+    assert got == pytest.approx(nats, rel=1e-6)
+
+
+def test_units() -> None:
+    assert stream_evaluation.text_losses(8 * math.log(2), 4, True)["bits_per_character"] == 2
+    assert stream_evaluation.text_losses(1e4, 1, False)["perplexity"] == math.inf
+
+
+def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict[str, str], tmp_path: Path) -> None:
+    config = ("--config", str(TRAINING / "configs/prpn_wsj10.yaml"))
+    files = ("--train_files", corpus["train"], "--validation_files", corpus["train"])
+    model, data, parsing, *_ = parse(*config, *files, "--final_parsing_files", corpus["train"])
+    parsing.complete(data, model.architecture)
+    short = list(stream_batches.read_words(data.train_files, data))
+    words = parsing.treebank(parsing.final_parsing_files, data.split_leaves).words
+    assert [list(sentence) for sentence in short] == words and 0 < len(words) < 30
+    # Punctuation does not count unless it is kept.
+    file = tmp_path / "trees.txt"
+    file.write_text("".join(f"(S {'(NN a) ' * count}(. .))\n" for count in (3, 9, 10, 11)))
+    parsing.parsing_preprocessing = "none"
+    expected = {"remove": [3, 9, 10], "ignore": [4, 10, 11], "keep": [4, 10]}
+    for parsing.punctuation, lengths in expected.items():
+        assert parsing.treebank([str(file)], data.split_leaves).lengths == lengths
+
+
+# ---------------------------------------------------------------------------------------------- data
+def test_text_and_trees_give_the_same_stream(corpus: dict[str, str], tmp_path: Path) -> None:
+    *_, streams, tokenizer, _ = small_model(corpus, tmp_path / "trees", "awd_lstm")
+    names = {"train_files": "train", "validation_files": "valid", "test_files": "test"}
+    texts = [part for flag, name in names.items() for part in (f"--{flag}", corpus[f"{name}.words"])]
+    more = ("--file_format", "text", *texts)
+    *_, plain, other, _ = small_model(corpus, tmp_path / "text", "awd_lstm", *more)
+    assert other.get_vocab() == tokenizer.get_vocab()
+    assert np.array_equal(plain.train.ids, streams.train.ids)
+    assert stream_batches.stream_fingerprint(plain.train) == stream_batches.stream_fingerprint(streams.train)
+    assert stream_batches.stream_fingerprint(plain.validation) != stream_batches.stream_fingerprint(streams.train)
+
+
+def test_a_corpus_may_be_a_single_long_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_batches, "PIECE_LENGTH", 3)
+    (tmp_path / "text.txt").write_text("a b c a b c a\n\nb\n", encoding="utf-8")
+    file = str(tmp_path / "text.txt")
+    for kind, expected in (("words", "a b c a b c a </s> </s> b </s>"), ("characters", "a b c a b c a")):
+        data = stream_batches.StreamDataArguments(
+            [file], [file], file_format="text", tokenizer_type=kind, tokenizer_vocab_size=None
+        )
+        accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
+        tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path / kind)
+        stream = stream_batches.load_stream(data, [file], tokenizer)
+        tokens = tokenizer.convert_ids_to_tokens(stream.ids[1:].tolist())
+        assert (" ".join(tokens) if kind == "words" else "".join(tokens[:13])) == expected
+        assert tokens.count("</s>") == 3
+
+
+def test_preprocessing_and_limits(corpus: dict[str, str]) -> None:
+    data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]], preprocessing="ptb-concat")
+    words = list(stream_batches.read_words(data.train_files, data))
+    assert len(words) == 30 and all(word == "N" or word == word.lower() for sentence in words for word in sentence)
+    assert not {",", "."} & {word for sentence in words for word in sentence}
+    data.max_sentence_words = 8
+    short = list(stream_batches.read_words(data.train_files, data))
+    assert short == [sentence for sentence in words if len(sentence) <= 8] and 0 < len(short) < 30
+    data.preprocessing, data.max_sentence_words = "words-only", None
+    assert any(
+        word != word.lower() for sentence in stream_batches.read_words(data.train_files, data) for word in sentence
+    )
+
+
+def test_tags_have_to_tell_words_where_words_are_asked_for(corpus: dict[str, str], tmp_path: Path, caplog) -> None:
+    """All files count together: one short file with a strange tag is no reason to stop."""
+    (strange := tmp_path / "strange.txt").write_text("(S (AFX ex) (NN cat))")
+    paths = [corpus["train"], str(strange)]
+    sentences = [sentence.words for sentence in stream_batches.read_trees(paths, "words-only")]
+    assert sentences[-1] == ("cat",) and len(sentences) > 1
+    assert "words count as punctuation" in caplog.text and "AFX" in caplog.text
+    with pytest.raises(ValueError, match="1 of 2 words have tags .*: leave out .* 'words-only' of .*strange.txt"):
+        list(stream_batches.read_trees([str(strange)], "words-only"))
+    assert [sentence.words for sentence in stream_batches.read_trees([str(strange)])] == [("ex", "cat")]
+
+
+# ---------------------------------------------------------------------------------------------- runs
+COURSES = {
+    # Averaging begins after the first epoch, fine-tuning after the third.
+    "on_lstm": ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--finetuning_epoch", "3"),
+    "prpn": ("--schedule", "adam-plateau", "--plateau_patience", "0", "--batching", "sentences"),
+    "palm": ("--schedule", "sgd-asgd", "--non_monotone_interval", "1", "--learning_rate", "10"),
+    "awd_lstm": ("--schedule", "adam-plateau", "--tokenizer_type", "characters", "--bptt", "60"),
+}
+SUPERVISED = {"on_lstm": ",supervised_layers=[1]", "prpn": ",parsing_network=recurrent", "palm": ",output_gate=False"}
+
+
+def run_flags(corpus: dict[str, str], output_dir: Path, architecture: str) -> list[str]:
+    """Four epochs with checkpoints on the way; all but AWD-LSTM learn from gold trees."""
+    more = ["--num_train_epochs", "4", "--checkpointing_steps", "7", "--checkpoints_total_limit", "99"]
+    if architecture in SUPERVISED:
+        more += ["--tree_supervision", "--config_overrides", SMALL[architecture] + SUPERVISED[architecture]]
+    rate = ["--learning_rate", "0.01"]
+    return [*flags(corpus, output_dir, architecture, *rate), *more, *COURSES[architecture]]
+
+
+def same_run(straight: Path, resumed: Path) -> None:
+    """Bit-equal results, weights and optimizer."""
+    for key in ("step", "best_step", "train", "evaluations", "test"):
+        assert results_of(resumed)[key] == results_of(straight)[key], key
+    newest = [checkpoints.list_checkpoints(folder)[-1] for folder in (straight, resumed)]
+    assert newest[0].name == newest[1].name
+    for name in ("model.safetensors", "optimizer.bin", "optimizer_1.bin", "custom_checkpoint_0.pkl"):
+        first, second = ((folder / name).read_bytes() for folder in newest)
+        assert first == second, name
+
+
+@pytest.fixture(scope="module")
+def straight_run(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a run that nothing has disturbed, by architecture."""
+
+    @functools.cache
+    def run(architecture: str) -> Path:
+        folder = tmp_path_factory.mktemp("straight") / architecture
+        train_recurrent.main(run_flags(corpus, folder, architecture))
+        return folder
+
+    return run
+
+
+@pytest.mark.parametrize("architecture", list(COURSES))
+def test_resumed_run_is_bit_equal(
+    architecture: str, straight_run: Callable[[str], Path], corpus: dict[str, str], tmp_path: Path
+) -> None:
+    straight, resumed = straight_run(architecture), tmp_path / "resumed"
+    found = results_of(straight)
+    saved = checkpoints.list_checkpoints(straight)
+    assert len(found["evaluations"]) == 5 and len(saved) >= 3
+    # In the middle of an epoch and of a phase.
+    cut_off(straight, resumed, int(saved[-2].name.removeprefix("step_")))
+    train_recurrent.main([*run_flags(corpus, resumed, architecture), "--resume_from_checkpoint", "latest"])
+    same_run(straight, resumed)
+    if architecture in ("on_lstm", "palm"):
+        state = torch.load(saved[-1] / "optimizer_1.bin", weights_only=False)["state"]
+        assert all("ax" in item for item in state.values()) and state
+        assert not torch.load(saved[-1] / "optimizer.bin", weights_only=False)["state"]
+
+
+@pytest.mark.usefixtures("warm_probe")
+def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, str], tmp_path: Path) -> None:
+    output_dir = tmp_path / "out"
+    course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "2")
+    more = ("--learning_rate", "0.01", "--averaging_learning_rate", "0.1", "--final_report", "True")
+    train_recurrent.main(flags(corpus, output_dir, "on_lstm", *course, *more, "--parse_options", "layer=0"))
+    found = results_of(output_dir)
+    best = min(found["evaluations"], key=lambda item: item["losses"]["nats_per_token"])
+    assert best["step"] == found["best_step"] == found["step"]  # the averages of the second epoch
+    model = train_recurrent.ONLSTMForCausalLM.from_pretrained(output_dir / "model")
+    tokenizer = AutoTokenizer.from_pretrained(output_dir / "model")
+    data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]])
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(output_dir)))
+    stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
+    assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
+    # The trees are scored by the convention that was named.
+    bank = stream_evaluation.make_treebank(read_treebank(corpus["test"]))
+    trees = stream_evaluation.parse_words(model, tokenizer, bank.words, layer=0)
+    scores = unlabeled_f1(trees, bank.spans, bank.lengths, "on-lstm")
+    assert found["test"]["trees"]["model"] == scores.numbers()
+    report = found["test"]["saved_model"]["trees"]["remove"]["sentence_and_corpus_f1"]
+    assert report["model"]["sentence_f1"] == found["test"]["trees"]["model"]["sentence_f1"]
+    saved = {path.name for path in (output_dir / "model").iterdir()}
+    assert {
+        "config.json",
+        "model.safetensors",
+        "models/on_lstm/modeling_on_lstm.py",
+        "tokenizer.json",
+        "README.md",
+    } <= saved
+
+
+def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_path: Path) -> None:
+    more = ("--max_train_steps", "2", "--num_train_epochs", "9", "--max_grad_norm")
+    train_recurrent.main(flags(corpus, tmp_path / "out", "awd_lstm", *more, "1e9"))
+    found = results_of(tmp_path / "out")
+    folder = ("--model_name_or_path", str(tmp_path / "out" / "model"), "--config_overrides", "{}")
+    for name, limit in (("none", "0"), ("wide", "1e9"), ("narrow", "1e-9")):
+        train_recurrent.main(flags(corpus, tmp_path / name, "awd_lstm", *more, limit, *folder))
+    none, wide, narrow = (results_of(tmp_path / name) for name in ("none", "wide", "narrow"))
+    assert none["train"] == wide["train"] and none["step"] == 2
+    assert none["evaluations"] == wide["evaluations"] != narrow["evaluations"]
+    best = next(item for item in found["evaluations"] if item["step"] == found["best_step"])
+    assert none["evaluations"][0]["losses"] == best["losses"]
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--architecture", "gru"), "architecture is 'gru'"),
+        (("--tokenizer_type", "characters", "--lowercase"), "lowercase is True, which belongs to words"),
+        (("--gradient_checkpointing",), "gradient_checkpointing is set, but these models"),
+        (("--file_format", "text"), "train_files are not set"),
+        (("--file_format", "text", "--tree_supervision"), "tree_supervision is True, which needs trees"),
+        (("--train_files", __file__), "validation_files are not set"),
+        (("--train_files", "nowhere.txt", "--validation_files", "nowhere.txt"), "no file 'nowhere.txt'"),
+        (("--bptt", "0"), "bptt must be at least 1"),
+        (("--num_train_epochs", "-1"), "num_train_epochs must not be negative"),
+        (("--averaging_epoch", "0"), "averaging_epoch must be at least 1"),
+        (("--plateau_factor", "1"), "plateau_factor must be between 0 and 1"),
+        (("--averaging_learning_rate", "0"), "averaging_learning_rate must be positive"),
+        (("--parsing_max_words", "0"), "parsing_max_words must be at least 1"),
+        (("--schedule", "adam-plateau", "--finetuning_epoch", "3"), "finetuning_epoch goes with averaged weights"),
+        (("--lr_scheduler_type", "linear"), "lr_scheduler_type is 'linear', but the rate follows schedule"),
+        (("--evaluation_steps", "10"), "evaluations end epochs"),
+        (("--parsing_convention", "wsj"), "parsing_convention is 'wsj'"),
+        (("--parse_sentences", "-1"), "parse_sentences must not be negative"),
+    ],
+)
+def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(*flags)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "message"),
+    [
+        ("on_lstm", ("--tree_supervision",), "does not learn from trees. Set supervised_layers"),
+        ("palm", ("--config_overrides", "vocab_size=9"), "vocab_size follows from the tokenizer"),
+        ("palm", ("--gradient_accumulation_steps", "2"), "gradient_accumulation_steps is 2, but the segments"),
+        ("palm", ("--per_device_train_batch_size", "999"), "cannot be cut into 999 rows"),
+        ("palm", ("--tokenizer_name", "{model}"), "has no pad_token"),
+        ("awd_lstm", ("--parse_options", "method=attention"), "AWD-LSTM has no trees"),
+        ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), "fewer than the 99"),
+        # Otherwise, these would show after the training.
+        ("palm", ("--parse_options", "decoder=biased"), "parse does not take 'decoder'. Choose among method"),
+        ("on_lstm", ("--parse_options", "layer=7"), "Layer 7 has no"),
+        ("prpn", ("--final_parsing_files", "{words}"), "stands outside of all trees"),
+        ("prpn", ("--test_batch_size", "999"), "test text: .*cannot be cut into 999 rows"),
+        ("prpn", ("--file_format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text: All sent"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    architecture: str, more: tuple[str, ...], message: str, corpus: dict[str, str], tmp_path: Path
+) -> None:
+    if "{model}" in more:
+        other = word_tokenizer([["a"]])
+        other.pad_token = None
+        other.save_pretrained(tmp_path / "model")
+        more = tuple(item.replace("{model}", str(tmp_path / "model")) for item in more)
+    (tmp_path / "blank.txt").write_text("\n\n")
+    files = ("--train_files", corpus["train.words"], "--validation_files", corpus["valid.words"], "--test_files")
+    given = {"{words}": (corpus["test.words"],), "{files}": files, "{blank}": (str(tmp_path / "blank.txt"),)}
+    more = tuple(part for item in more for part in given.get(item, (item,)))
+    (tmp_path / "out").mkdir()
+    for name in ("arguments.json", "all_results.json"):
+        (tmp_path / "out" / name).write_text("of a run")
+    with pytest.raises(ValueError, match=message):
+        more = ("--overwrite_output_dir", "--max_train_steps", "2", *more)
+        train_recurrent.main(flags(corpus, tmp_path / "out", architecture, *more))
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir() if path.name != ".lock"} == {
+        "arguments.json": "of a run",
+        "all_results.json": "of a run",
+    }
+
+
+def test_resume_with_other_settings_is_refused(
+    straight_run: Callable[[str], Path], corpus: dict[str, str], tmp_path: Path
+) -> None:
+    shutil.copytree(straight_run("awd_lstm"), tmp_path / "out")
+    before = (tmp_path / "out" / "arguments.json").read_bytes()
+    others = {
+        r"bptt 60 \(now 9\)": ("--bptt", "9"),
+        r"schedule_schedule 'adam-plateau' \(now 'sgd-asgd'\)": ("--schedule", "sgd-asgd"),
+        r"validation '.*' \(now '.*'\)": ("--validation_files", corpus["test"]),
+    }
+    for message, other in others.items():
+        more = (*other, "--resume_from_checkpoint", "latest")
+        with pytest.raises(ValueError, match=f"other settings or data: .*{message}.*Resume"):
+            train_recurrent.main([*run_flags(corpus, tmp_path / "out", "awd_lstm"), *more])
+    assert (tmp_path / "out" / "arguments.json").read_bytes() == before
+
+
+def test_continues_from_a_model_with_trees_or_without(corpus: dict[str, str], tmp_path: Path) -> None:
+    *_, tokenizer, model = small_model(corpus, tmp_path, "palm")
+    model.save_pretrained(tmp_path / "palm")
+    for architecture, message in (("awd_lstm", "architecture is 'awd_lstm'"), ("prpn", "type 'palm', not 'prpn'")):
+        arguments = train_recurrent.RecurrentModelArguments(architecture, model_name_or_path=str(tmp_path / "palm"))
+        with pytest.raises(ValueError, match=message):
+            train_recurrent.make_model(arguments, tokenizer)
+
+
+def test_text_that_is_trees_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
+    def text(content: str) -> stream_batches.StreamDataArguments:
+        (tmp_path / "text.txt").write_text(content, encoding="utf-8")
+        files = ([corpus["train.words"]], [str(tmp_path / "text.txt")])
+        return stream_batches.StreamDataArguments(*files, file_format="text")
+
+    for content in ("\n(S (NN a) (VB b))\n", "( (S\n   (NN a)\n   (VB b)))\n", "(S (NN New York) (VB b))\nx\n"):
+        with pytest.raises(ValueError, match="begins with a tree. Use --file_format treebank"):
+            text(content)
+    for content in ("( laughter ) yes\n", "(laughter continues)\n", "(a (b\n", "\n", "a (S (NN a))\n"):
+        text(content)
+
+
+def test_a_tokenizer_of_other_words_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
+
+    def tokenizer(text: str, path: Path = file, **options: Any) -> Any:
+        path.write_text(text, encoding="utf-8")
+        data = stream_batches.StreamDataArguments([str(path)], [str(path)], file_format="text", **options)
+        return stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path)
+
+    vocabulary = tokenizer("a b c\nd\n").get_vocab()
+    assert tokenizer("a  b c\nd\n", tmp_path / "moved.txt").get_vocab() == vocabulary
+    for text in ("a b c\ne\n", "a b\nc d\n"):
+        with pytest.raises(ValueError, match="made with {'training_words'"):
+            tokenizer(text)
+    with pytest.raises(ValueError, match="made with {'max_sentence_words': None"):
+        tokenizer("a b c\nd\n", max_sentence_words=2)
+
+
+def test_leaves_of_several_words_are_read_on_demand(tmp_path: Path) -> None:
+    file = str(tmp_path / "trees.txt")
+    Path(file).write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n", encoding="utf-8")
+    for split, gold in ((True, "spans"), (True, "distances"), (True, None), (False, None)):
+        data = stream_batches.StreamDataArguments([file], [file], split_leaves=split)
+        parsing = train_recurrent.ParsingArguments(punctuation="keep")
+        parsing.complete(data, "palm")
+        if not split:
+            with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
+                parsing.treebank(parsing.parsing_files, split)
+            continue
+        accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
+        tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path)
+        stream = stream_batches.load_stream(data, [file], tokenizer, gold)
+        assert len(stream) == 5 and (gold != "spans" or stream.spans.tolist() == [[1, 3]])
+        assert parsing.treebank(parsing.parsing_files, split).words == [["New", "York", "sleeps"]]

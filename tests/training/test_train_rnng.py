@@ -1,0 +1,331 @@
+"""Training of RNNG and its LSTM baseline: batches, exact resume, the best model, evaluation, and what is refused."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from hf_synlm import LSTMForCausalLM, TreeLMForCausalLM
+from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+from hf_synlm.training.engine import arguments as run_arguments
+from hf_synlm.training.engine import run as common
+from hf_synlm.training.engine import samplers
+from hf_synlm.training.engine.checkpoints import list_checkpoints
+from hf_synlm.training.programs import train_rnng
+from hf_synlm.training.tasks import tree_batches
+from hf_synlm.training.tasks.tree_evaluation import Objective, evaluate_given_trees, spread
+from tests.helpers.training_runs import cut_off, run_here, sample_files
+
+TYPES = (
+    train_rnng.RNNGModelArguments,
+    tree_batches.TreeDataArguments,
+    train_rnng.EvaluationArguments,
+    run_arguments.TrainingArguments,
+)
+SMALL = "embedding_size=12,hidden_size=16"
+LENGTHS = np.random.default_rng(0).integers(3, 60, size=301)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A few trees of the embedded treebank."""
+    return sample_files(tmp_path_factory.mktemp("trees"), "trees", train=40, valid=12, test=6)
+
+
+def flags_of(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> list[str]:
+    return [
+        *("--config", f"{architecture}_tiny", "--config_overrides", SMALL),
+        *("--output_dir", str(output_dir), "--overwrite_output_dir", "False", "--train_files", corpus["train"]),
+        *("--validation_files", corpus["valid"], "--test_files", corpus["test"], "--per_device_train_batch_size", "4"),
+        *("--max_batch_actions", "300", "--batch_group_size", "16", "--logging_steps", "1", *flags),
+    ]
+
+
+@pytest.fixture
+def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+    """Runs the program in this process; its results and what it printed."""
+
+    def start(output_dir: Path, architecture: str, *flags: str) -> dict:
+        return run_here("train_rnng", flags_of(corpus, output_dir, architecture, *flags), corpus["cache"], capsys)
+
+    return start
+
+
+def parse(*flags: str) -> tuple:
+    return run_arguments.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=["config_overrides"])
+
+
+# ---------------------------------------------------------------------------------------------- batches
+def sampler(**changes: int) -> samplers.PaddedBatchSampler:
+    options = {"max_batch_size": 8, "max_padded_length": 200, "group_size": 64, "seed": 3}
+    return samplers.PaddedBatchSampler(LENGTHS, **{**options, **changes})
+
+
+def first(sampler: samplers.PaddedBatchSampler, count: int) -> list[list[int]]:
+    batches = iter(sampler)
+    return [next(batches) for _ in range(count)]
+
+
+def test_an_epoch_reads_every_sentence_once_within_the_bounds() -> None:
+    batches = sampler().epoch_batches(0)
+    assert Counter(k for batch in batches for k in batch) == Counter(range(len(LENGTHS)))
+    sizes = [len(batch) for batch in batches]
+    padded = [len(batch) * LENGTHS[batch].max() for batch in batches]
+    assert max(sizes) == 8 and max(padded) <= 200
+    # Batches are of similar length, and they are full: one more of their group would not fit (but at a group's end).
+    assert np.mean([np.ptp(LENGTHS[batch]) for batch in batches]) < 12
+    full = [
+        size == 8 or bound + LENGTHS[batch].max() > 150
+        for size, bound, batch in zip(sizes, padded, batches, strict=True)
+    ]
+    assert sum(full) >= len(full) - math.ceil(len(LENGTHS) / 64)
+
+
+def test_a_sentence_beyond_the_budget_is_a_batch_of_its_own() -> None:
+    batches = sampler(max_padded_length=30).epoch_batches(0)
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * LENGTHS[batch].max() <= 30
+    assert sum(map(len, batches)) == len(LENGTHS)
+
+
+def test_batches_depend_on_seed_and_number_only() -> None:
+    per_epoch = len(sampler().epoch_batches(0))
+    count = 2 * per_epoch + 5
+    whole = first(sampler(), count)
+    assert whole == first(sampler(), count)
+    assert whole[:per_epoch] == sampler().epoch_batches(0) != sampler().epoch_batches(1)
+    assert whole[:per_epoch] != first(sampler(seed=4), per_epoch)
+    for consumed in (1, per_epoch - 1, per_epoch + 7):
+        assert first(sampler(consumed=consumed), count - consumed) == whole[consumed:]
+    shares = [first(sampler(rank=rank, world_size=3), count // 3) for rank in range(3)]
+    together = [batch for step in zip(*shares, strict=True) for batch in step]
+    assert together == whole[: len(together)]
+    assert sampler().consumed_in(2) == sum(len(sampler().epoch_batches(epoch)) for epoch in range(2))
+    with pytest.raises(ValueError, match="are empty"):
+        samplers.PaddedBatchSampler([], 1, 1, 1, 0)
+
+
+def test_evaluation_batches_hold_every_sentence_once() -> None:
+    batches = samplers.padded_batches(LENGTHS, 16, 300)
+    assert sorted(k for batch in batches for k in batch) == list(range(len(LENGTHS)))
+    assert all(len(batch) <= 16 and len(batch) * LENGTHS[batch].max() <= 300 for batch in batches)
+
+
+# ---------------------------------------------------------------------------------------------- runs
+@pytest.mark.parametrize("architecture", ["rnng", "lstm"])
+def test_resumed_run_is_bit_equal(architecture: str, run: Callable[..., dict], tmp_path: Path) -> None:
+    flags = ("--num_train_epochs", "1", "--checkpointing_steps", "3", "--evaluation_steps", "2")
+    flags = (*flags, "--gradient_accumulation_steps", "2")
+    if architecture == "rnng":
+        flags = (*flags, "--final_search_sentences", "0", "--final_report", "False")
+    straight = run(tmp_path / "straight", architecture, *flags)
+    killed, step = tmp_path / "killed", list_checkpoints(tmp_path / "straight")[0].name.removeprefix("step_")
+    cut_off(tmp_path / "straight", killed, int(step))
+    resumed = run(killed, architecture, *flags)
+    assert "resumed from" in resumed["stdout"] and straight["step"] > int(step)
+    for key in ("step", "best_step", "sentences", "train", "evaluations", "test"):
+        assert resumed[key] == straight[key]
+    weights = [path / "model" / "model.safetensors" for path in (tmp_path / "straight", killed)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    first, last = straight["evaluations"][0]["losses"], straight["evaluations"][-1]["losses"]
+    assert last["nats"] < first["nats"] and straight["sentences"] >= 40
+    kinds = {"rnng": ["", "action_", "token_"], "lstm": ["word_", "token_"]}[architecture]
+    for row in (*straight["train"], first, straight["test"]["losses"]):
+        assert {name for name in row if "perplexity" in name} == {f"{kind}perplexity" for kind in kinds}
+
+
+@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., dict], tmp_path: Path) -> None:
+    flags = ("--config_overrides", f"{SMALL},transition_system={system}", "--max_train_steps", "5")
+    flags = (*flags, "--evaluation_steps", "3", "--search_sentences", "3", "--num_beams", "2")
+    flags = (*flags, "--action_beam_size", "6", "--tokenizer_type", "bpe", "--tokenizer_vocab_size", "150")
+    results = run(tmp_path / "out", "rnng", *flags)
+    first, *later = results["evaluations"]
+    assert "search" not in first and len(later) == 2
+    assert "step 0: no sentence is parsed with an untrained model" in results["stdout"]
+    for search, count in [(item["search"], 3) for item in later] + [(results["test"]["search"], 6)]:
+        assert search["punctuation_by"] == "tag"
+        assert search["num_sentences"] == count and math.isfinite(search["word_perplexity"])
+        assert 0 <= search["labeled_f1"] <= search["unlabeled_f1"] <= 100
+        assert search["beam"] == {"num_beams": 2, "action_beam_size": 6, "fast_track_size": 1}
+    assert "without hf_synlm (transformers_modules." in results["stdout"]
+    report = results["test"]["saved_model"]["trees"]["ignore"]["sentence_and_corpus_f1"]
+    assert {"search (beams 2 and 6)", "right", "random"} <= set(report)
+    # The process without the package finds the same trees.
+    assert report["search (beams 2 and 6)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
+    saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "models/rnng/modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
+
+
+@pytest.mark.usefixtures("warm_probe")
+def test_a_decoder_becomes_a_tree_lm(
+    corpus: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With its weights and tokenizer, which has no padding token and marks where words begin, not where they end."""
+    backend = ByteLevelBPETokenizer()
+    backend.train([corpus["train"]], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    end = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    PreTrainedTokenizerFast(tokenizer_object=backend._tokenizer, **end).save_pretrained(tmp_path / "gpt2")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "gpt2")
+    flags = [flag for flag in flags_of(corpus, tmp_path / "out", "tree_lm") if not flag.startswith("embedding_size")]
+    del flags[:3]  # sizes of a preset
+    flags += ["--backbone", str(tmp_path / "gpt2"), "--max_train_steps", "2", "--final_report"]
+    results = run_here(
+        "train_tree_lm", [*flags, "--num_beams", "2", "--action_beam_size", "6"], corpus["cache"], capsys
+    )
+    assert "without hf_synlm (transformers_modules." in results["stdout"]
+    assert results["test"]["search"]["num_sentences"] == 6
+    model = TreeLMForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    assert model.config.backbone_config.model_type == "gpt2" and model.config.pad_token_id == 0
+    (sentence,) = parse_sentences(
+        model, AutoTokenizer.from_pretrained(tmp_path / "out" / "model"), ["unbelievable economies"]
+    )
+    assert sentence.words == ("unbelievable", "economies")
+
+
+@pytest.mark.usefixtures("warm_probe")
+def test_treebanks_with_other_tags(run: Callable[..., dict], tmp_path: Path) -> None:
+    """Their tags tell no punctuation: the report says so before training, and what goes on without."""
+    trees = tmp_path / "trees.txt"
+    trees.write_text("(S (NP (Nab 他)) (VP (VC2 看) (NP (Nab 書))))\n" * 8)
+    files = [part for name in ("train", "validation", "test") for part in (f"--{name}_files", str(trees))]
+    flags = (*files, "--max_train_steps", "2", "--num_beams", "2", "--action_beam_size", "4")
+    with pytest.raises(ValueError, match="report_punctuation 'ignore'.* do not tell punctuation here: .* keep"):
+        run(tmp_path / "refused", "rnng", *flags)
+    assert not list((tmp_path / "refused").glob("step_*")) and not (tmp_path / "refused/model").exists()
+    results = run(tmp_path / "out", "rnng", *flags, "--report_punctuation", "keep")
+    assert set(results["test"]["saved_model"]["trees"]) == {"keep"}
+    assert 0 <= results["test"]["search"]["induction_sentence_f1"] <= 100
+    assert results["test"]["search"]["punctuation_by"] == "form"
+
+
+def test_early_stopping_keeps_and_saves_the_best_model(
+    run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path
+) -> None:
+    # A learning rate that ruins the model at once: the untrained model stays the best.
+    flags = "--learning_rate 30 --lr_scheduler_type constant --warmup_ratio 0 --evaluation_steps 1 "
+    flags += "--early_stopping_patience 2 --num_train_epochs 0 --max_train_steps 7"
+    results = run(tmp_path / "out", "lstm", *flags.split())
+    assert (results["step"], results["best_step"], len(results["evaluations"])) == (2, 0, 3)
+    assert "no better evaluation" in results["stdout"]
+    assert [path.name for path in (tmp_path / "out").glob("best_*")] == ["best_0"]
+    model = LSTMForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    nats = results["evaluations"][0]["losses"]["nats"]
+    assert nats == pytest.approx(_nats(model, tmp_path / "out", corpus), rel=1e-5)
+
+
+def _nats(model: LSTMForCausalLM, output_dir: Path, corpus: dict[str, str]) -> float:
+    """Likelihood of the validation words, sentence by sentence, by the definition."""
+    from transformers import AutoTokenizer
+
+    from hf_synlm.data.treebank import read_treebank
+
+    tokenizer = AutoTokenizer.from_pretrained(output_dir / "model")
+    total = 0.0
+    for sentence in read_treebank(corpus["valid"]):
+        ids = tokenizer(" ".join(sentence.words), return_tensors="pt", add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            logits = model.eval()(torch.cat([torch.zeros(1, 1, dtype=torch.long), ids], 1)).logits
+        total -= logits[0, :-1].log_softmax(-1).gather(1, ids[0, :, None]).sum().item()
+    return total
+
+
+# ---------------------------------------------------------------------------------------------- evaluation
+def small_batch(accelerator: Accelerator, corpus: dict[str, str], tmp_path: Path, **config: str) -> tuple:
+    """A small untrained RNNG with encoded trees."""
+    data = tree_batches.TreeDataArguments(train_files=[corpus["train"]], validation_files=[corpus["valid"]])
+    arguments = train_rnng.RNNGModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **config})
+    trees, _, tokenizer, model = train_rnng.load_data(accelerator, arguments, data, tmp_path)
+    return trees, tree_batches.TreeCollator(tokenizer.pad_token_id, model.config), model
+
+
+@pytest.mark.parametrize("normalization", ["batch", "sum", "action", "token"])
+def test_perplexities_are_those_of_the_definition(
+    normalization: str, corpus: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", corpus["cache"])
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
+    trees, collate, model = small_batch(accelerator, corpus, tmp_path, loss_normalization=normalization)
+    held_out = trees.validation
+    sizes = (5, 600)
+    got = evaluate_given_trees(accelerator, model, held_out, collate, Objective(model.config), *sizes)
+    nats, action_nats, num_words, num_actions = 0.0, 0.0, 0, 0
+    model.eval()
+    for index in range(len(held_out)):
+        item = held_out[index]
+        ids, actions = torch.tensor([item["input_ids"]]), torch.tensor([item["actions"]])
+        output = model(ids, actions=actions, output_logits=True)
+        nats -= output.joint_log_prob.item()
+        logs = output.action_logits.log_softmax(-1)
+        action_nats -= logs.gather(2, actions[..., None]).sum().item()
+        num_words += len(held_out.sentence(index).words)
+        num_actions += len(item["actions"])
+    assert got["nats"] == pytest.approx(nats, rel=1e-5)
+    assert got["nats_per_sentence"] == pytest.approx(nats / 12, rel=1e-5)
+    assert got["action_perplexity"] == pytest.approx(math.exp(action_nats / num_actions), rel=1e-4)
+    assert got["token_perplexity"] == pytest.approx(math.exp((nats - action_nats) / num_words), rel=1e-4)
+    assert got["perplexity"] == pytest.approx(math.exp(nats / (num_words + num_actions)), rel=1e-4)
+
+
+@pytest.mark.parametrize(("count", "limit", "expected"), [(5, None, [0, 1, 2, 3, 4]), (9, 3, [0, 4, 8]), (3, 0, [])])
+def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]) -> None:
+    assert spread(count, limit) == expected
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--architecture", "gru"), "architecture is 'gru'"),
+        (("--tokenizer_type", "bpe", "--lowercase"), "belong to words"),
+        (("--max_batch_actions", "0"), "max_batch_actions must be at least 1"),
+        (("--num_beams", "0"), "num_beams must be at least 1"),
+        (("--report_punctuation", "none"), "report_punctuation is 'none'"),
+    ],
+)
+def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(*flags)
+
+
+def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) -> None:
+    path = tmp_path / "trees.txt"
+    path.write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n")
+    with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
+        tree_batches.load_trees(Accelerator(cpu=True), [str(path)])
+    (row,) = tree_batches.load_trees(Accelerator(cpu=True), [str(path)], split_leaves=True)
+    assert row["words"] == ["New", "York", "sleeps"] and row["spans"] == [[0, 2], [2, 3], [0, 3]]
+
+
+def test_an_lstm_has_no_trees_to_search() -> None:
+    for flag in ("search_sentences", "num_beams", "action_beam_size"):
+        _, _, course, _ = parse("--architecture", "lstm", f"--{flag}", "3")
+        with pytest.raises(ValueError, match=f"{flag} is 3, but an LSTM has no trees"):
+            course.check_architecture("lstm")
+        course.check_architecture("rnng")
+
+
+def test_overrides_that_the_data_decide_are_refused(corpus: dict[str, str], tmp_path: Path) -> None:
+    class Tokenizer:
+        pad_token_id, bos_token_id, eos_token_id = 0, None, None
+
+        def __len__(self) -> int:
+            return 7
+
+    config = train_rnng.make_config(train_rnng.RNNGModelArguments(), Tokenizer(), ["NP", "S"], False)
+    assert (config.vocab_size, config.nonterminals, config.bos_token_id) == (7, ["NP", "S"], 0)
+    messages = {name: f"{name} follows from" for name in ("vocab_size", "nonterminals", "subwords")}
+    for field, message in {**messages, "hidden": "no field 'hidden'"}.items():
+        arguments = train_rnng.RNNGModelArguments(config_overrides={field: 3})
+        with pytest.raises(ValueError, match=message):
+            train_rnng.make_config(arguments, Tokenizer(), ["S"], False)

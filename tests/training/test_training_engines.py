@@ -1,0 +1,114 @@
+"""Ways to start training: `accelerate launch` with its files, with a module, and `synlm train`."""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.cli import main
+from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.engine.run import make_accelerator
+from tests.helpers import warm_python
+from tests.helpers.training_runs import ROOT, SMALL_GPST, TRAINING, environment, results_of, sample_files
+
+FILES = sorted((TRAINING / "accelerate").glob("*.yaml"))
+
+
+def flags(output_dir: Path) -> list[str]:
+    """A run of two steps on a few sentences, with a checkpoint."""
+    files = sample_files(output_dir.parent, "raw", train=120, valid=120)
+    return [
+        *("--config", "gpst_tiny", "--output_dir", str(output_dir), "--config_overrides", SMALL_GPST),
+        *("--train_files", files["train"], "--validation_files", files["valid"], "--max_train_steps", "2"),
+        *("--one_sentence_per_line", "--tokenizer_vocab_size", "200", "--context_length", "24"),
+        *("--validation_trees", "none", "--final_report", "False", "--logging_steps", "1"),
+        *("--checkpointing_steps", "1", "--evaluation_steps", "0"),
+    ]
+
+
+def accelerate(name: str, *program: str) -> list[str]:
+    """`accelerate launch` with a shipped file."""
+    file = str(TRAINING / "accelerate" / f"{name}.yaml")
+    return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", file, *program]
+
+
+SCRIPT = str(TRAINING / "pretrain_gpst.py")
+MODULE = ("-m", "hf_synlm.training.programs.pretrain_gpst")
+TWO = ("--num_processes", "2", "--main_process_port", "0")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_files_are_read_and_name_their_command(path: Path) -> None:
+    config = load_config_from_file(str(path))
+    kinds = {"cpu": "NO", "one_gpu": "NO", "ddp": "MULTI_GPU", "fsdp2": "FSDP"}
+    assert config.distributed_type == DistributedType(kinds[path.stem])
+    assert config.mixed_precision == ("no" if path.stem == "cpu" else "bf16")
+    assert config.num_processes == (8 if path.stem in ("ddp", "fsdp2") else 1)
+    assert f"accelerate launch --config_file hf_synlm/training/accelerate/{path.name}" in path.read_text()
+    readme = (TRAINING / "README.md").read_text(encoding="utf-8")
+    assert f"accelerate launch --config_file hf_synlm/training/accelerate/{path.name}" in readme
+
+
+def test_layers_that_are_sharded_exist(tiny_gpst_config: GPSTConfig) -> None:
+    values = yaml.safe_load((TRAINING / "accelerate" / "fsdp2.yaml").read_text())["fsdp_config"]
+    named = set(values["fsdp_transformer_layer_cls_to_wrap"].split(","))
+    model = GPSTForCausalLM(tiny_gpst_config)
+    assert named == set(model._no_split_modules)
+    assert named <= {type(module).__name__ for module in model.modules()}
+
+
+@pytest.mark.parametrize(
+    ("command", "processes"),
+    [(accelerate("cpu", SCRIPT), 1), (accelerate("ddp", *TWO, *MODULE), 2)],
+    ids=["cpu", "ddp"],
+)
+def test_launch(command: list[str], processes: int, tmp_path: Path) -> None:
+    """The script on one process; the module on two that meet by gloo, in bfloat16."""
+    cache = str(tmp_path / "cache")
+    done = warm_python.run([*command, *flags(tmp_path / "out")], env=environment(cache), cwd=ROOT, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert results_of(tmp_path / "out")["step"] == 2
+    state = (tmp_path / "out" / "step_1" / "training_state.json").read_text()
+    assert re.search(rf'"num_processes": {processes}\b', state)
+    assert len(list((tmp_path / "out" / "step_1").glob("random_states_*.pkl"))) == processes
+
+
+def test_synlm_train_needs_only_the_package(tmp_path: Path) -> None:
+    """Files of the wheel alone: a copy of the package, far from the repository."""
+    shutil.copytree(ROOT / "hf_synlm", tmp_path / "site" / "hf_synlm", ignore=shutil.ignore_patterns("__pycache__"))
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    start = "import sys; from hf_synlm.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", start, "train", "gpst", *flags(tmp_path / "out")]
+    done = warm_python.run(command, env=variables, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert results_of(tmp_path / "out")["step"] == 2
+
+
+def test_synlm_train_shows_help_and_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    programs = {"gpst", "rnng", "tree-lm", "urnng", "pushdown", "recurrent", "treereg", "tree-planting"}
+    assert programs | {"glue", "summarization", "induction"} <= set(capsys.readouterr().out.split())
+    assert main(["train", "rnng", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "usage: synlm train rnng" in shown and "Train RNNG on gold trees" in shown and "--max_batch_actions" in shown
+    assert main(["train", "gpst", "--config", "gpst_tinny", "--output_dir", "x"]) == 2
+    assert "error: There is no config file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="is about machines without GPUs")
+def test_fsdp_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate makes something else of it on CPUs, without a word; the scripts have one."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="The launcher asks for FSDP, but accelerate falls back to"):
+        make_accelerator(TrainingArguments(output_dir="x"))
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()

@@ -1,0 +1,622 @@
+"""The loop of the training scripts: accumulation, signals, kills, NaN, full disks, resume, trackers, the Hub."""
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from safetensors import safe_open
+from torch.utils.data import Dataset
+
+from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.training.engine import checkpoints, loop, output_folder, samplers, steps
+from hf_synlm.training.engine import run as common
+from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.engine.checkpoints import BestModel
+from hf_synlm.training.engine.export import LAST_CHECKPOINT, CheckpointUploads, export_run, push_final_model
+from hf_synlm.training.engine.recipe import generate_trees
+from hf_synlm.training.engine.runner import preflight
+from hf_synlm.training.engine.steps import StopSignals
+from tests.helpers.training_runs import SMALL_GPST, ScriptRun, results_of, sample_files
+from tests.models.gpst.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
+from tests.models.rnng import test_modeling_rnng as rnng
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> Iterator[None]:
+    """Accelerate keeps the precision and accumulation of the first run in a process."""
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+# ---------------------------------------------------------------------------------------------- a run in this process
+class Rows(Dataset):
+    """Rows of a batch, each a sample."""
+
+    def __init__(self, batch: dict[str, torch.Tensor]):
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["input_ids"])
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: value[index] for name, value in self.batch.items()}
+
+
+def stack(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def gpst_rows() -> dict[str, torch.Tensor]:
+    ids, mask = ids_of(9, 4, 6, 1, 12, 3, 2, 8)
+    sentence_ids = (torch.arange(ids.shape[1]) // 5 + 1) * mask
+    labels = ids.masked_fill(mask == 0, -100)
+    return {"input_ids": ids, "attention_mask": mask, "sentence_ids": sentence_ids, "labels": labels}
+
+
+def on_lstm_rows() -> dict[str, torch.Tensor]:
+    rows = gpst_rows()
+    rows["distances"] = torch.randint(1, 5, rows.pop("sentence_ids").shape).float()
+    return rows
+
+
+def make_on_lstm() -> torch.nn.Module:
+    torch.manual_seed(0)
+    none = {f"{name}_dropout": 0.0 for name in ("embedding", "input", "hidden", "output", "weight")}
+    sizes = {"vocab_size": 40, "embedding_size": 8, "hidden_size": 12, "chunk_size": 2, "supervised_layers": [1]}
+    return ONLSTMForCausalLM(ONLSTMConfig(**sizes, **none))
+
+
+MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], dict[str, torch.Tensor]]]] = {
+    "gpst": (lambda: tiny(**NO_DROPOUT, merge_noise=0.0), gpst_rows),
+    "rnng": (
+        lambda: rnng.tiny(dropout=0.0, loss_normalization="action"),
+        lambda: rnng.batch(lengths=[6, 9, 1, 4, 12, 2, 1, 5]),
+    ),
+    "on_lstm": (make_on_lstm, on_lstm_rows),
+}
+
+
+def make_run(output_dir: Path, name: str = "gpst", **changes: Any) -> tuple[common.Run, Any]:
+    """A run of a tiny model without randomness, and its loader."""
+    options = {"max_train_steps": 3, "learning_rate": 1e-2, "adam_epsilon": 1e-3, "num_warmup_steps": 0}
+    options.update({"per_device_train_batch_size": 8, "logging_steps": 1, **changes})
+    arguments = TrainingArguments(output_dir=str(output_dir), **options)
+    accelerator = common.make_accelerator(arguments)
+    make, rows = MODELS[name]
+    model = make()
+    optimizer, schedule = common.make_optimizer(model, arguments)
+    prepared = accelerator.prepare(model, optimizer, schedule)
+    run = common.Run(accelerator, arguments, *prepared, common.TrainingState())
+    sampler = samplers.StepSampler(8, arguments.per_device_train_batch_size, 0)
+    sampler.sample_id = lambda k: k % 8  # in their order
+    return run, samplers.make_loader(accelerator, Rows(rows()), stack, arguments, sampler)
+
+
+def compute_loss(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    output = model(**batch)
+    return output.loss, output.losses
+
+
+def no_evaluation(model: torch.nn.Module, step: int) -> dict[str, Any]:
+    return {"step": step}
+
+
+def train(run: common.Run, batches: Any, objective: Any = compute_loss, **options: Any) -> dict[str, float]:
+    evaluate = options.pop("evaluate", no_evaluation)
+    recipe = SimpleNamespace(
+        loader=lambda run: batches,
+        compute_loss=objective,
+        evaluate=evaluate,
+        evaluation_due=lambda step: steps.is_due(step, run.arguments.evaluation_steps, run.arguments.num_steps),
+        summarize=dict,
+        flops_per_token=lambda model: None,
+    )
+    run.output_dir.mkdir(parents=True, exist_ok=True)
+    if not run.state.notes:
+        loop.start_or_resume(run, None, {}, evaluate, options.get("best"))
+    return loop.TrainingLoop(run, recipe, **options).train()
+
+
+def losses(run: common.Run) -> list[dict[str, float]]:
+    return run.state.notes["train"]
+
+
+# ---------------------------------------------------------------------------------------------- accumulation
+@pytest.mark.parametrize("name", list(MODELS))
+def test_accumulation_changes_nothing(name: str, tmp_path: Path) -> None:
+    """Eight rows at once, or two after the other, each part of the loss normalized by its count in all eight."""
+    whole, batches = make_run(tmp_path / "whole", name)
+    train(whole, batches)
+    pieces, batches = make_run(tmp_path / "pieces", name, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    train(pieces, batches)
+    assert pieces.state.consumed == whole.state.consumed == 24
+    assert len(losses(whole)) == 3 and losses(whole)[-1]["loss"] < losses(whole)[0]["loss"]
+    for mine, theirs in zip(losses(pieces), losses(whole), strict=True):
+        assert mine == pytest.approx(theirs, rel=2e-5, abs=1e-6)
+    for mine, theirs in zip(pieces.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-6)
+
+
+def test_a_model_that_does_not_count_is_averaged(tmp_path: Path) -> None:
+    run, batches = make_run(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_train_steps=1)
+    seen = []
+
+    def first_weight(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        assert "loss_shares" not in batch
+        seen.append(float(batch["input_ids"].float().mean()))
+        return model.lm_head.weight[0, 0] * 0 + seen[-1], {"mean": torch.tensor(seen[-1])}
+
+    run.model.count_loss_items = None
+    train(run, batches, first_weight)
+    assert losses(run)[0]["loss"] == pytest.approx(sum(seen) / 2) == losses(run)[0]["mean"]
+
+
+def test_recomputed_and_compiled_layers_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, batches = make_run(tmp_path / "plain", max_train_steps=2)
+    train(plain, batches)
+    compiled = []
+
+    def compile_layer(layer: torch.nn.Module, dynamic: bool) -> None:
+        compiled.append(layer)
+        # All but the last stages of torch.compile, which take a minute on a CPU.
+        layer._compiled_call_impl = torch.compile(layer._call_impl, dynamic=dynamic, backend="eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_layer)
+    arguments = TrainingArguments(output_dir="x", gradient_checkpointing=True, torch_compile=True)
+    other, batches = make_run(tmp_path / "other", max_train_steps=2)
+    names = list(other.model.state_dict())
+    common.set_up_layers(other.model, arguments)
+    assert len(compiled) == 4 and list(other.model.state_dict()) == names
+    train(other, batches)
+    for mine, theirs in zip(losses(other), losses(plain), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+    for flag, name in (("torch_compile", "on_lstm"), ("gradient_checkpointing", "rnng")):
+        with pytest.raises(ValueError, match=f"{flag} is set, but {name}"):
+            common.set_up_layers(MODELS[name][0](), TrainingArguments(output_dir="x", **{flag: True}))
+
+
+@pytest.mark.parametrize("name", ["gpst", "rnng"])
+def test_bfloat16(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `accelerate launch --mixed_precision bf16` asks for it."""
+    exact, batches = make_run(tmp_path / "exact", name)
+    train(exact, batches)
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    run, batches = make_run(tmp_path / "bf16", name)
+    assert run.accelerator.mixed_precision == "bf16"
+    train(run, batches)
+    assert losses(run)[-1]["loss"] == pytest.approx(losses(exact)[-1]["loss"], rel=0.03)
+    assert losses(run) != losses(exact)
+    assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
+
+
+# ---------------------------------------------------------------------------------------------- what goes wrong
+def test_nan_names_the_samples(tmp_path: Path) -> None:
+    run, batches = make_run(
+        tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_train_steps=9, logging_steps=4
+    )
+    bad = gpst_rows()["input_ids"][5]
+    calls = []
+
+    def poisoned(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, parts = compute_loss(model, batch)
+        calls.append(loss)
+        hit = (batch["input_ids"] == bad).all(1).any() and len(calls) > 4
+        return loss * (torch.inf if hit else 1.0), parts
+
+    with pytest.raises(FloatingPointError, match=r"between steps 1 and 4, first at step 4; .*not_finite_4\.json"):
+        train(run, batches, poisoned)
+    report = json.loads((tmp_path / "not_finite_4.json").read_text())
+    assert report["first_bad_step"] == 4 and {"loss", "gradient_norm"} <= set(report["names"])
+    rows = report["micro_batches"]
+    assert [(row["step"], row["micro_step"], row["rank"], row["sample_ids"]) for row in rows] == [
+        (4, 0, 0, [4, 5]), (4, 1, 0, [6, 7]),
+    ]  # fmt: skip
+    assert [row["finite"] for row in rows] == [False, True] and rows[0]["loss"] == "inf"
+
+
+def test_infinite_gradient_of_a_finite_loss(tmp_path: Path) -> None:
+    run, batches = make_run(tmp_path, max_train_steps=3)
+
+    def steep(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        weight = model.lm_head.weight[0, 0]
+        return (weight - weight.detach()).clamp_min(0).sqrt() + 1, {}
+
+    with pytest.raises(FloatingPointError, match="gradient_norm became NaN or infinite"):
+        train(run, batches, steep)
+    assert json.loads((tmp_path / "not_finite_1.json").read_text())["micro_batches"][0]["finite"]
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """Files may not grow beyond a limit: the next checkpoint fails, the one before it stays, nothing else is left."""
+    run, batches = make_run(tmp_path, checkpointing_steps=1, max_train_steps=3)
+    size = []
+
+    def fill(folder: Path) -> None:
+        size.append(max(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size[0] // 2, limits[1]))
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with pytest.raises(OSError, match=r"step_2 could not be written.*continues from .*step_1"):
+            train(run, batches, after_checkpoint=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+    again, batches = make_run(tmp_path, checkpointing_steps=1, max_train_steps=3)
+    again.state = checkpoints.load_checkpoint(again.accelerator, tmp_path / "step_1", {})
+    assert again.state.step == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("writer failed")])
+def test_a_cut_save_leaves_nothing(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = make_run(tmp_path)
+    save = run.accelerator.save_state
+
+    def fail(folder: str) -> None:
+        save(folder)
+        raise error
+
+    monkeypatch.setattr(run.accelerator, "save_state", fail)
+    with pytest.raises(OSError, match=f"{error.args[-1]}.*from the beginning .there is no checkpoint"):
+        checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_small_disk_is_seen_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_folder.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
+    for interval, what in ((1, "a checkpoint and the final model take"), (0, "the final model takes")):
+        run, _ = make_run(tmp_path, checkpointing_steps=interval)
+        with pytest.raises(ValueError, match=rf"has 0\.00 GB of free space; {what} about"):
+            preflight(run.accelerator, run.arguments, run.model)
+    # What is replaced gives its room.
+    (tmp_path / output_folder.REPLACED_FOLDER).mkdir()
+    (tmp_path / output_folder.REPLACED_FOLDER / "model.safetensors").write_bytes(bytes(10**6))
+    preflight(run.accelerator, run.arguments, run.model)
+
+
+def test_a_repository_that_cannot_be_made_is_seen_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = make_run(tmp_path, push_to_hub=True, hub_model_id="a/b")
+    hub = FakeHub()
+    monkeypatch.setattr("hf_synlm.training.engine.export.HfApi", lambda token: hub)
+    preflight(run.accelerator, run.arguments, run.model)
+    assert hub.created == ["a/b"]
+    monkeypatch.setattr(hub, "create_repo", lambda *args, **options: int("no token"))
+    with pytest.raises(ValueError, match="'a/b' cannot be made: .*hf auth login.*--hub_token"):
+        preflight(run.accelerator, run.arguments, run.model)
+
+
+def test_a_push_that_fails_says_that_the_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = make_run(tmp_path, push_to_hub=True, hub_model_id="a/b")
+    with pytest.raises(RuntimeError, match=r"The run is finished, and .*model is complete.*hf upload a/b"):
+        push_final_model(run)  # there is no such folder
+
+
+def test_a_failing_export_keeps_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, batches = make_run(tmp_path, checkpointing_steps=2, max_train_steps=3)
+    train(run, batches)
+    assert [folder.name for folder in checkpoints.list_checkpoints(tmp_path)] == ["step_2", "step_3"]
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hf_synlm.training.engine.export.export_model", fail)
+    with pytest.raises(OSError, match=r"The model .*could not be written.*latest continues from .*step_3"):
+        export_run(run, word_tokenizer([["a"]]), {}, run.output_dir / "model")
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    run, batches = make_run(tmp_path, checkpointing_steps=1, max_train_steps=2)
+    train(run, batches)
+    for name in ("optimizer.bin", "model.safetensors"):
+        file = tmp_path / "step_2" / name
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=r"The checkpoint .*step_2 is damaged: .*Delete it"):
+            checkpoints.load_checkpoint(run.accelerator, tmp_path / "step_2", {})
+        file.write_bytes(whole)
+
+
+def test_the_best_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:
+    def evaluate(model: torch.nn.Module, step: int) -> dict[str, Any]:
+        return {"step": step, "value": float(abs(step - 1))}
+
+    def best_of() -> BestModel:
+        return BestModel(lambda evaluation: evaluation["value"], 0)
+
+    run, batches = make_run(tmp_path / "one", checkpointing_steps=1, evaluation_steps=1, max_train_steps=4)
+    train(run, batches, evaluate=evaluate, best=best_of())
+    assert [folder.name for folder in run.output_dir.glob("best_*")] == ["best_1"]
+    shutil.copytree(run.output_dir / "step_3", tmp_path / "downloaded")
+    kept = (run.output_dir / "best_1" / "model.safetensors").read_bytes()
+    shutil.rmtree(run.output_dir)
+
+    again, _ = make_run(tmp_path / "two", max_train_steps=4)
+    again.output_dir.mkdir()
+    loop.start_or_resume(again, tmp_path / "downloaded", {}, evaluate, best_of())
+    assert again.state.step == 3 and (again.output_dir / "best_1" / "model.safetensors").read_bytes() == kept
+    assert best_of().restore(again) == 1
+    shutil.rmtree(again.output_dir / "best_1")
+    (tmp_path / "downloaded" / checkpoints.BEST_FILE).unlink()
+    with pytest.raises(ValueError, match=r"best weights of the run are those of step 1, and .*is missing"):
+        loop.start_or_resume(again, tmp_path / "downloaded", {}, evaluate, best_of())
+
+
+def test_a_bad_batch_is_named_before_an_evaluation_meets_it(tmp_path: Path) -> None:
+    run, batches = make_run(tmp_path, max_train_steps=4, logging_steps=4, evaluation_steps=2)
+
+    def infinite(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return compute_loss(model, batch)[0] * torch.inf, {}
+
+    def evaluate(model: torch.nn.Module, step: int) -> dict[str, Any]:
+        assert step == 0
+        return {"step": step}
+
+    with pytest.raises(FloatingPointError, match=r"not_finite_1\.json"):
+        train(run, batches, infinite, evaluate=evaluate)
+
+
+def test_changed_settings_are_named(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path)
+    tokenizer = word_tokenizer([["a", "b"]])
+    settings = common.course_settings(run.arguments, run.model.config, run.accelerator, tokenizer)
+    run.state.settings = checkpoints.plain_settings(settings)
+    folder = checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, 1)
+    assert checkpoints.load_checkpoint(run.accelerator, folder, settings).settings == run.state.settings
+    # How a tokenizer was last called changes nothing.
+    tokenizer(["a b", "b"], padding=True, truncation=True, max_length=1)
+    again = common.course_settings(run.arguments, run.model.config, run.accelerator, tokenizer)
+    assert again == settings
+    run.arguments.learning_rate = 0.5
+    run.model.config.window_size = 7
+    two = SimpleNamespace(num_processes=2, mixed_precision="bf16", distributed_type="MULTI_CPU")
+    other = common.course_settings(run.arguments, run.model.config, two, word_tokenizer([["a", "c"]]))
+    with pytest.raises(ValueError) as error:
+        checkpoints.load_checkpoint(run.accelerator, folder, other)
+    for text in ("learning_rate 0.01 (now 0.5)", "config.window_size 2 (now 7)",
+                 "num_processes 1 (now 2)", "mixed_precision 'no' (now 'bf16')", "tokenizer '"):  # fmt: skip
+        assert text in str(error.value)
+
+
+# ---------------------------------------------------------------------------------------------- signals and kills
+def test_stop_signals() -> None:
+    # A test run in the background may have begun with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.received == "SIGTERM" and signal.getsignal(signal.SIGTERM) == before
+        with pytest.raises(KeyboardInterrupt):  # the second one acts as ever
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.fixture(scope="module")
+def gpst(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ScriptRun]:
+    """Starts small runs of pretrain_gpst.py, with a checkpoint after every step."""
+    folder = tmp_path_factory.mktemp("gpst")
+    files = sample_files(folder, "raw", train=40, valid=40)
+    flags = (
+        f"--config gpst_tiny --overwrite_output_dir False --config_overrides {SMALL_GPST} "
+        f"--train_files {files['train']} --validation_files {files['valid']} --one_sentence_per_line "
+        "--tokenizer_vocab_size 300 --context_length 24 --per_device_train_batch_size 1 --validation_trees none "
+        "--logging_steps 1 --checkpointing_steps 1 --evaluation_steps 4 --max_train_steps 10 --final_report False"
+    ).split()
+
+    def start(name: str, *more: str, number: signal.Signals | None = None) -> ScriptRun:
+        argv = ["--output_dir", str(folder / name), *flags, *more]
+        return ScriptRun("pretrain_gpst", argv, files["cache"], number)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def straight(gpst: Callable[..., ScriptRun]) -> Path:
+    """Folder of a run that nothing has disturbed."""
+    run = gpst("straight")
+    run.finish()
+    return run.output_dir
+
+
+def same_run(resumed: Path, straight: Path) -> None:
+    for key in ("step", "contexts", "evaluations", "train"):
+        assert results_of(resumed)[key] == results_of(straight)[key], key
+    weights = [path / "model" / "model.safetensors" for path in (resumed, straight)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_and_ends_without_error(
+    number: signal.Signals, gpst: Callable[..., ScriptRun], straight: Path
+) -> None:
+    run = gpst(number.name, "--checkpointing_steps", "0", number=number)
+    text = run.finish()
+    (checkpoint,) = checkpoints.list_checkpoints(run.output_dir)
+    assert checkpoint.name == "step_2"
+    assert f"stopped by {number.name} at step 2: saved in {checkpoint}. The same command continues" in text
+    assert not (run.output_dir / "all_results.json").exists()
+    again = gpst(number.name, "--checkpointing_steps", "0")
+    assert f"resumed from {checkpoint} at step 2" in again.finish()
+    same_run(run.output_dir, straight)
+
+
+def check_complete(output_dir: Path) -> list[int]:
+    """Every checkpoint that would be picked up can be read to its end; their steps."""
+    found = []
+    for folder in checkpoints.list_checkpoints(output_dir):
+        state = json.loads((folder / checkpoints.STATE_FILE).read_text())
+        assert folder.name == f"step_{state['step']}" and state["consumed"] == state["step"]
+        with safe_open(folder / "model.safetensors", "pt") as weights:
+            assert all(weights.get_tensor(name).isfinite().all() for name in weights.keys())  # noqa: SIM118
+        for name in ("optimizer.bin", "scheduler.bin", "random_states_0.pkl"):
+            torch.load(folder / name, weights_only=False)
+        found.append(state["step"])
+    return found
+
+
+def kill_often(gpst: Callable[..., ScriptRun], count: int, seed: int) -> tuple[ScriptRun, int]:
+    """Kill -9 a run `count` times, every second time while it is saving; the run that is left, and cuts of saves."""
+    draw, cut = random.Random(seed), 0
+    name = f"killed-{count}"
+    for attempt in range(count):
+        run = gpst(name)
+        if attempt % 2:
+            run.wait_until(partial(is_saving, run), "save")
+            time.sleep(draw.uniform(0, 0.02))
+        else:
+            run.wait_until(partial(has_started, run), "start")
+            time.sleep(draw.uniform(0, 0.5))
+        run.kill()
+        cut += bool(list(run.output_dir.glob("step_*.partial")))
+        check_complete(run.output_dir)
+        if is_done(run):  # before it was killed: once more from the start
+            shutil.rmtree(run.output_dir)
+    return gpst(name), cut
+
+
+def is_done(run: ScriptRun) -> bool:
+    return (run.output_dir / "all_results.json").exists()
+
+
+def is_saving(run: ScriptRun) -> bool:
+    return bool(list(run.output_dir.glob("step_*.partial"))) or is_done(run)
+
+
+def has_started(run: ScriptRun) -> bool:
+    return "step 0" in run.text or "resumed from" in run.text or is_done(run)
+
+
+def test_killed_at_random_moments(gpst: Callable[..., ScriptRun], straight: Path) -> None:
+    last, _ = kill_often(gpst, 3, 0)
+    last.finish()
+    same_run(last.output_dir, straight)
+    assert check_complete(last.output_dir) == [9, 10]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_at_twenty_random_moments(gpst: Callable[..., ScriptRun], straight: Path) -> None:
+    last, cut = kill_often(gpst, 20, 1)
+    last.finish()
+    same_run(last.output_dir, straight)
+    assert cut >= 3  # some kills came in the middle of a save
+
+
+# ---------------------------------------------------------------------------------------------- on the way
+def test_samples_trackers_and_utilization(gpst: Callable[..., ScriptRun], straight: Path) -> None:
+    """Without leaving a trace in the run: what it learns is what it learns without them."""
+    flags = ("--generation_steps", "4", "--with_tracking", "True", "--peak_flops", "1e12", "--checkpointing_steps", "0")
+    run = gpst("watched", *flags, "--load_best_model_at_end", "True")
+    text = run.finish()
+    assert "step 4: generated" in text and "step 8: generated" in text and "step 10: generated" not in text
+    assert "─┬─" in text and "MFU=" in text
+    found = results_of(run.output_dir)
+    assert found["tokens_per_second"] > 0 and 0 < found["model_flop_utilization"] < 1
+    best = min(found["evaluations"], key=lambda item: item["losses"]["loss"])["step"]
+    assert f"the best model is that of step {best}" in text
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.output_dir / "logs" / "pretrain_gpst"))
+    events.Reload()
+    tags = events.Tags()
+    assert {"train/loss", "speed/tokens_per_second", "learning_rate/0", "validation/loss"} <= set(tags["scalars"])
+    assert len(events.Scalars("train/loss")) == 10
+    assert any(tag.startswith("generated/0") for tag in tags["tensors"])
+    assert results_of(straight)["train"] == found["train"]
+    assert "model_flop_utilization" not in results_of(straight)
+
+
+@pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "lstm"])
+def test_generated_sentences_have_all_their_words_in_the_tree(name: str) -> None:
+    tokenizer = word_tokenizer([[f"w{number}" for number in range(60)]])
+    torch.manual_seed(3)
+    model = LSTMForCausalLM(LSTMConfig(vocab_size=40, dropout=0.5)) if name == "lstm" else MODELS[name][0]()
+    model.train()
+    texts = generate_trees(model, tokenizer)
+    assert model.training and len(texts) == 3 and any("\n" in text for text in texts) == (name != "lstm")
+    for text in texts:
+        sentence, _, tree = text.partition("\n")
+        if tree and len(sentence.split()) > 1:
+            assert [line.split()[-1].rstrip(")") for line in tree.splitlines()][-1] == sentence.split()[-1]
+
+
+class FakeHub:
+    """Takes uploads; some of them stay on their way."""
+
+    def __init__(self) -> None:
+        self.created: list[str] = []
+        self.commits: list[tuple[str, list[str]]] = []
+        self.pending: list[Any] = []
+
+    def create_repo(self, repo_id: str, **options: Any) -> None:
+        self.created.append(repo_id)
+
+    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str, run_as_future: bool) -> Any:
+        from concurrent.futures import Future
+
+        files = sorted(str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file())
+        self.commits.append((commit_message, files))
+        self.pending.append(Future())
+        return self.pending[-1]
+
+
+def test_checkpoints_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    run, batches = make_run(
+        tmp_path, checkpointing_steps=1, max_train_steps=5, checkpoints_total_limit=1, push_to_hub=True,
+        hub_model_id="a/b", hub_strategy="checkpoint",
+    )  # fmt: skip
+    hub = FakeHub()
+    monkeypatch.setattr("hf_synlm.training.engine.export.HfApi", lambda token: hub)
+    uploads = CheckpointUploads(run, None, lambda: {"training_procedure": f"{run.state.step} steps"})
+
+    def after(folder: Path) -> None:
+        if run.state.step == 3:  # the first upload has ended well; that of step 3 will fail
+            hub.pending[0].set_result(None)
+        uploads(folder)
+        if run.state.step == 3:
+            hub.pending[1].set_exception(ConnectionError("the Hub is away"))
+
+    train(run, batches, after_checkpoint=after)
+    assert [message for message, _ in hub.commits] == [f"Training in progress, step_{k}" for k in (1, 3, 4)]
+    files = hub.commits[0][1]
+    assert {"config.json", "model.safetensors", "models/gpst/modeling_gpst.py", "README.md"} <= set(files)
+    assert f"{LAST_CHECKPOINT}/{checkpoints.STATE_FILE}" in files and f"{LAST_CHECKPOINT}/optimizer.bin" in files
+    assert "step_2 is not pushed" in caplog.text and "could not be pushed: the Hub is away" in caplog.text
+    # The checkpoint that is on its way was deleted meanwhile; its files were not.
+    assert (tmp_path / "hub.partial" / LAST_CHECKPOINT / "optimizer.bin").is_file()
+    hub.pending[2].set_result(None)
+    uploads.finish()
+    assert not (tmp_path / "hub.partial").exists()
+
+
+def test_steps_read_the_batches_that_the_sampler_names(tmp_path: Path) -> None:
+    run, batches = make_run(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_train_steps=4)
+    rows = gpst_rows()["input_ids"]
+    seen = []
+
+    def remember(model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        seen.append(batch["input_ids"].clone())
+        return compute_loss(model, batch)
+
+    reports = list(steps.optimizer_steps(run, batches, remember, StopSignals()))
+    assert torch.equal(torch.cat(seen), rows.repeat(2, 1)) and run.state.consumed == 16
+    tokens = int((gpst_rows()["attention_mask"][:4]).sum())
+    assert reports[0].tokens == tokens and len(reports[0].micro_losses) == 2

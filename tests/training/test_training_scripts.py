@@ -1,0 +1,334 @@
+"""The training scripts: two steps on the embedded data, exact resume after a kill, and what must be refused."""
+
+import dataclasses
+import functools
+import importlib
+import runpy
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
+from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.files import write_json
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.training.engine import arguments as run_arguments
+from hf_synlm.training.engine import checkpoints, loop, recipe, samplers
+from hf_synlm.training.engine import run as common
+from hf_synlm.training.engine.final_report import load_report_treebanks
+from hf_synlm.training.engine.output_folder import end_run
+from hf_synlm.training.programs import pretrain_gpst, train_recurrent, train_rnng
+from hf_synlm.training.programs.prepare_text import prepare
+from hf_synlm.training.programs.pretrain_gpst import DataArguments, collate_plain, load_contexts
+from hf_synlm.training.tasks import finetuning
+from tests.helpers.training_runs import SMALL_GPST, TRAINING, cut_off, run_here, sample_files
+
+TYPES = (
+    pretrain_gpst.GPSTModelArguments,
+    DataArguments,
+    pretrain_gpst.EvaluationArguments,
+    run_arguments.TrainingArguments,
+)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in TRAINING.glob("*_*.py") if path.stem != "make_checkpoints")
+)
+def test_scripts_start_the_programs_of_their_names(name: str) -> None:
+    program = importlib.import_module(f"hf_synlm.training.programs.{name}")
+    assert runpy.run_path(str(TRAINING / f"{name}.py"))["main"] is program.main
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A few sentences of the embedded corpus, so that preprocessing takes no time."""
+    return sample_files(tmp_path_factory.mktemp("corpus"), "raw", train=120, valid=120)
+
+
+def flags_of(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
+    return [
+        *("--config", "gpst_tiny", "--output_dir", str(output_dir)),
+        *("--overwrite_output_dir", "False", "--config_overrides", SMALL_GPST),
+        *("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--one_sentence_per_line"),
+        *("--tokenizer_vocab_size", "400", "--context_length", "48", "--per_device_train_batch_size", "2"),
+        *("--validation_trees", "none", "--logging_steps", "1", "--evaluation_steps", "0", *flags),
+    ]
+
+
+@pytest.fixture
+def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+    """Runs the program in this process; its results and what it printed."""
+
+    def start(output_dir: Path, *flags: str) -> dict:
+        return run_here("pretrain_gpst", flags_of(corpus, output_dir, *flags), corpus["cache"], capsys)
+
+    return start
+
+
+def parse(*flags: str) -> tuple:
+    return run_arguments.parse_arguments(TYPES, flags, mappings=["config_overrides"])
+
+
+@pytest.mark.usefixtures("warm_probe")
+def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_path: Path) -> None:
+    flags = ("--max_train_steps", "2", "--max_tree_sentences", "6", "--validation_trees", "embedded")
+    flags = (*flags, "--test_trees", "embedded")
+    results = run(tmp_path / "out", *flags, "--search_num_beams", "2", "--report_punctuation", "remove", "keep")
+    assert results["step"] == 2 and len(results["train"]) == 2
+    assert set(results["train"][0]) >= {"loss", "auto_encoding", "height", "parser", "token", "action"}
+    tested = results["test"]["trees"]
+    assert set(tested) == {"remove", "keep"}
+    for trees in (results["evaluations"][0]["trees"], *(x["sentence_and_corpus_f1"] for x in tested.values())):
+        assert {"induced (inside)", "left to right (beam 2)", "left", "right", "balanced", "random"} <= set(trees)
+    assert "without hf_synlm (transformers_modules." in results["stdout"]
+    last = results["stdout"].strip().splitlines()[-1]
+    assert last.startswith("validation loss") and "->" in last and "right" in last
+    saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "models/gpst/modeling_gpst.py", "tokenizer.json", "README.md"} <= saved
+
+
+def test_resumed_run_is_bit_equal(run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--max_train_steps", "4", "--checkpointing_steps", "2", "--gradient_accumulation_steps", "2")
+    flags = (*flags, "--final_report", "False", "--prepared", str(tmp_path / "text"))
+    straight = run(tmp_path / "straight", *flags)
+    killed = tmp_path / "killed"
+    cut_off(tmp_path / "straight", killed, 2)
+    resumed = run(killed, *flags)  # an unfinished run goes on without being asked to
+    assert "resumed from" in resumed["stdout"] and "step_2" in resumed["stdout"]
+    assert resumed["train"] == straight["train"]
+    assert resumed["evaluations"] == straight["evaluations"]
+    weights = [path / "model" / "model.safetensors" for path in (tmp_path / "straight", killed)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert (tmp_path / "text" / "train" / "corpus.json").is_file() and not (killed / "text").exists()
+    _, changed, _, _ = parse(*flags_of(corpus, tmp_path / "other", *flags), "--drop_punctuation", "False")
+    with pytest.raises(ValueError, match="drop_punctuation was True and is now False"):
+        prepare(changed, changed.prepared)
+    # Without text named, a complete folder is taken as it is.
+    data = DataArguments(prepared=str(tmp_path / "text"), drop_punctuation=True)
+    text = prepare(data, data.prepared)
+    contexts = load_contexts(data, text.train, None)
+    assert data.takes_finished and contexts.totals()["tokens"] == text.train.num_tokens
+
+
+def test_baseline_on_the_same_contexts(
+    corpus: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flags(name: str, *more: str) -> list[str]:
+        gpst = flags_of(corpus, tmp_path / name, "--max_train_steps", "2", "--generation_steps", "1")
+        gpst[gpst.index(SMALL_GPST)] = "n_embd=32,n_head=2,n_positions=64"
+        return [flag.replace("gpst_tiny", "gpt2_tiny") for flag in gpst] + list(more)
+
+    results = run_here("pretrain_gpst", flags("out"), corpus["cache"], capsys)
+    assert set(results["train"][0]) == {"step", "loss", "gradient_norm"}
+    assert "trees" not in results["evaluations"][-1] and "step 1: generated" in results["stdout"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
+    assert model.config.model_type == "gpt2" and model.config.vocab_size == len(tokenizer)
+    assert model.config.pad_token_id == tokenizer.pad_token_id
+    batch = collate_plain([{"input_ids": [5, 6, 7], "sentence_ids": [1, 1, 2]}, {"input_ids": [8]}], 2, 0)
+    assert batch["input_ids"].tolist() == [[0, 5, 6, 7], [0, 8, 2, 2]]
+    assert batch["labels"].tolist() == [[0, 5, 6, 7], [0, 8, -100, -100]]
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+    for name, value, match in (
+        ("architecture", "elman", "architecture 'elman' is unknown"),
+        ("config_overrides", "n_positions=32", "context_length 48 and the begin token need 49 positions"),
+        ("config_overrides", "hidden=32", "has no field 'hidden'"),
+        ("model_name_or_path", "x", "is for GPST"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            pretrain_gpst.main(flags("bad", f"--{name}", value))
+
+
+def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer([["a"]])
+    model = LSTMForCausalLM(LSTMConfig(vocab_size=len(tokenizer), embedding_size=4, hidden_size=4, num_layers=1))
+    model.save_pretrained(tmp_path / "lstm")
+    loaded = common.load_pretrained(LSTMForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
+    assert loaded.dtype == torch.float32
+    with pytest.raises(ValueError, match="holds a model of type 'lstm_lm', not 'gpst'"):
+        common.load_pretrained(GPSTForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
+    with pytest.raises(ValueError, match="is not a folder of a model or a model of the Hub"):
+        common.load_pretrained(LSTMForCausalLM, str(tmp_path / "nowhere"), None, tokenizer)
+    for kind in (
+        pretrain_gpst.GPSTModelArguments,
+        train_rnng.RNNGModelArguments,
+        train_recurrent.RecurrentModelArguments,
+        finetuning.ModelArguments,
+    ):
+        with pytest.raises(ValueError, match="there is no folder '.*nowhere'"):
+            kind(model_name_or_path=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="lstm' holds no tokenizer .* or name a folder that holds one"):
+        finetuning.ModelArguments(model_name_or_path=str(tmp_path / "lstm"))
+    weights = load_file(tmp_path / "lstm" / "model.safetensors")
+    name = sorted(weights)[-1]
+    del weights[name]
+    save_file(weights, tmp_path / "lstm" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"lacks weights, and random ones would take their place: {name}"):
+        common.load_pretrained(LSTMForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
+
+
+def test_trees_of_the_report_are_read_before_training(corpus: dict[str, str], tmp_path: Path) -> None:
+    _, _, evaluation, _ = parse("--output_dir", "x", "--test_trees", corpus["train"], "--final_report")
+    with pytest.raises(ValueError, match="stands outside of all trees"):
+        load_report_treebanks(evaluation.test_trees, evaluation.report_punctuation)
+
+
+def test_an_ended_run_has_dropped_the_wrapped_model_before_its_processes_part() -> None:
+    class Wrapper(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = torch.nn.Linear(1, 1)
+
+    wrapped = Wrapper()
+    alive, models, seen = weakref.ref(wrapped), [wrapped], []
+    accelerator = SimpleNamespace(
+        wait_for_everyone=lambda: seen.append("barrier"),
+        unwrap_model=lambda model: model.module,
+        free_memory=models.clear,
+        end_training=lambda: seen.append(alive()),
+    )
+    run = SimpleNamespace(accelerator=accelerator, model=wrapped, output_dir=Path("x"))
+    del wrapped
+    end_run(run)
+    assert seen == ["barrier", None] and isinstance(run.model, torch.nn.Linear)
+
+
+def test_checkpoints_ahead_of_the_one_resumed_from_are_deleted(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        state = dataclasses.asdict(common.TrainingState(step=step, settings={"seed": 1}))
+        (tmp_path / f"step_{step}").mkdir()
+        write_json(tmp_path / f"step_{step}" / checkpoints.STATE_FILE, state)
+    loaded: list[str] = []
+    accelerator = SimpleNamespace(
+        load_state=loaded.append, save_state=lambda folder: None, wait_for_everyone=lambda: None, is_main_process=True,
+        print=lambda text: None,
+    )  # fmt: skip
+    state, arguments = common.TrainingState(), SimpleNamespace(checkpointing_steps=0)
+    run = SimpleNamespace(accelerator=accelerator, state=state, output_dir=tmp_path, arguments=arguments)
+    with pytest.raises(ValueError, match=r"seed 1 \(now 2\)"):
+        loop.start_or_resume(run, tmp_path / "step_4", {"seed": 2}, evaluate=dict)
+    assert len(checkpoints.list_checkpoints(tmp_path)) == 3 and not loaded
+    loop.start_or_resume(run, tmp_path / "step_4", {"seed": 1}, evaluate=dict)
+    assert loaded == [str(tmp_path / "step_4")] and run.state.step == 4
+    # What the run writes next is the newest.
+    run.state.step = 5
+    checkpoints.save_checkpoint(accelerator, tmp_path, run.state, keep=1)
+    assert [folder.name for folder in checkpoints.list_checkpoints(tmp_path)] == ["step_5"]
+
+
+def test_unknown_key_in_config_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("learning_rat: 1.0e-3\noutput_dir: x\n")
+    with pytest.raises(ValueError, match="'learning_rat'.*'learning_rate'"):
+        parse("--config", str(path))
+
+
+def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("learning_rate: 5e-5\nmax_train_steps: 7\nconfig_overrides: {hidden_size: 64, window_size: 3}\n")
+    flags = ("--output_dir", "x", "--max_train_steps", "9", "--config_overrides", "window_size=4")
+    model, _, _, training = parse("--config", str(path), *flags)
+    assert (training.learning_rate, training.max_train_steps) == (5e-5, 9)
+    assert model.config_overrides == {"hidden_size": 64, "window_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--max_grad_norm -1", "max_grad_norm must not be negative and is -1"),
+        ("--learning_rate nan", "learning_rate must be finite and is nan"),
+        ("--max_train_steps 0", "max_train_steps must be at least 1"),
+        ("--peak_flops -1", "peak_flops must be positive"),
+        ("--push_to_hub --hub_model_id a/b --hub_strategy checkpoint --checkpointing_steps 0", "needs checkpoints"),
+        ("--with_tracking --report_to paper", "report_to is 'paper'. Choose among"),
+        ("--with_tracking --report_to wandb", "not installed: pip install wandb"),
+        ("--context_length 0", "context_length must be at least 1"),
+        ("--lr_scheduler_type exponential", "invalid choice: 'exponential' .choose from .*linear.*cosine"),
+        ("--rows x", "rows is 'x'"),
+        ("--config gpst_tinny", "no shipped configuration 'gpst_tinny'. Did you mean gpst_tiny or"),
+    ],
+)
+def test_bad_values_are_refused_before_work(flags: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse("--output_dir", "x", *flags.split())
+
+
+def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:
+    def ids(world_size: int, consumed: int, count: int) -> list[int]:
+        batch = 12 // world_size
+        ranks = [
+            iter(samplers.StepSampler(17, batch, 5, rank, world_size, consumed)) for rank in range(world_size)
+        ]  # fmt: skip
+        return [k for _ in range(count) for rank in ranks for k in next(rank)]
+
+    whole = ids(1, 0, 10)
+    assert ids(3, 0, 10) == whole
+    assert ids(1, 48, 6) == whole[48:]
+    assert sorted(whole[:17]) == list(range(17)) and whole[:17] != whole[17:34]
+
+
+def test_parser_has_its_own_learning_rate() -> None:
+    model = torch.nn.ModuleDict({"parser": torch.nn.Linear(2, 2), "rest": torch.nn.Linear(2, 2)})
+    groups = common.parameter_groups(model, 1e-3, {"parser": 5e-3}, 0.1)
+    rates = {(group["lr"], group["weight_decay"]): len(group["params"]) for group in groups}
+    assert rates == {(5e-3, 0.1): 1, (5e-3, 0.0): 1, (1e-3, 0.1): 1, (1e-3, 0.0): 1}
+    with pytest.raises(ValueError, match="'lexer'"):
+        common.parameter_groups(model, 1e-3, {"lexer": 1.0}, 0.0)
+
+
+def test_schedule_counts_optimizer_steps() -> None:
+    arguments = run_arguments.TrainingArguments(
+        output_dir="x", max_train_steps=10, num_warmup_steps=2, learning_rate=1.0
+    )
+    optimizer, schedule = common.make_optimizer(torch.nn.Linear(2, 2), arguments)
+    rates = []
+    for _ in range(10):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0, 0.5, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
+    assert schedule.get_last_lr()[0] == 0
+
+
+def test_validation_losses_do_not_depend_on_the_batches(tiny_gpst_config: GPSTConfig) -> None:
+    model = GPSTForCausalLM(tiny_gpst_config)
+    contexts = [
+        {"input_ids": torch.randint(10, tiny_gpst_config.vocab_size, (n,)).tolist(), "sentence_ids": ids}
+        for n, ids in ((7, [1, 1, 1, 2, 2, 2, 2]), (2, [1, 1]), (9, [1] * 9), (4, [1, 2, 3, 4]), (5, [1, 1, 1, 1, 2]))
+    ]
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir="x"))
+    collate = functools.partial(collate_contexts, pad_token_id=tiny_gpst_config.pad_token_id)
+    one, two, five = (pretrain_gpst.evaluate_losses(accelerator, model, contexts, collate, size) for size in (1, 2, 5))
+    assert one == pytest.approx(five, rel=1e-5) and two == pytest.approx(five, rel=1e-5)
+    model.eval()
+    whole = model(**collate(contexts))
+    assert five == pytest.approx(
+        {"loss": whole.loss.item(), **{k: v.item() for k, v in whole.losses.items()}}, rel=1e-5
+    )
+
+
+def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output_dir", "x", "--trainfiles", "a.txt"])
+    with pytest.raises(SystemExit) as stopped:
+        pretrain_gpst.main()
+    assert stopped.value.code == 2
+    expected = "error: --trainfiles is not an option of this program. Did you mean --train_files?\n"
+    assert capsys.readouterr().err == expected
+    monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="Did you mean"):
+        pretrain_gpst.main()
+
+
+def test_errors_of_other_libraries_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_SYNLM_TRACEBACK", raising=False)
+    monkeypatch.setattr(recipe, "_run", lambda *_: np.zeros(2).reshape(3))
+    with pytest.raises(ValueError, match="reshape"):
+        pretrain_gpst.main()

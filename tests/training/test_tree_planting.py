@@ -1,0 +1,172 @@
+"""Tree-planting: edges, targets and loss by the slow and obvious way, and training by `Trainer`."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, TrainingArguments
+
+from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.data.vocabulary import subword_tokenizer
+from hf_synlm.training.programs import train_tree_planting
+from hf_synlm.training.tasks.tree_planting import (
+    TreePlantingArguments,
+    TreePlantingCollator,
+    TreePlantingTrainer,
+    edge_counts,
+    encode_sentence,
+    tree_planting_loss,
+)
+from tests.helpers.training_runs import sample_files
+
+TREES = (
+    "(S (NP (D the) (J old) (N dog)) (VP (V barks)))",
+    "(FRAG (NP (N dogs)))",
+    "(S (VP (V see) (NP (D the) (N dogs)) (PP (P of) (NP (N America)))))",
+)
+
+
+def paths_of(tree: Any) -> list[tuple[Any, ...]]:
+    """Nodes from below the node above the tree to the begin token, to each word, and to the end token."""
+    from_top = list(enumerate(tree.labeled_spans))[::-1]  # they stand in post-order
+    inner = [(*(node for node, (_, i, j) in from_top if i <= word < j), -1 - word) for word in range(len(tree.words))]
+    return [("begin",), *inner, ("end",)]
+
+
+def edges_by_paths(tree: Any) -> list[list[int]]:
+    """Edges up to the lowest common node and down again."""
+
+    def count(first: tuple[Any, ...], second: tuple[Any, ...]) -> int:
+        shared = 0
+        while shared < min(len(first), len(second)) and first[shared] == second[shared]:
+            shared += 1
+        return len(first) + len(second) - 2 * shared
+
+    paths = paths_of(tree)
+    return [[0 if a is b else count(a, b) for b in paths] for a in paths]
+
+
+def loss_by_words(attention: torch.Tensor, word_spans: list[tuple[int, int]], edges: list[list[int]]) -> list[float]:
+    """KL for each word but the first, number by number."""
+    losses = []
+    for i in range(1, len(word_spans)):
+        given = [
+            sum(float(attention[t - 1, u]) for t in range(*word_spans[i]) for u in range(*word_spans[j]))
+            for j in range(i)
+        ]
+        target = [math.exp(-edges[i][j]) for j in range(i)]
+        pairs = [(t / sum(target), g / sum(given)) for t, g in zip(target, given, strict=True)]
+        losses.append(sum(t * (math.log(t) - math.log(g)) for t, g in pairs))
+    return losses
+
+
+def test_edges_are_those_of_the_paths() -> None:
+    for tree in parse_treebank(TREES):
+        spans = [(i, j) for _, i, j in tree.labeled_spans]
+        assert edge_counts(spans, len(tree.words)).int().tolist() == edges_by_paths(tree)
+    # the old dog barks: siblings 2, begin token and end token 2, to each other
+    (tree, *_) = parse_treebank(TREES)
+    edges = edge_counts([(i, j) for _, i, j in tree.labeled_spans], 4)
+    assert edges[1].tolist() == [4, 0, 2, 2, 4, 4] and edges[0, 5] == 2
+
+
+def test_loss_and_its_gradient_word_by_word() -> None:
+    trees = list(parse_treebank(TREES))
+    tokenizer = subword_tokenizer([tree.words for tree in trees], 40)
+    rows = [encode_sentence(tokenizer, tree.words, tree.labeled_spans) for tree in trees]
+    assert any(end - start > 1 for row in rows for start, end in row["word_spans"])
+    batch = TreePlantingCollator(0)(rows)
+    torch.manual_seed(0)
+    length = batch["input_ids"].shape[1]
+    scores = torch.randn(3, length, length, dtype=torch.float64, requires_grad=True)
+    attention = scores.masked_fill(~torch.ones(length, length, dtype=torch.bool).tril(), -math.inf).softmax(2)
+    loss = tree_planting_loss(attention, batch["word_spans"], batch["edges"])
+    expected = [
+        value
+        for weights, row, tree in zip(attention.detach(), rows, trees, strict=True)
+        for value in loss_by_words(weights, row["word_spans"], edges_by_paths(tree))
+    ]
+    assert loss.item() == pytest.approx(sum(expected) / len(expected), rel=1e-9)
+    loss.backward()
+    assert scores.grad is not None and scores.grad.isfinite().all() and scores.grad.any()
+    # Where the attention is the target, nothing is left to learn.
+    words = batch["word_spans"].shape[1]
+    own = torch.stack([torch.arange(words), torch.arange(words) + 1], 1)[None]
+    edges = edge_counts([(0, words - 2)], words - 2)[None]
+    best = (-edges[:, 1:, :-1]).masked_fill(~torch.ones(words - 1, words - 1, dtype=torch.bool).tril(), -math.inf)
+    best = torch.nn.functional.pad(best.softmax(2), (0, 1, 0, 1))
+    assert float(tree_planting_loss(best, own, edges)) == pytest.approx(0, abs=1e-6)
+
+
+def tiny_gpt2() -> GPT2LMHeadModel:
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40, "n_positions": 64}
+    dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
+
+
+def train(folder: Path, planting: TreePlantingArguments, **options: Any) -> TreePlantingTrainer:
+    trees = list(parse_treebank(TREES))
+    tokenizer = subword_tokenizer([tree.words for tree in trees], 40)
+    rows = [encode_sentence(tokenizer, tree.words, tree.labeled_spans) for tree in trees]
+    settings = {"max_steps": 1, "learning_rate": 1e-2, "report_to": [], "use_cpu": True, "save_strategy": "no"}
+    arguments = TrainingArguments(str(folder), logging_steps=1, disable_tqdm=True, **(settings | options))
+    collator = TreePlantingCollator(0)
+    trainer = TreePlantingTrainer(
+        tiny_gpt2(), arguments, planting=planting, train_dataset=rows, eval_dataset=rows, data_collator=collator
+    )
+    trainer.train()
+    return trainer
+
+
+def test_one_head_learns_the_trees(tmp_path: Path) -> None:
+    trainer = train(tmp_path, TreePlantingArguments(planting_layer=1, planting_head=1), max_steps=60)
+    logged = [entry["planting_loss"] for entry in trainer.state.log_history if "planting_loss" in entry]
+    assert len(logged) == 60 and logged[-1] < 0.5 * logged[0]
+    rows = trainer.eval_dataset
+    batch = TreePlantingCollator(0)(rows)
+    trees = {name: batch.pop(name) for name in ("word_spans", "edges")}
+    with torch.no_grad():
+        out = trainer.model.eval()(**batch, output_attentions=True)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(float(out.loss), rel=1e-5)
+    losses = [float(tree_planting_loss(out.attentions[0][:, head], **trees)) for head in (0, 1)]
+    assert losses[1] < losses[0]
+
+
+def test_weight_zero_is_the_plain_model(tmp_path: Path) -> None:
+    plain = train(tmp_path, TreePlantingArguments(planting_weight=0.0))
+    planted = train(tmp_path, TreePlantingArguments())
+    names = [name for name, _ in plain.model.named_parameters()]
+    assert not any("planting_loss" in entry for entry in plain.state.log_history)
+    changed = [n for n in names if not torch.equal(plain.model.get_parameter(n), planted.model.get_parameter(n))]
+    assert changed
+
+
+def test_program_trains_a_new_model_and_measures_it(tmp_path: Path) -> None:
+    files = sample_files(tmp_path, "trees", train=6, valid=3)
+    command = ["--config", "tree_planting_tiny", "--train_file", files["train"], "--validation_file", files["valid"]]
+    command += ["--config_overrides", "n_embd=16,n_layer=2", "--max_steps", "2", "--use_cpu", "--disable_tqdm", "True"]
+    train_tree_planting.main([*command, "--output_dir", str(tmp_path / "run")])
+    results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
+    assert results["eval_planting_loss"] > 0 and results["eval_perplexity_per_token"] > 1
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.n_embd == 16
+    train_tree_planting.main([*command, "--output_dir", str(tmp_path / "one"), "--per_device_eval_batch_size", "1"])
+    one_by_one = json.loads((tmp_path / "one" / "eval_results.json").read_text())["eval_planting_loss"]
+    assert one_by_one == pytest.approx(results["eval_planting_loss"], rel=1e-5)
+    with pytest.raises(ValueError, match="is not empty"):
+        train_tree_planting.main([*command, "--output_dir", str(tmp_path / "run")])
+
+
+def test_wrong_options_are_refused() -> None:
+    heads = [torch.zeros(1, 2, 3, 3)] * 2
+    with pytest.raises(ValueError, match="planting_layer is 3, but the model has 2 layers"):
+        TreePlantingArguments(planting_layer=3).attention(heads)
+    with pytest.raises(ValueError, match="planting_head is 2, but a layer has 2 heads"):
+        TreePlantingArguments(planting_head=2).attention(heads)
+    with pytest.raises(ValueError, match="returns no attention"):
+        TreePlantingArguments().attention(())
+    with pytest.raises(ValueError, match="planting_layer"):
+        TreePlantingArguments(planting_layer=0)

@@ -1,0 +1,363 @@
+"""Pictures: right places and numbers, well-formed markup, everything escaped."""
+
+import math
+import random
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_synlm import (
+    GPSTForCausalLM,
+    ONLSTMConfig,
+    ONLSTMForCausalLM,
+    PaLMConfig,
+    PaLMForCausalLM,
+)
+from hf_synlm.core.outputs import ParseOutput
+from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+from hf_synlm.evaluation.trees.baseline_trees import random_tree
+from hf_synlm.trees.spans import right_branching
+from hf_synlm.viz import (
+    chart_scores,
+    chart_to_svg,
+    distances_to_svg,
+    escape_latex,
+    heatmap_to_svg,
+    plot_bars,
+    posteriors,
+    sentence_to_html,
+    sentence_to_page,
+    show,
+    span_attention_to_svg,
+    surprisals_in_bits,
+    tree_to_latex,
+    tree_to_svg,
+    tree_to_text,
+)
+from hf_synlm.viz.layout import build_nodes, display_width, place_nodes
+from tests.helpers.search_models import rnng
+
+CAT = ("the cat sat down".split(), [(0, 2), (3, 4), (2, 4), (0, 4)], ["NP", "PRT", "VP", "S"])
+NASTY = '<b>&amp; "q" it\'s ]]> שלום! 猫 na\u0308ive a\x00\ud800\uffffb {x_1}$%#~^\\ -- \u202e'.split()
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(svg: str) -> list[str]:
+    """What the text elements of a picture say."""
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+# ------------------------------------------------------------------------------------------------------------- text
+def test_sideways():
+    assert tree_to_text(*CAT).splitlines() == [
+        "S ─┬─ NP ─┬─ the",
+        "   │      └─ cat",
+        "   └─ VP ─┬─ sat",
+        "          └─ PRT ─── down",
+    ]
+    words = "fruit flies like a banana".split()
+    expected = "─┬─┬─ fruit\n │ └─ flies\n └─┬─ like\n   └─┬─ a\n     └─ banana"
+    assert tree_to_text(words, [(0, 2), (3, 5), (2, 5), (0, 5)]) == expected
+    assert tree_to_text(list("abcd"), [(1, 3), (0, 4)]) == "─┬─ a\n ├─┬─ b\n │ └─ c\n └─ d"
+    assert tree_to_text(["hello"], []) == "─ hello"
+    assert tree_to_text(["hello"], [(0, 1), (0, 1)], ["NP", "S"]) == "S ─── NP ─── hello"
+
+
+def test_upright():
+    assert tree_to_text(*CAT, style="upright").splitlines() == [
+        "   ┌────S──┐",
+        "   │       │",
+        "   │     ┌─VP─┐",
+        "   │     │    │",
+        " ┌─NP┐   │   PRT",
+        " │   │   │    │",
+        "the cat sat down",
+    ]
+    assert tree_to_text(["hello"], [], style="upright") == "hello"
+    wide = tree_to_text(["猫", "が", "寝る"], [(0, 2), (0, 3)], ["名詞句", "S"], style="upright").splitlines()
+    assert wide[-1] == "猫  が 寝る" and display_width(wide[-1]) == 11
+    # A label wider than its word pushes the next word away.
+    assert tree_to_text(["a", "b"], [(0, 1), (0, 2)], ["WHADVP", "S"], style="upright").splitlines()[-1] == "   a   b"
+    with pytest.raises(ValueError, match="style is 'flat'"):
+        tree_to_text(["a"], [], style="flat")
+
+
+def test_words_that_disturb_a_terminal():
+    lines = tree_to_text(["a\nb", "שלום", "x\x1b[2J"], [(0, 3)]).splitlines()
+    assert lines == ["─┬─ a b", " ├─ \u2068שלום\u2069", " └─ x\ufffd[2J"]
+
+
+def test_very_long_sentences():
+    words = [str(k) for k in range(1200)]
+    assert tree_to_text(words, right_branching(1200)).count("\n") == 1199
+    assert len(texts(tree_to_svg(words, right_branching(1200)))) == 1200
+    assert tree_to_latex(words, right_branching(1200)).count("coordinate") == 1199
+
+
+# ------------------------------------------------------------------------------------------------------------ layout
+@given(st.integers(1, 15), st.integers(0, 999))
+def test_nothing_overlaps_and_parents_stand_above_their_words(length, seed):
+    generator = random.Random(seed)
+    words = ["w" * generator.randint(1, 8) for _ in range(length)]
+    spans = random_tree(length, generator) + [(k, k + 1) for k in range(length) if generator.random() < 0.3]
+    labels = ["L" * generator.randint(1, 20) for _ in spans]
+    roots = build_nodes(words, spans, labels)
+    nodes, width = place_nodes(roots, len, 2)
+    assert len(nodes) == length + len(spans)
+    assert sorted((node.label, node.start, node.end) for node in nodes if not node.is_word) == sorted(
+        (label, *span) for label, span in zip(labels, spans, strict=True)
+    )
+    for node in nodes:
+        left, right = node.column - len(node.label) / 2, node.column + len(node.label) / 2
+        assert left >= -1e-9 and right <= width + 1e-9
+        assert all(node.height > child.height for child in node.children)
+        for other in nodes:
+            if other.start >= node.end:
+                assert other.column - len(other.label) / 2 >= right + 2 - 1e-9
+
+
+def test_trees_that_cannot_be_drawn():
+    for draw in (tree_to_text, tree_to_svg, tree_to_latex):
+        with pytest.raises(ValueError, match="cross"):
+            draw(list("abc"), [(0, 2), (1, 3)])
+        with pytest.raises(ValueError, match="2 spans have 1 labels"):
+            draw(list("abc"), [(0, 2), (0, 3)], ["S"])
+        with pytest.raises(ValueError, match="at least one token"):
+            draw([], [])
+    for surprisals in ([1.0], [1.0, math.nan, 2.0]):
+        with pytest.raises(ValueError, match="one number per word"):
+            tree_to_svg(list("abc"), [(0, 3)], surprisals=surprisals)
+
+
+# --------------------------------------------------------------------------------------------------------------- SVG
+def test_svg_says_what_the_tree_says():
+    svg = tree_to_svg(*CAT, surprisals=[4.0, 2.0, math.inf, -1.0])
+    words = "S NP the cat VP sat PRT down 4.0 2.0 ∞ -1.0".split()
+    assert texts(svg) == [*words, "surprisal (bits)"]
+    heights = [float(bar.get("height")) for bar in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
+    assert heights == [60, 30, 60, 0]
+    # Words stand on one line from left to right, and S above its children.
+    places = {e.text: (float(e.get("x")), float(e.get("y"))) for e in ElementTree.fromstring(svg).iter(f"{SVG}text")}
+    assert [places[word][0] for word in CAT[0]] == sorted(places[word][0] for word in CAT[0])
+    assert len({places[word][1] for word in CAT[0]}) == 1
+    assert places["S"][1] < places["VP"][1] < places["PRT"][1] < places["down"][1]
+    assert texts(tree_to_svg(*CAT[:2])) == CAT[0]
+    forest = tree_to_svg(CAT[0], [(0, 2)], ["NP"])
+    assert texts(forest) == ["NP", *CAT[0]]
+
+
+@pytest.mark.parametrize("word", NASTY)
+def test_nasty_words_survive_as_text(word):
+    shown = re.sub("[\x00\ud800\uffff]", "\ufffd", word)
+    svg = tree_to_svg([word, "b"], [(0, 2)], [word], surprisals=[1, 2], title=word)
+    assert texts(svg)[:2] == [shown, shown]
+    assert ElementTree.fromstring(svg).find(f"{SVG}title").text == shown
+    svg.encode("utf-8")
+    sentence = ParsedSentence((word, "b"), (Hypothesis(((0, 2),), None, -1.0),), (-1.0, -2.0))
+    for markup in (sentence_to_page(sentence, title=word), sentence_to_html(sentence)):
+        assert shown in "".join(ElementTree.fromstring(markup).itertext())
+    maps = (
+        heatmap_to_svg([[1.0, 2.0]], [word], [word, "b"], title=word),
+        chart_to_svg({(0, 2): 1.0}, [word, "b"], title=word),
+    )
+    for svg in maps:
+        assert shown in texts(svg)
+
+
+# ------------------------------------------------------------------------------------------------------------- LaTeX
+def test_latex():
+    assert tree_to_latex(*CAT).splitlines() == [
+        "\\begin{forest}",
+        "  for tree={parent anchor=south, child anchor=north},",
+        "  where n children=0{tier=word}{}",
+        "  [{S}",
+        "    [{NP}",
+        "      [{the}]",
+        "      [{cat}]",
+        "    ]",
+        "    [{VP}",
+        "      [{sat}]",
+        "      [{PRT}",
+        "        [{down}]",
+        "      ]",
+        "    ]",
+        "  ]",
+        "\\end{forest}",
+    ]
+    bare = tree_to_latex(["a,b", "c]"], [(0, 2)])
+    assert "  [,coordinate\n    [{a,b}]\n    [{c]}]\n  ]" in bare
+    assert "[,phantom\n    [{a}]\n    [{b}]\n  ]" in tree_to_latex(["a", "b"], [])
+    document = tree_to_latex(*CAT, standalone=True)
+    assert document.startswith("\\documentclass") and document.endswith("\\end{document}\n")
+
+
+def test_latex_escapes():
+    assert escape_latex("50% of $x_1 & {#2}") == r"50\% of \$x\_1 \& \{\#2\}"
+    assert escape_latex('\\~^<>|"') == (
+        r"\textbackslash{}\textasciitilde{}\textasciicircum{}\textless{}\textgreater{}\textbar{}\char34{}"
+    )
+    assert escape_latex("--- ?` ``a''") == r"-\kern0pt{}-\kern0pt{}- ?\kern0pt{}` ``a''"
+    for word in NASTY:
+        escaped = escape_latex(word)
+        assert escaped.count("{") == escaped.count("}") and "\x00" not in escaped
+
+
+# -------------------------------------------------------------------------------------------------------------- HTML
+def test_page_of_a_sentence():
+    trees = (Hypothesis(((0, 2), (0, 3)), None, -2.0), Hypothesis(((1, 3), (0, 3)), None, -2.0 - math.log(3)))
+    sentence = ParsedSentence(("a", "b", "c"), trees, tuple(-math.log(2) * k for k in (1, 2, 3)))
+    assert surprisals_in_bits(sentence) == pytest.approx([1, 2, 3])
+    assert posteriors(sentence) == pytest.approx([0.75, 0.25])
+    page = sentence_to_page(sentence, pictures={"<map>": heatmap_to_svg([[1.0]], ["r"], ["c"], title="t")})
+    root = ElementTree.fromstring(page)
+    said = " ".join("".join(root.itertext()).split())
+    for part in ("6.00 bits in all", "-2.000 75.0 % ((a b) c)".replace(" ", ""), "-3.09925.0%(a(bc))", "<map>"):
+        assert part.replace(" ", "") in said.replace(" ", "")
+    assert page.count("<svg") == 3 and page.count('open="open"') == 1
+    # Self-contained: nothing is fetched, nothing runs.
+    assert not re.search(r"<script|<link|\ssrc=|href=|url\(|@import", page)
+    without = ParsedSentence(("a", "b"), ())
+    assert posteriors(without) is None and surprisals_in_bits(without) is None
+    assert "no complete tree" in sentence_to_page(without)
+
+
+def test_views_of_parse_output(tiny_gpst_config):
+    ids = torch.tensor([[7, 8, 9, 10, 11]])
+    words = ["<a>", "b", "c", "d", "e"]
+    output = GPSTForCausalLM(tiny_gpst_config).eval().parse(input_ids=ids, num_beams=6, num_return_sequences=3)
+    view = show(output, words)
+    assert len(view.sentence.hypotheses) == 3
+    assert view.sentence.brackets() == output.brackets(words)
+    assert sum(view.sentence.word_log_probs) == pytest.approx(output.token_log_probs.sum().item())
+    assert view.text().count("\n") == 4 and str(view) == view.text()
+    assert texts(view.svg())[:5] == words
+    assert ElementTree.fromstring(view._repr_html_()).attrib["class"] == "synlm"
+    assert ElementTree.fromstring(view._repr_svg_()).tag == SVG + "svg"
+    assert "\\textless{}a\\textgreater{}" in view.latex(1)
+    assert view.html("title").count("<svg") == 3
+    with pytest.raises(ValueError, match="there is no tree 3"):
+        view.text(3)
+    with pytest.raises(ValueError, match="pass them"):
+        show(output)
+    with pytest.raises(ValueError, match="has 5 tokens, but 4 words"):
+        show(output, words[:4])
+    with pytest.raises(ValueError, match="there is no sentence 1"):
+        show(output, words, 1)
+    with pytest.raises(ValueError, match="leave words out"):
+        show(view.sentence, words)
+
+    # Labels, and words of several tokens.
+    ends = torch.tensor([[False, True, True, True, True]])
+    output = rnng(vocab_size=23).parse(input_ids=ids, word_ends=ends, num_beams=8)
+    view = show(output, words[:4])
+    assert view.sentence.brackets() == output.brackets(words[:4])
+    assert len(view.sentence.word_log_probs) == 4
+    drawn = texts(view.svg())
+    assert sorted(drawn[: len(drawn) - 5]) == sorted([*words[:4], *view.sentence.hypotheses[0].labels])
+
+
+# --------------------------------------------------------------------------------------------------------- heat maps
+def cells(svg: str) -> list[tuple[float, str]]:
+    """Opacity and tooltip of each colored cell."""
+    rects = ElementTree.fromstring(svg).iter(f"{SVG}rect")
+    return [(float(r.get("fill-opacity")), r.find(f"{SVG}title").text) for r in rects if r.get("fill-opacity")]
+
+
+def test_heatmap():
+    svg = heatmap_to_svg([[0.0, 1.0], [None, 4.0], [math.nan, 2.0]], ["a", "b", "c"], ["x", "y"], title="T")
+    assert cells(svg) == [(0, "a / x: 0.000"), (0.25, "a / y: 1.000"), (1, "b / y: 4.000"), (0.5, "c / y: 2.000")]
+    assert texts(svg) == ["x", "y", "a", "b", "c", "T (0.000 to 4.000)"]
+    assert cells(heatmap_to_svg(torch.ones(1, 2), ["r"], ["x", "y"], title="T"))[0][0] == 1
+    with pytest.raises(ValueError, match="2 column names"):
+        heatmap_to_svg([[1.0]], ["r"], ["x", "y"], title="T")
+    with pytest.raises(ValueError, match="no value is finite"):
+        heatmap_to_svg([[None]], ["r"], ["x"], title="T")
+
+
+def test_chart_of_gpst(tiny_gpst_config):
+    model = GPSTForCausalLM(tiny_gpst_config).eval()
+    output = model(input_ids=torch.tensor([[7, 8, 9, 10], [7, 8, 9, 0]]), output_chart=True, output_spans=True)
+    scores = chart_scores(output.chart, 1)
+    assert (0, 3) in scores and all(j <= 3 for _, j in scores)
+    spans = output.spans[1]
+    svg = chart_to_svg(scores, ["a", "b", "c"], spans=spans)
+    assert len(cells(svg)) == len(scores) and svg.count('stroke-width="2"') == len(spans)
+    assert {name.split(":")[0] for _, name in cells(svg)} == {" ".join("abc"[i:j]) for i, j in scores}
+    with pytest.raises(ValueError, match=r"span \(., 3\) does not fit into 2 words"):
+        chart_to_svg(scores, ["a", "b"])
+    with pytest.raises(ValueError, match="choose 'score' or 'height'"):
+        chart_scores(output.chart, 1, "inside")
+
+
+def test_distances_of_on_lstm():
+    model = ONLSTMForCausalLM(ONLSTMConfig(vocab_size=20, embedding_size=8, hidden_size=12, chunk_size=4)).eval()
+    output = model(input_ids=torch.tensor([[4, 5, 6], [7, 8, 9]]))
+    layers = output.distances
+    for given_distances in (layers, layers[1], list(layers)):
+        svg = distances_to_svg(given_distances, ["a", "b", "c"], sentence=1)
+        shown = [float(name.rsplit(" ", 1)[1]) for _, name in cells(svg)]
+        assert shown == pytest.approx(layers[1].flatten().tolist(), abs=1e-3)
+        assert texts(svg)[3:-1] == [f"layer {k + 1}" for k in range(layers.shape[1])]
+    with pytest.raises(ValueError, match="there is no sentence 2"):
+        distances_to_svg(layers, ["a", "b", "c"], sentence=2)
+    with pytest.raises(ValueError, match="2 column names"):
+        distances_to_svg(layers, ["a", "b"])
+
+
+def test_span_attention_of_palm():
+    model = PaLMForCausalLM(
+        PaLMConfig(vocab_size=20, embedding_size=8, hidden_size=12, rrnn_size=8, num_spans=2)
+    ).eval()
+    output = model(input_ids=torch.tensor([[4, 5, 6, 7]]))
+    svg = span_attention_to_svg(output.span_scores, list("abcd"))
+    weights = output.span_scores[0].softmax(-1)
+    # Row t, column s: the span [s, t), of one or two tokens; slot 0 is the longest.
+    expected = {"b / a": weights[1, 1], "c / a": weights[2, 0], "c / b": weights[2, 1]}
+    expected |= {"d / b": weights[3, 0], "d / c": weights[3, 1]}
+    shown = {name.split(":")[0]: float(name.split(": ")[1]) for _, name in cells(svg)}
+    assert shown == pytest.approx({name: value.item() for name, value in expected.items()}, abs=1e-3)
+    with pytest.raises(ValueError, match="scores of 4 tokens for 3 words"):
+        span_attention_to_svg(output.span_scores, list("abc"))
+
+
+@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+def test_bars(tmp_path, ending):
+    path, again = tmp_path / f"bars.{ending}", tmp_path / f"again.{ending}"
+    series = {"a <b>": [0.5, 0.25, None], "c": [1.0, math.nan, -0.25]}
+    options = {"deviations": {"a <b>": [0.1, None, None]}, "title": "t & u", "axis": "accuracy", "chance": 0.5}
+    for file in (path, again):
+        plot_bars(file, ["x", "y", "z"], series, limit=1.2, **options)
+    signature = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[ending]
+    assert path.read_bytes().startswith(signature) and (ending == "pdf" or path.read_bytes() == again.read_bytes())
+    if ending == "svg":
+        texts = {text.strip() for text in ElementTree.parse(path).getroot().itertext()}
+        assert {"x", "y", "z", "a <b>", "c", "t & u", "accuracy", "chance", "0.500", "-0.250", "none"} <= texts
+    for names, values, message in (
+        (["x"], {"a": [1.0, 2.0]}, "2 values for 1 names"),
+        (["x"], {"a": [None]}, "no finite value"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot_bars(path, names, values, title="t", axis="a")
+
+
+def test_output_of_parse_in_a_notebook():
+    """The bare output knows no words: a table of its trees, with labels escaped."""
+    output = ParseOutput(
+        spans=[[[(1, 3), (1, 4)], [(2, 4), (1, 4)]], []],
+        labels=[[["<b>&", "S"], ["VP", "S"]], []],
+        log_probs=torch.tensor([[-1.5, -2.25], [-math.inf, -math.inf]]),
+        offsets=[1, 0],
+        lengths=[3, 2],
+    )
+    table = ElementTree.fromstring(output._repr_html_())
+    rows = [["".join(cell.itertext()) for cell in row] for row in table]
+    assert rows[1] == ["0", "0", "-1.500", "(S (<b>& 1 2) 3)"]
+    assert rows[2] == ["0", "1", "-2.250", "(S 1 (VP 2 3))"]
+    assert rows[3][0] == "1" and "no complete tree" in rows[3][3]
+    unlabeled = ParseOutput(spans=[[[(0, 2)]]], offsets=[0], lengths=[2])
+    assert "(0 1)" in unlabeled._repr_html_()
+    assert show(ParsedSentence(("a", "b")))._repr_svg_() is None
