@@ -55,7 +55,10 @@ test: $(VENV)/.test $(VENV)/.transformers_tests
 	$(BIN)/python -m pytest -q -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
 
 gpu: $(VENV)/.test
-	$(BIN)/python training/benchmarks/gpu.py
+	$(BIN)/python -m pytest -v -m gpu tests/models/test_gpu.py
+	$(BIN)/python training/benchmark.py --device cuda
+	$(BIN)/python training/benchmark.py --device cuda --bf16
+	$(BIN)/python training/benchmark.py --device cuda --gradients
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

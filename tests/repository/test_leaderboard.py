@@ -7,7 +7,6 @@ import pytest
 from release import leaderboard
 from transformers import AutoTokenizer, TrainingArguments
 
-from hf_synlm.data.files import write_json
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.training.engine.arguments import parse_arguments
 from hf_synlm.training.programs.train_treereg import ModelAndDataArguments
@@ -82,14 +81,14 @@ def test_table_of_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
             "parsing": {"f1": 40.0},
             "parsing search": {"f1": 20.0},
         }
-        result = {"scores": scores, "parameters": 1000, "cpu_seconds": 60.0}
-        write_json(board.results / f"{name}.{seed}.json", result)
+        result = {"row": name, "seed": seed, "scores": scores, "parameters": 1000, "cpu_seconds": 60.0}
+        leaderboard.add_result(board, result)
 
     monkeypatch.setattr(leaderboard, "make_row", make_row)
     trees = tmp_path / "trees.txt"
     trees.write_text("(S (NP (DT The) (NN law)) (VP (VBZ works)))\n" * 2)
     command = ["gpst-table-4", "--trees", *[str(trees)] * 3, "--folder", str(tmp_path / "out")]
-    (tmp_path / "out" / "results").mkdir(parents=True)
+    (tmp_path / "out").mkdir()
     leaderboard.main(command)
     assert made == [f"{name} {seed}" for seed in SEEDS for name in TABLES["gpst-table-4"]]
     leaderboard.main(command)

@@ -1,6 +1,6 @@
 """Time of a training step against the length of the sentences: table 5 of the GPST paper (Hu et al., ACL 2024).
 
-    python training/benchmark.py --lengths runs/lengths --runs 3
+    python training/benchmark.py --lengths --runs 3
 
 All models have as many parameters, as far as the steps of their widths allow, and read as many tokens in a step, in
 sentences of 128 to 1,024 tokens. A step is a forward and a backward pass. The models run in turn; a ratio is the median
@@ -8,29 +8,17 @@ over the rounds. URNNG stops at 256 tokens, as in the paper: its tables grow wit
 """
 
 import statistics
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from benchmarks.gpst import FIRST_WORD, NO_DROPOUT, QUARTER, gpt2
-from benchmarks.sides import Step, check_gradients, origin, place, seconds, training_step
+from benchmarks.sides import Step, check_gradients, place, seconds, training_step
+from benchmarks.train import FIRST_WORD, NO_DROPOUT, QUARTER, gpt2
 from torch import Tensor, nn
 
-from hf_synlm import (
-    GPSTConfig,
-    GPSTForCausalLM,
-    OrderedMemoryConfig,
-    OrderedMemoryForCausalLM,
-    PaLMConfig,
-    PaLMForCausalLM,
-    URNNGConfig,
-    URNNGForCausalLM,
-)
-from hf_synlm.data.files import folder_writer, write_json, write_text
+import hf_synlm
 from hf_synlm.training.tasks.inference_network import InferenceNetwork
 from hf_synlm.training.tasks.variational import attach_network, variational_loss
-from hf_synlm.viz import plot_lines
 
 LENGTHS, TOKENS, PARAMETERS = (128, 256, 512, 1024), 1024, 8_000_000
 VOCABULARY, SAMPLES = 10000, 8
@@ -48,26 +36,28 @@ def _gpst(width: int) -> nn.Module:
     """The quarter size of the other benchmarks, all of it as much wider."""
     sizes = ("hidden_size", "composition_size", "composition_intermediate_size", "score_size", "parser_size")
     scaled = {name: QUARTER[name] * width // QUARTER["hidden_size"] for name in (*sizes, "parser_score_size")}
-    return GPSTForCausalLM(GPSTConfig(**{**QUARTER, **scaled, "vocab_size": VOCABULARY}, **NO_DROPOUT))
+    return hf_synlm.GPSTForCausalLM(
+        hf_synlm.GPSTConfig(**{**QUARTER, **scaled, "vocab_size": VOCABULARY}, **NO_DROPOUT)
+    )
 
 
 def _gpt2(width: int) -> nn.Module:
-    return gpt2(GPSTConfig(**{**QUARTER, "hidden_size": width, "vocab_size": VOCABULARY}))
+    return gpt2(hf_synlm.GPSTConfig(**{**QUARTER, "hidden_size": width, "vocab_size": VOCABULARY}))
 
 
 def _awd_lstm(width: int) -> nn.Module:
-    config = PaLMConfig.from_preset(
+    config = hf_synlm.PaLMConfig.from_preset(
         "awd-lstm-ptb", vocab_size=VOCABULARY, embedding_size=width, layer_size=width * 23 // 8
     )
-    return PaLMForCausalLM(config)
+    return hf_synlm.PaLMForCausalLM(config)
 
 
 def _ordered_memory(width: int) -> nn.Module:
-    return OrderedMemoryForCausalLM(OrderedMemoryConfig(vocab_size=VOCABULARY, hidden_size=width))
+    return hf_synlm.OrderedMemoryForCausalLM(hf_synlm.OrderedMemoryConfig(vocab_size=VOCABULARY, hidden_size=width))
 
 
 def _urnng(width: int) -> nn.Module:
-    model = URNNGForCausalLM(URNNGConfig(vocab_size=VOCABULARY, hidden_size=width))
+    model = hf_synlm.URNNGForCausalLM(hf_synlm.URNNGConfig(vocab_size=VOCABULARY, hidden_size=width))
     attach_network(model, InferenceNetwork(width, max(8, width * 256 // 650), 1 << 10, 0.5))
     return model
 
@@ -82,15 +72,7 @@ MODELS = {
 
 
 def model_of_size(contender: Contender, parameters: int) -> nn.Module:
-    """The model whose number of parameters is nearest to one.
-
-    Args:
-        contender: what makes it.
-        parameters: the number.
-
-    Returns:
-        The model, with random weights, in training mode.
-    """
+    """The model, with random weights, whose number of parameters is nearest to `parameters`."""
 
     def size(steps: int) -> int:
         with torch.device("meta"):
@@ -115,24 +97,10 @@ def step_of(model: Any, ids: Tensor) -> Step:
 
 
 def time_by_length(
-    lengths: tuple[int, ...] = LENGTHS, tokens: int = TOKENS, parameters: int = PARAMETERS, runs: int = 3
-) -> dict[str, Any]:
-    """Time a step of every model at every length, in turn.
-
-    Args:
-        lengths: of the sentences.
-        tokens: of a step.
-        parameters: of every model.
-        runs: timed steps, after one that is checked and not timed.
-
-    Returns:
-        For JSON: by model its `parameters`, and by length `seconds` and `ratio` to the first model, both medians.
-    """
+    runs: int, lengths: tuple[int, ...] = LENGTHS, tokens: int = TOKENS, parameters: int = PARAMETERS
+) -> Iterator[dict[str, Any]]:
+    """Median seconds of a step of every model at every length, timed in turn, and their ratio to the first model's."""
     built = {name: model_of_size(contender, parameters) for name, contender in MODELS.items()}
-    results: dict[str, Any] = {
-        name: {"parameters": sum(p.numel() for p in model.parameters()), "seconds": {}, "ratio": {}}
-        for name, model in built.items()
-    }
     generator = torch.Generator().manual_seed(1)
     for length in lengths:
         ids = place(torch.randint(FIRST_WORD, VOCABULARY, (tokens // length, length), generator=generator))
@@ -143,44 +111,10 @@ def time_by_length(
         rounds = [{name: seconds(step) for name, step in steps.items()} for _ in range(runs)]
         for name in steps:
             ratios = [times[name] / times[next(iter(MODELS))] for times in rounds]
-            results[name]["seconds"][length] = statistics.median(times[name] for times in rounds)
-            results[name]["ratio"][length] = statistics.median(ratios)
-            print(f"{length} tokens, {name}: {results[name]['seconds'][length]:.2f} s", flush=True)
-    return {"models": results, "tokens": tokens, "lengths": list(lengths), "runs": runs, **origin()}
-
-
-def table(results: dict[str, Any]) -> str:
-    """The results as a Markdown table: seconds of a step, and the ratio to the first model."""
-    head = ["model", "parameters", *(f"{length} tokens" for length in results["lengths"])]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for name, row in results["models"].items():
-        cells = [
-            f"{row['seconds'][length]:.2f} s ({row['ratio'][length]:.2f})" if length in row["seconds"] else ""
-            for length in results["lengths"]
-        ]
-        lines.append([name, f"{row['parameters']:,}", *cells])
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def compare_lengths(folder: str, runs: int) -> str:
-    """Run `time_by_length` and write its results, table and picture.
-
-    Args:
-        folder: for `lengths.json`, `lengths.md` and `lengths.svg`.
-        runs: timed steps of every model and length.
-
-    Returns:
-        The table.
-    """
-    results = time_by_length(runs=runs)
-    text = table(results)
-    with folder_writer(Path(folder)) as made:
-        write_json(made / "lengths.json", results)
-        write_text(made / "lengths.md", text)
-        series = {
-            name: {length: value / results["tokens"] * 1e3 for length, value in row["seconds"].items()}
-            for name, row in results["models"].items()
-        }
-        title = f"A training step of {results['tokens']:,} tokens by the length of its sentences"
-        plot_lines(made / "lengths.svg", series, title=title, x="tokens of a sentence", y="ms per token", log=True)
-    return text
+            yield {
+                "model": name,
+                "parameters": sum(p.numel() for p in built[name].parameters()),
+                "tokens of a sentence": length,
+                "seconds": round(statistics.median(times[name] for times in rounds), 4),
+                "ratio": round(statistics.median(ratios), 2),
+            }

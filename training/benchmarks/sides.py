@@ -21,14 +21,7 @@ Step = Callable[[], Any]
 
 
 class Sides(NamedTuple):
-    """Both sides of a comparison.
-
-    Fields:
-        ours: one step of the measured side.
-        theirs: one step of the baseline.
-        check: raises AssertionError if the measured side computes something wrong.
-        model: the measured model, if its gradients are of interest.
-    """
+    """One step of the measured side and of its baseline, and what raises AssertionError if the former is wrong."""
 
     ours: Step
     theirs: Step
@@ -70,15 +63,10 @@ def seconds(step: Step) -> float:
 
 
 def measure(step: Step, runs: int) -> dict[str, Any]:
-    """What a step costs, after two steps of warming up.
+    """What a step costs, after two steps of warming up: median milliseconds of some runs.
 
-    Args:
-        step: what is measured.
-        runs: timed calls; the median counts.
-
-    Returns:
-        Milliseconds; on a GPU also the peak of its memory in MiB, kernels and the milliseconds that they run, and where
-        the host waits for the device, by source line.
+    On a GPU also the peak of its memory in MiB, its kernels and the milliseconds that they run, and where the host
+    waits for the device, by source line.
     """
     seconds(step), seconds(step)
     figures: dict[str, Any] = {"ms": round(1e3 * statistics.median(seconds(step) for _ in range(runs)), 3)}

@@ -6,10 +6,10 @@
     python training/leaderboard.py gpst-table-4 --trees train.txt valid.txt test.txt --folder runs/table_4
 
 All rows share the corpus (the trees as `to_ptb_concat` makes them: lower case, N for numbers, no punctuation), the
-tokenizer (words that occur twice, one unknown word), and the number of epochs. A row with a seed is one file in
-`docs/leaderboard/results/`; models stay in `runs/leaderboard/`. With `--trees`, the corpus is the user's, and results,
-models and table go to `--folder`. `gpst-table-4` and `syd-table-2` stand for the rows of tables in papers, and add
-the papers' figures to the table.
+tokenizer (words that occur twice, one unknown word), and the number of epochs. Each seed of a row is a line of
+`docs/leaderboard/results.jsonl`; models stay in `runs/leaderboard/`. With `--trees`, the corpus is yours, and results,
+models and table go to `--folder`. `gpst-table-4` and `syd-table-2` stand for the rows of tables in papers, and add the
+figures of the papers to the table.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import yaml
 from release.make_checkpoints import LAUNCH, run
 
-from hf_synlm.data.files import folder_writer, write_json, write_text
+from hf_synlm.data.files import folder_writer, write_text
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank, sentence_to_brackets, to_ptb_concat
 from hf_synlm.data.vocabulary import word_tokenizer
@@ -59,19 +59,12 @@ BEGIN, END = "<!-- begin of the table: python training/leaderboard.py --table --
 
 
 class Board(NamedTuple):
-    """Where the trees come from and results go to; relative paths start at the checkout.
+    """Where the trees come from and results go to; relative paths start at the checkout."""
 
-    Fields:
-        trees: file of each split.
-        runs: for corpus, tokenizer and models.
-        results: for one file per row and seed.
-        page: for the table.
-    """
-
-    trees: dict[str, Path]
-    runs: Path
-    results: Path
-    page: Path
+    trees: dict[str, Path]  # file of each split
+    runs: Path  # for corpus, tokenizer and models
+    results: Path  # JSON lines, one per row and seed
+    page: Path  # for the table
 
     @property
     def corpus(self) -> Path:
@@ -83,7 +76,7 @@ SPLITS = ("train", "valid", "test")
 EMBEDDED = Board(
     {split: sample_path(f"trees.{split}.txt") for split in SPLITS},
     Path("runs/leaderboard"),
-    Path("docs/leaderboard/results"),
+    Path("docs/leaderboard/results.jsonl"),
     PAGE,
 )
 
@@ -95,17 +88,9 @@ def read_rows() -> tuple[list[int], dict[str, dict[str, Any]], dict[str, dict[st
 
 
 def commands(board: Board, name: str, row: dict[str, Any], seed: int) -> dict[str, str]:
-    """The commands of a row, by what they make: "train", "perplexity", "parsing", "parsing search".
+    """The commands of a row in their order, by what they make: "train", "perplexity", "parsing", "parsing search".
 
-    Args:
-        board: see there.
-        name: of the row.
-        row: its entry in `docs/leaderboard/rows.yaml`.
-        seed: of the training.
-
-    Returns:
-        The commands in the order in which they run. If a row trains twice, the second run ("train again") goes on from
-        the model of the first.
+    If a row trains twice, the second run ("train again") goes on from the model of the first.
     """
     output, found = board.runs / f"{name}.{seed}", {}
     programs = row["train"] if isinstance(row["train"], list) else [row["train"]]
@@ -144,14 +129,7 @@ def _sentences(file: Path) -> Iterator[TreebankSentence]:
 
 # -------------------------------------------------------------------------------------------------------- rows
 def make_row(board: Board, name: str, row: dict[str, Any], seed: int) -> None:
-    """Train and measure a row with one seed, and write its result.
-
-    Args:
-        board: see there.
-        name: of the row.
-        row: its entry in `docs/leaderboard/rows.yaml`.
-        seed: of the training.
-    """
+    """Train and measure a row with one seed, and add its result."""
     output = ROOT / board.runs / f"{name}.{seed}"
     listed, scores, cpu_seconds = commands(board, name, row, seed), {}, 0.0
     for task, command in listed.items():
@@ -180,25 +158,27 @@ def make_row(board: Board, name: str, row: dict[str, Any], seed: int) -> None:
         "hardware": {**describe_hardware(), "num_threads": 1},
         "versions": library_versions(),
     }
-    write_json(ROOT / board.results / f"{name}.{seed}.json", result)
+    add_result(board, result)
 
 
-def read_results(board: Board, name: str) -> list[dict[str, Any]]:
-    """The results of a row, one for each seed that has run."""
-    files = sorted((ROOT / board.results).glob(f"{name}.*.json"))
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+def add_result(board: Board, result: dict[str, Any]) -> None:
+    """Add a line to the results, which stay sorted by row and seed."""
+    found = sorted([*read_results(board), result], key=lambda x: (x["row"], x["seed"]))
+    write_text(ROOT / board.results, "".join(f"{json.dumps(x, sort_keys=True)}\n" for x in found))
+
+
+def read_results(board: Board, name: str | None = None) -> list[dict[str, Any]]:
+    """The results of a row, one for each seed that has run; without a name, those of all rows."""
+    file = ROOT / board.results
+    found = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.is_file() else []
+    return [result for result in found if name in (None, result["row"])]
 
 
 # -------------------------------------------------------------------------------------------------------- table
 def table(board: Board, paper: dict[str, float] | None = None) -> str:
-    """The table of the results: mean and standard deviation over the seeds, best perplexity first.
+    """The table of the results in Markdown: mean and standard deviation over the seeds, best perplexity first.
 
-    Args:
-        board: see there.
-        paper: rows to show, with the figures of a paper for another column; None = all rows that have results.
-
-    Returns:
-        Markdown.
+    With `paper`, only the rows of that table, and its figures in another column.
     """
     head = ["model", "trees in training", "parameters", "CPU minutes", "seeds", "word perplexity", "F1"]
     head += ["paper"] if paper else []
@@ -266,13 +246,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.trees:
         files = dict(zip(SPLITS, (file.resolve() for file in arguments.trees), strict=True))
         folder = arguments.folder.resolve()
-        board = Board(files, folder, folder / "results", folder / "table.md")
+        board = Board(files, folder, folder / "results.jsonl", folder / "table.md")
     os.chdir(ROOT)
     if not arguments.table:
         try:
             make_corpus(board)
             for seed, name in itertools.product(seeds, names):
-                if not (board.results / f"{name}.{seed}.json").exists():
+                if seed not in [result["seed"] for result in read_results(board, name)]:
                     make_row(board, name, rows[name], seed)
                     write_table(board, paper)
         except KeyboardInterrupt:
