@@ -169,7 +169,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         if torch.compiler.is_exporting():
             raise ValueError(
                 f"Next-token logits of {type(self).__name__} come from a search whose steps depend on the text: they "
-                "cannot be exported as one graph. Export layers (see docs/ecosystem.md), or use the model itself."
+                "cannot be exported as one graph. Export layers (see docs/what-works.md), or use the model itself."
             )
         if past_key_values is not None and not hasattr(past_key_values, "begun"):
             raise ValueError(

@@ -20,7 +20,7 @@ from hf_synlm.core.module_tools import weight_of
 from tests.core.test_hidden_states import batch, build
 from tests.models.test_gpu import make, texts
 
-# What docs/ecosystem.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
+# What docs/what-works.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
 TARGETS: dict[str, dict[str, Any]] = {
     "gpst": {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
     "rnng": {

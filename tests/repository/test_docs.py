@@ -48,11 +48,6 @@ def test_commands_exist():
             check_command(line)
 
 
-def test_named_tests_exist():
-    named = set(re.findall(r"`(test_\w+)`", (DOCS / "support.md").read_text(encoding="utf-8")))
-    assert named and not {name for name in named if not (ROOT / "tests" / f"{name}.py").is_file()}
-
-
 def test_drawing_is_what_the_code_prints():
     tree, words = brackets_to_tree("((fruit flies) (like (a banana)))")
     drawing = tree_to_text(words, tree_to_spans(tree))
