@@ -18,30 +18,16 @@ HiddenStateChoice = bool | int | Sequence[int] | None
 
 
 def asked_of_layers(more: Mapping[str, Any]) -> dict[str, Any]:
-    """Take `output_hidden_states` and `output_attentions` from the `**kwargs` of a `forward`.
-
-    Args:
-        more: the `**kwargs`. A value of None counts as not given: wrappers pass on all arguments that they know.
-
-    Returns:
-        `output_hidden_states` and `output_attentions`.
-
-    Raises:
-        TypeError: for other arguments.
-    """
+    """Take `output_hidden_states` and `output_attentions` from the `**kwargs` of a `forward`; refuse the others."""
     names = ("output_hidden_states", "output_attentions")
     refuse_arguments({name: value for name, value in more.items() if name not in names})
     return {name: more.get(name) for name in names}
 
 
 def refuse_arguments(others: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments of a `forward` that it does not have; None counts as not given.
+    """Raise TypeError for arguments that a `forward` does not have.
 
-    Args:
-        others: keyword arguments. Wrappers (PEFT) pass on `inputs_embeds=None` and the like to every model.
-
-    Raises:
-        TypeError: if one of them is not None.
+    None counts as not given: wrappers (PEFT) pass `inputs_embeds=None` and the like to every model.
     """
     unknown = sorted(name for name, value in others.items() if value is not None)
     if unknown:
@@ -49,18 +35,10 @@ def refuse_arguments(others: Mapping[str, Any]) -> None:
 
 
 def wanted_states(config: PreTrainedConfig, output_hidden_states: HiddenStateChoice, num_states: int) -> frozenset[int]:
-    """Which hidden states a caller wants.
+    """Places, counted from 0, of the hidden states that a caller wants; empty = he wants no states.
 
-    Args:
-        config: gives the value where the argument is None.
-        output_hidden_states: True = all, False = none; or places in the tuple, negative ones from its end.
-        num_states: length of the tuple.
-
-    Returns:
-        Places from 0 on; empty = none.
-
-    Raises:
-        ValueError: for places that do not exist.
+    `output_hidden_states` is True (all), False, or places in the tuple of `num_states` entries, negative ones from its
+    end; None = the field of `config`.
     """
     choice = config.output_hidden_states if output_hidden_states is None else output_hidden_states
     if isinstance(choice, bool) or choice is None:
@@ -83,16 +61,9 @@ def refuse_layer_outputs(
     output_hidden_states: HiddenStateChoice = False,
     output_attentions: bool | None = False,
 ) -> None:
-    """Raise ValueError if a caller wants outputs that the model does not have.
+    """Raise ValueError, with the `reason`, if a caller wants outputs that the model does not have.
 
-    Args:
-        config: gives the values where arguments are None.
-        reason: why the outputs do not exist, and what to do instead.
-        output_hidden_states: the argument, if the model has no hidden states.
-        output_attentions: the argument, if the model has no attention weights.
-
-    Raises:
-        ValueError: if the caller wants one of them.
+    Pass only the arguments that are to be refused; None = the field of `config`.
     """
     choices = {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
     for name, choice in choices.items():
@@ -107,15 +78,10 @@ def kept_states(states: Sequence[Tensor], wanted: frozenset[int]) -> tuple[Tenso
 
 
 def state_at_columns(values_BTX: Tensor, mask_BT: Tensor | None, before_BX: Tensor | None = None) -> Tensor:
-    """Put values after every token back to the columns of the input.
+    """Put values [B, T, X] after every token back to the columns of the input.
 
-    Args:
-        values_BTX: after every token, without gaps between the tokens.
-        mask_BT: True = token; None = every column.
-        before_BX: before the first token; None = 0.
-
-    Returns:
-        [B, T, X]; a column that is skipped has the value of the column before it.
+    A column that is skipped has the value of the column before it; before the first token that is `before_BX` (None =
+    0).
     """
     if mask_BT is None:
         return values_BTX

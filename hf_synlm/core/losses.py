@@ -43,25 +43,14 @@ _CHUNK_ELEMENTS_ON_DEVICE = 1 << 27
 def linear_cross_entropy(
     hidden_RD: Tensor, weight_VD: Tensor, target_R: Tensor, coefficient_R: Tensor, bias_V: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Weighted sum of -log softmax(hidden @ weight.T + bias)[target].
+    """Weighted sum of -log softmax(hidden @ weight.T + bias)[target], and the detached loss of each row [R]; in nats.
 
-    loss = sum_r coefficient_r * (-log softmax(W h_r + b)[target_r])
+        loss = sum_r coefficient_r * (-log softmax(W h_r + b)[target_r])
 
     The gradients of hidden, weight and bias are computed in the forward pass, chunk by chunk, and scaled in backward:
-    the gradient of a softmax needs the logits only, never the rest of the graph. GEMMs run in the type of `hidden_RD`
-    (or of autocast), sums over chunks in float32.
-
-    Args:
-        hidden_RD: rows.
-        weight_VD: output embedding.
-        target_R: target ids; any valid id where the coefficient is 0.
-        coefficient_R: weight of each row, not negative (for a mean: 1 / number of rows). It gets no gradient.
-        bias_V: output bias; None = 0.
-
-    Returns:
-        The scalar loss and the detached loss of each row [R], both in nats, float32 or higher.
-
-    Cost: O(R V D) multiplications, three GEMMs per chunk in training, one without gradients; O(chunk V) memory.
+    the gradient of a softmax needs the logits only, never the rest of the graph. The coefficients are not negative and
+    get no gradient; where one is 0, any valid id may be the target. GEMMs run in the type of `hidden_RD` (or of
+    autocast), sums over chunks in float32. Cost: O(R V D) multiplications, O(chunk V) memory.
     """
     train = torch.is_grad_enabled()
     return _LinearCrossEntropy.apply(hidden_RD, weight_VD, bias_V, target_R, coefficient_R, train)

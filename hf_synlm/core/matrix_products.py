@@ -42,15 +42,9 @@ _HAS_ONEDNN = _has_onednn()
 
 
 def linear_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor], Tensor]:
-    """The map x -> x W^T.
+    """The map x -> x W^T from [R, I] to [R, O]. W must not change while the map is in use.
 
-    Args:
-        weight_OI: the matrix W; it must not change while the map is in use.
-        num_rows: expected number of rows of x, for which the layout is chosen.
-        num_uses: expected number of uses.
-
-    Returns:
-        Function from [R, I] to [R, O].
+    The layout is chosen for the expected number of rows and uses.
     """
     if not uses_onednn(weight_OI):
         transposed = weight_OI.t()
@@ -64,29 +58,12 @@ def linear_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[
 
 
 def weight_gradient(grad_RO: Tensor, inputs_RI: Tensor) -> Tensor:
-    """Gradient of W in x W^T: the product grad^T x.
-
-    Args:
-        grad_RO: gradient of the outputs.
-        inputs_RI: the inputs x.
-
-    Returns:
-        [O, I].
-    """
+    """Gradient [O, I] of W in x W^T: the product grad^T x."""
     return linear_map(inputs_RI.t(), grad_RO.shape[1])(grad_RO.t())
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Compute x W^T + b, with gradients.
-
-    Args:
-        x: [..., I].
-        weight_OI: the matrix W.
-        bias_O: b; None = 0.
-
-    Returns:
-        [..., O].
-    """
+    """Compute x W^T + b for `x` [..., I], with gradients."""
     ordinary = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or x.dtype != weight_OI.dtype
     if ordinary or x.numel() < _ROWS_FROM * x.shape[-1] or not uses_onednn(weight_OI):
         return F.linear(x, weight_OI, bias_O)
@@ -123,14 +100,7 @@ class _Linear(torch.autograd.Function):
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    """Turn autocast off for a while. Does nothing where it is off already: `torch.export` cannot handle such regions.
-
-    Args:
-        device_type: "cpu", "cuda", ...
-
-    Returns:
-        The context.
-    """
+    """Turn autocast off for a while, if it is on: `torch.export` cannot handle such regions."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 

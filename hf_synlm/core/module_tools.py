@@ -34,18 +34,7 @@ class NoOffloading:
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
-        """Load a model as transformers does.
-
-        Args:
-            *args: see `PreTrainedModel.from_pretrained`.
-            **kwargs: see there.
-
-        Returns:
-            The model (with `output_loading_info`, a tuple with the report).
-
-        Raises:
-            ValueError: if parts of the model would be offloaded.
-        """
+        """Load a model as transformers does. Raises ValueError if it would be spread over several devices."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
@@ -59,20 +48,11 @@ class NoOffloading:
 
 
 def weight_of(layer: Any, name: str = "weight") -> Tensor:
-    """The weight of a layer, with its active LoRA adapters.
+    """The weight of a layer plus what its active LoRA adapters add to it; gradients reach both.
 
-    Args:
-        layer: a layer, or the wrapper that LoRA has put around it.
-        name: of the parameter.
-
-    Returns:
-        The parameter, plus what the active adapters add to it; gradients reach both.
-
-    Raises:
-        ValueError: for wrappers other than LoRA, for options of LoRA beyond this sum (dropout in training, biases,
-            DoRA, adapters by text), and for formats of quantization that cannot be read directly.
-
-    Cost: free without adapters, else one product [O, r] x [r, I] per call.
+    Raises ValueError for wrappers other than LoRA, for options of LoRA that are not such a sum (dropout in training,
+    biases, DoRA, adapters by text), and for quantized weights that cannot be read directly. Without adapters it is
+    free.
     """
     added: list[Tensor] = []
     for wrapper in _wrappers(layer):

@@ -14,18 +14,8 @@ def attended_tokens(
 ) -> Tensor:
     """Mask [B, T] of the tokens to read: attended, and not the begin token at the start of a row.
 
-    Args:
-        config: for the vocabulary and the begin and padding ids.
-        input_ids: [B, T].
-        attention_mask: [B, T] or `None`: everything but runs of `pad_token_id` at both ends.
-        sentence_ids: [B, T] or `None`; 0 is padding, too. A leading begin token that has another sentence id than the
-            next token stays a token.
-
-    Returns:
-        Boolean mask.
-
-    Raises:
-        ValueError: for wrong shapes, types, or ids outside the vocabulary.
+    Without `attention_mask` that is everything but runs of `pad_token_id` at both ends. Where `sentence_ids` [B, T] is
+    0 is padding, too; a leading begin token with another sentence id than the next token stays a token.
     """
     _check_shapes(input_ids, attention_mask)
     mask = torch.ones_like(input_ids, dtype=torch.bool)
@@ -43,16 +33,7 @@ def attended_tokens(
 
 
 def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
-    """Find the begin tokens: a `bos_token_id` that is the first token of its row is the beginning, not a word.
-
-    Args:
-        input_ids: [B, T].
-        mask: [B, T], True = token.
-        bos_token_id: the begin token, if the model has one.
-
-    Returns:
-        [B, T], True at the begin tokens.
-    """
+    """Find the begin tokens [B, T]: a `bos_token_id` as first token of its row is the beginning, not a word."""
     if bos_token_id is None:
         return torch.zeros_like(mask)
     return mask & (mask.long().cumsum(1) == 1) & (input_ids == bos_token_id)
@@ -65,16 +46,10 @@ def between_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
 
 
 def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None) -> None:
-    """Check that token ids are in the vocabulary.
+    """Check shapes and types, and that token ids are in the vocabulary.
 
-    Args:
-        config: for the vocabulary.
-        input_ids: [B, T].
-        attention_mask: [B, T], 1 = token; None = every column.
-
-    Raises:
-        ValueError: for wrong shapes and types, or ids outside the vocabulary. (On a GPU, and in compiled and exported
-            code, the embedding lookup finds these ids: a check would stall every step and break the graph.)
+    Ids are not checked on a GPU and in compiled code, where that would stall every step: there the embedding lookup
+    fails.
     """
     _check_shapes(input_ids, attention_mask)
     if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -109,16 +84,7 @@ def check_columns(name: str, values_BT: Tensor, attention_mask: Tensor | None) -
 
 
 def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) -> None:
-    """Check that labels are ids of the vocabulary or -100, one per input id.
-
-    Args:
-        config: for the vocabulary.
-        labels: [B, T].
-        input_ids: [B, T].
-
-    Raises:
-        ValueError: unless they are. (On a GPU and in compiled code ids are not checked: that would stall every step.)
-    """
+    """Check that labels are ids of the vocabulary or -100, one per input id."""
     if not isinstance(labels, Tensor) or labels.shape != input_ids.shape or labels.is_floating_point():
         given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
         raise ValueError(f"labels are {given}, input_ids {tuple(input_ids.shape)}. Give one integer per input id.")
@@ -126,15 +92,7 @@ def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) ->
 
 
 def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
-    """Check that integers are ids of the vocabulary or -100.
-
-    Args:
-        config: for the vocabulary.
-        labels: integers of any shape.
-
-    Raises:
-        ValueError: unless they are. (Not on a GPU and not in compiled code, see `check_labels`.)
-    """
+    """Check that integers are ids of the vocabulary or -100; not on a GPU and in compiled code, see `check_tokens`."""
     if labels.device.type == "cpu" and not torch.compiler.is_compiling():
         outside = (labels != -100) & ((labels < 0) | (labels >= config.vocab_size))
         if outside.any():
@@ -145,15 +103,7 @@ def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
 
 
 def tokens_first(values: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Move the tokens of every row to its left end, in their order; padding follows.
-
-    Args:
-        values: [B, T, ...].
-        mask_BT: True = token; None = every column is a token.
-
-    Returns:
-        [B, T, ...].
-    """
+    """Move the tokens of every row of `values` [B, T, ...] to its left end, in their order; padding follows."""
     if mask_BT is None:
         return values
     columns = (~mask_BT).to(torch.uint8).argsort(dim=1, stable=True)
@@ -161,16 +111,9 @@ def tokens_first(values: Tensor, mask_BT: Tensor | None) -> Tensor:
 
 
 def after_columns(states: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Put the states after 0, 1, 2, ... tokens back to the columns of the input.
+    """Put the states [B, T + 1, ...] after 0, 1, 2, ... tokens back to the columns of the input [B, T, ...].
 
     Inverse of `tokens_first` at the tokens; padding has the state of the column before it.
-
-    Args:
-        states: [B, T + 1, ...]: before the first token, and after every token.
-        mask_BT: True = token; None = every column.
-
-    Returns:
-        [B, T, ...].
     """
     if mask_BT is None:
         return states[:, 1:]
@@ -180,15 +123,7 @@ def after_columns(states: Tensor, mask_BT: Tensor | None) -> Tensor:
 
 
 def next_tokens(labels: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """The label of the token after each token; -100 after the last one and at padding.
-
-    Args:
-        labels: [B, T].
-        mask_BT: True = token; None = every column.
-
-    Returns:
-        [B, T].
-    """
+    """The label [B, T] of the token after each token; -100 after the last one and at padding."""
     if mask_BT is not None:
         labels = tokens_first(labels.masked_fill(~mask_BT, -100), mask_BT)
     following = F.pad(labels[:, 1:], (0, 1), value=-100)

@@ -42,10 +42,9 @@ class ActionDecoder(JointDecoder):
         return self.state.num_tokens + self.offset[:, None]
 
     def run(self) -> FinishedSequences:
-        """Beam search or sampling over single actions.
+        """Beam search or sampling over single actions: the best K sequences of every prompt.
 
-        Returns:
-            The best K sequences of every prompt; with num_beams=1 and sampling, `num_return_sequences` rows per prompt.
+        With num_beams=1 and sampling, there are `num_return_sequences` rows per prompt.
         """
         self._start()
         prompts = self.sequences[:, 0, : self.prompt_length]
@@ -93,9 +92,8 @@ class ActionDecoder(JointDecoder):
     def _choose(self) -> tuple[Expansions, Expansions | None, Tensor]:
         """Select expansions; as in the synchronous search, end tokens do not compete for places in the beam.
 
-        Returns:
-            At most K expansions that continue; at most K that end, if they are among the best K of both kinds (None
-            without end tokens); and which of the first are among the best K of both kinds [B, M].
+        Returns at most K expansions that continue; at most K that end, if they are among the best K of both kinds (None
+        without end tokens); and which of the first are among the best K of both kinds [B, M].
         """
         state, search, ends = self.state, self.search, self.search.eos_token_ids
         log_probs = search.machine.action_log_probs(state.pool, state.nodes, state.num_tokens, None, renormalize=True)
@@ -150,9 +148,8 @@ class ActionDecoder(JointDecoder):
     def _by_length(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Group hypotheses [B, R] by length, for callers that need words without padding.
 
-        Yields:
-            Which hypotheses have one length [B, R], and words [B, R, length]. All rows keep their place. Rows of other
-            lengths hold the words of another hypothesis of the prompt: ignore their results.
+        Yields which hypotheses have one length [B, R], and words [B, R, length]. All rows keep their place: rows of
+        other lengths hold the words of another hypothesis of the prompt, so ignore their results.
         """
         lengths, places = self.lengths, torch.arange(rows.shape[1], device=rows.device)
         for length in lengths[rows].unique().tolist():

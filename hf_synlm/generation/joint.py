@@ -22,16 +22,7 @@ from hf_synlm.search.state import NEG_INF, Candidates, SearchState, WordDecoder
 
 
 def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int) -> Candidates:
-    """Draw one of the best K candidates of each sentence in proportion to its probability.
-
-    Args:
-        chosen: Candidates [B, M] that go on.
-        ended: Candidates that end, or None.
-        num_beams: The number K that are drawn from.
-
-    Returns:
-        One candidate per sentence [B, 1]; its score is -inf where there is none.
-    """
+    """Draw one of the best K candidates of each sentence in proportion to its probability; -inf where there is none."""
     if ended is not None:
         chosen = Candidates(*(torch.cat([getattr(c, name) for c in (chosen, ended)], 1) for name in vars(chosen)))
     scores, order = chosen.scores.topk(min(num_beams, chosen.scores.shape[1]))
@@ -44,16 +35,9 @@ def _take(chosen: Candidates, index: Tensor) -> Candidates:
 
 
 def keep_best(search: WordDecoder, state: SearchState, count: int, draw: bool = False) -> SearchState:
-    """Drop all but the best hypotheses of a beam.
+    """Drop all but the best `count` hypotheses of a beam between two words, over the same pool.
 
-    Args:
-        search: The search.
-        state: Beam between two words.
-        count: How many to keep per sentence.
-        draw: Draw them in proportion to their probability, without replacement, instead of taking the best.
-
-    Returns:
-        The smaller beam over the same pool.
+    With `draw`, they are drawn in proportion to their probability, without replacement.
     """
     if state.nodes.shape[1] > count:
         state = search.keep(state, (gumbel(state.scores) if draw else state.scores).topk(count).indices)
@@ -63,15 +47,9 @@ def keep_best(search: WordDecoder, state: SearchState, count: int, draw: bool = 
 
 # ------------------------------------------------------------------------------------------------- finished sequences
 class FinishedSequences:
-    """The best K finished sequences of every prompt, with their derivations.
+    """The best K finished sequences of every prompt, with their derivations, padded to `length` columns.
 
     Free places hold the prompt itself, with score -inf and without a derivation.
-
-    Args:
-        prompts: [B, L].
-        num_beams: Number K.
-        length: Longest sequence in columns, prompt included.
-        pad: Padding id.
     """
 
     def __init__(self, prompts: Tensor, num_beams: int, length: int, pad: int) -> None:
@@ -126,16 +104,8 @@ class FinishedSequences:
 class JointDecoder:
     """One call of `generate` with `structure_mode="joint"`, word by word.
 
-    Args:
-        model: The language model.
-        config: Prepared generation config.
-        processors: Logits processors and warpers of word scores: pure functions of (ids, scores), because one word
-            takes several calls.
-        criteria: Stopping criteria.
-        input_ids: Prompts [B * expansion, L], expanded as transformers does.
-        streamer: Gets the words of num_beams=1.
-        attention_mask: [B * expansion, L], 1 = token; None = all.
-        context_sentence_ids: [B * expansion, L], > 0 at tokens of complete sentences before the prompt.
+    The inputs have the rows that transformers repeats for beams and samples. The processors must be pure functions of
+    (ids, scores): one word takes several calls of them.
     """
 
     renormalize = False
@@ -276,15 +246,8 @@ class JointDecoder:
     ) -> Tensor:
         """File the sequences so far of prompts without a possible next word and without a finished sequence.
 
-        Args:
-            finished: Finished sequences.
-            running: Prompts that are not finished [B].
-            chosen: Candidates that go on; the beam is still the one before them.
-            ended: Candidates that end, or None.
-            given: Scores of the hypotheses before the last restart [B, 1]; the sum is filed as it is.
-
-        Returns:
-            Prompts without a possible next word [B].
+        The beam is still the one before the candidates. `given` [B, 1] are scores of the hypotheses before the last
+        restart; with them the sum is filed as it is. Returns the prompts without a possible next word [B].
         """
         dead = running & (chosen.scores == NEG_INF).all(1)
         if ended is not None:

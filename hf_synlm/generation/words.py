@@ -32,32 +32,15 @@ class StopStrings(StopStringCriteria):
 
     @staticmethod
     def clean_tokenizer_vocab(tokenizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """The text that every token adds after a word, and the ids of the tokens.
-
-        Args:
-            tokenizer: of the model.
-            *args: as in transformers.
-            **kwargs: as in transformers.
-
-        Returns:
-            Texts and ids.
-        """
+        """The text that every token adds after a word, and the ids of the tokens."""
         return StopStringCriteria.clean_tokenizer_vocab(tokenizer, _spelled_word(tokenizer), *args, **kwargs)
 
 
 def word_ends_of(tokenizer: Any, input_ids: Tensor) -> Tensor:
-    """Which tokens end a word of a text: those with white space at their end, or at the beginning of the next token.
+    """Which tokens [B, T] end a word of a text: white space follows, at their end or as the next token's beginning.
 
-    Punctuation that a decoder glues to the word before it (WordPiece's `cleanup`) counts as part of this word.
-
-    Args:
-        tokenizer: of the model.
-        input_ids: [B, T].
-
-    Returns:
-        [B, T]; the last column ends a word.
-
-    Cost: one lookup for each different token, on the CPU.
+    Punctuation that a decoder glues to the word before it (WordPiece's `cleanup`) counts as part of this word. The last
+    column ends a word.
     """
     before = tokenizer.tokenize(_spelled_word(tokenizer))
     start = len(tokenizer.convert_tokens_to_string(before))
@@ -85,18 +68,10 @@ class WordGenerationMixin(GenerationMixin):
         return super()._get_stopping_criteria(generation_config, stopping_criteria, tokenizer)
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible.
-
-        Args:
-            *args: not used.
-            **kwargs: not used.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Raise NotImplementedError: continuous batching is not possible."""
         # The inherited method of transformers would return something that looks like a result.
         raise NotImplementedError("generate_batch: use generate with a padded batch; the state has no pages.")
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible; see `generate_batch`."""
+        """Raise NotImplementedError: continuous batching is not possible."""
         self.generate_batch()

@@ -26,12 +26,9 @@ class RecurrentCache(Cache):
         self.num_columns = 0
 
     def store(self, state: tuple[Tensor, ...], num_columns: int, batch_dim: int = 0) -> None:
-        """Replace the state.
+        """Replace the state after reading `num_columns` more.
 
-        Args:
-            state: tensors of the new state.
-            num_columns: input columns that were read since the old one.
-            batch_dim: dimension of the sentences in every tensor of the state.
+        `batch_dim` is the dimension of the sentences in its tensors.
         """
         self.batch_dim = batch_dim
         # Copies: a slice would keep (and save) the states of the whole segment.
@@ -39,18 +36,7 @@ class RecurrentCache(Cache):
         self.num_columns += num_columns
 
     def read(self, shapes: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
-        """The state, checked.
-
-        Args:
-            shapes: of the tensors that the network keeps.
-            device: for the state.
-
-        Returns:
-            The tensors.
-
-        Raises:
-            ValueError: for the state of another network.
-        """
+        """The state on `device`; raises ValueError unless its tensors have these shapes."""
         found = [list(tensor.shape) for tensor in self.state or ()]
         if found != [list(shape) for shape in shapes]:
             raise ValueError(
@@ -113,14 +99,7 @@ class RecurrentCache(Cache):
 
 
 def check_cache(cache: Any) -> None:
-    """Check `past_key_values`.
-
-    Args:
-        cache: the argument.
-
-    Raises:
-        ValueError: unless it can hold the state of a recurrent network.
-    """
+    """Raise ValueError unless `past_key_values` can hold the state of a recurrent network."""
     if cache is not None and not hasattr(cache, "store"):
         raise ValueError(
             f"past_key_values is a {type(cache).__name__}, which holds keys and values of attention. Leave it out, or "
@@ -131,18 +110,7 @@ def check_cache(cache: Any) -> None:
 def store_state(
     cache: RecurrentCache | None, wanted: bool | None, state: tuple[Tensor, ...], num_columns: int, batch_dim: int = 0
 ) -> RecurrentCache | None:
-    """Store the state after a segment in the cache, or in a new one.
-
-    Args:
-        cache: the cache that the network has continued from.
-        wanted: whether to make one (`use_cache`).
-        state: see `RecurrentCache.store`.
-        num_columns: see there.
-        batch_dim: see there.
-
-    Returns:
-        The cache; None if there is none and none is wanted.
-    """
+    """Store the state after a segment in the cache, or in a new one if one is `wanted`; see `RecurrentCache.store`."""
     if cache is None and not wanted:
         return None
     cache = RecurrentCache() if cache is None else cache
@@ -157,20 +125,10 @@ def segment_mask(
     attention_mask: Tensor | None,
     cache: RecurrentCache | None,
 ) -> Tensor | None:
-    """Check a segment of text, and find the columns that hold tokens.
+    """Check a segment of text; mask [B, T] of the columns that hold tokens, None = all.
 
-    Args:
-        config: for the vocabulary.
-        input_ids: [B, T], or None.
-        inputs_embeds: [B, T, E] instead of `input_ids`, or None.
-        attention_mask: 1 = token; [B, T], or over all columns read so far, those of `cache` included.
-        cache: state that the segment continues from.
-
-    Returns:
-        Boolean mask [B, T]; None without an attention mask: every column holds a token.
-
-    Raises:
-        ValueError: for wrong shapes and types, ids outside the vocabulary, or a cache of another kind or batch.
+    The segment is given as ids or as embeddings. `attention_mask` covers it, or all columns read so far, those of the
+    `cache` included.
     """
     check_cache(cache)
     columns = columns_of(input_ids, inputs_embeds)
@@ -193,18 +151,7 @@ def segment_mask(
 
 
 def columns_of(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-    """A tensor [B, T] with a value for each column of a text that is given as ids or as embeddings.
-
-    Args:
-        input_ids: [B, T], or None.
-        inputs_embeds: [B, T, E], or None.
-
-    Returns:
-        The ids, or the first numbers of the embeddings.
-
-    Raises:
-        ValueError: unless one of them is given, with the right shape and type.
-    """
+    """A tensor [B, T] with a value for each column of a text that is given as ids or as embeddings [B, T, E]."""
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("Give input_ids or inputs_embeds: one of them, and not both.")
     if inputs_embeds is None:

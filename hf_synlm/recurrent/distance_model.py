@@ -112,13 +112,6 @@ class DistanceLanguageModel(RecurrentLanguageModel):
 
         Pairs of distances are counted inside the rows given here. Scope "batch", and the batch normalization of PRPN,
         look at whole batches, which pieces of them cannot add up to.
-
-        Args:
-            input_ids: [B, T], as for `forward`.
-            **others: further arguments of `forward`.
-
-        Returns:
-            Counts by the names of `losses`.
         """
         counts = super().count_loss_items(input_ids, **others)
         if self.learns_from_trees and self.config.syntactic_distance_reduction == "mean":

@@ -25,23 +25,14 @@ DECODERS = ("unbiased", "biased")
 
 
 def distances_to_spans(distances: Sequence[float], decoder: Decoder = "unbiased") -> list[Span]:
-    """Read the binary tree off the distances: split at the widest gap, then split the parts.
+    """Read the binary tree off the distances: split at the widest gap, then split the parts; spans in post-order.
 
-    "unbiased" splits the words before the widest gap from the words after it. "biased" first takes the word right after
-    the widest gap, value 1 included, together with everything to its right: (left part, (word, right part)). Trees are
-    thus drawn to the right, which English parsing scores reward. Of equal gaps the leftmost counts as the widest.
+    Value i of the m distances is that of the gap before word i. "unbiased" splits the words before the widest gap from
+    the words after it, and does not read the first value. "biased" first takes the word right after the widest gap,
+    value 1 included, together with everything to its right: (left part, (word, right part)). Trees are thus drawn to
+    the right, which English parsing scores reward. Of equal gaps the leftmost counts as the widest. A distance that is
+    not a number raises ValueError. Cost: O(m).
 
-    Args:
-        distances: m values, value i of the gap before word i; "unbiased" does not read the first.
-        decoder: "unbiased" or "biased".
-
-    Returns:
-        The m - 1 half-open spans of width >= 2 in post-order.
-
-    Raises:
-        ValueError: for an unknown decoder, no distances, or a distance that is not a number.
-
-    Cost: O(m).
     Source: "unbiased" is Algorithm 2 of Du et al. 2020, as in their code (each part ignores its first value); "biased"
     is `build_tree` of PRPN and Ordered-Neurons.
     """
@@ -78,22 +69,12 @@ def distances_to_spans(distances: Sequence[float], decoder: Decoder = "unbiased"
 
 
 def spans_to_distances(spans: Sequence[Span], num_words: int) -> list[int]:
-    """Distances of a given tree: the height of the node whose parts meet in the gap, less one.
+    """Distances of a given tree over m words: the height of the node whose parts meet in the gap, less one.
 
     A word has height 1, a node one more than the higher of its children. Nodes with more than two children are split to
-    the right first. `distances_to_spans` gives the binary tree back.
+    the right first. The first of the m values, which belongs to no node, is one more than the largest.
+    `distances_to_spans` gives the binary tree back.
 
-    Args:
-        spans: half-open spans of width >= 2, the whole sentence included, in any order.
-        num_words: length m of the sentence.
-
-    Returns:
-        m values; the first, which belongs to no node, is one more than the largest.
-
-    Raises:
-        ValueError: the spans cross, repeat, leave the sentence, or the whole sentence is missing.
-
-    Cost: O(m log m).
     Source: `helpers.py` of the SDLM code; Du et al. 2020 count node heights, which have the same order.
     """
     distances = [0] * num_words
@@ -115,20 +96,9 @@ def spans_to_distances(spans: Sequence[Span], num_words: int) -> list[int]:
 def distance_trees(
     distances_BT: Tensor, starts: Sequence[Sequence[int]], decoder: Decoder = "unbiased"
 ) -> list[list[Span]]:
-    """Trees of a batch of sentences.
+    """Trees of a batch: per sentence the spans over its words, which begin at the columns `starts`.
 
-    Args:
-        distances_BT: distances, value t of the gap before column t.
-        starts: per sentence the columns at which its words begin.
-        decoder: see `distances_to_spans`.
-
-    Returns:
-        Per sentence the spans over its words.
-
-    Raises:
-        ValueError: see `distances_to_spans`.
-
-    Cost: O(T) per sentence.
+    Value t of `distances_BT` is that of the gap before column t.
     """
     rows = distances_BT.tolist()
     return [
@@ -149,22 +119,11 @@ def ranking_loss(
 
     loss = sum over pairs (i, j) with gold_i > gold_j of max(0, margin - (predicted_i - predicted_j)), or their mean.
 
-    Args:
-        predicted_BT: predicted distances.
-        gold_BT: gold distances; NaN where there is none.
-        margin: difference above which a pair costs nothing.
-        scope: "sentence" compares the gaps of a sentence, as the paper says; "batch" compares the rows of a batch at
-            the same column, as the released code does (0 for one row).
-        reduction: "sum" (the paper) or "mean" (the released code) over the pairs.
-        sentence_ids_BT: only values with the same id are compared (scope "sentence"); default: whole rows.
+    Where the gold distance is NaN there is no pair. Scope "sentence" compares the gaps with one id of `sentence_ids_BT`
+    (default: whole rows), as the paper says; "batch" compares the rows of a batch at the same column, as the released
+    code does (0 for one row). Reduction "sum" is the paper's, "mean" that of the released code. Cost: O(B T^2) for
+    "sentence", O(T B^2) for "batch".
 
-    Returns:
-        Scalar loss in float32 or higher.
-
-    Raises:
-        ValueError: for an unknown scope or reduction, and shapes that differ.
-
-    Cost: O(B T^2) for "sentence", O(T B^2) for "batch".
     Source: Du et al. 2020, Eq. 18, without the constant that pairs of equal gold distances add; `rankloss` in SDLM.
     """
     if scope not in SYNTACTIC_DISTANCE_SCOPES:
@@ -204,17 +163,7 @@ def _gold_values(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT
 
 
 def count_pairs(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT: Tensor | None) -> int:
-    """Number of pairs that the ranking loss of a layer is a mean over.
-
-    Args:
-        config: see `distance_losses`.
-        input_ids: [B, T].
-        mask_BT: 1 = token; None = every column.
-        gold_BT: gold distances, NaN where there is none; None = none at all.
-
-    Returns:
-        The number.
-    """
+    """Number of pairs that the ranking loss of a layer is a mean over."""
     if gold_BT is None:
         return 0
     mask_BT = None if mask_BT is None else mask_BT.bool()
@@ -225,19 +174,10 @@ def count_pairs(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT:
 def distance_losses(
     config: Any, input_ids: Tensor | None, mask_BT: Tensor | None, predicted_BXT: Tensor | None, gold_BT: Tensor | None
 ) -> dict[str, tuple[float, Tensor]]:
-    """Ranking loss of a model's supervised distances, summed over the layers that have them.
+    """Weight and value of "syntactic_distance", the ranking loss summed over the supervised layers [B, X, T].
 
-    Args:
-        config: with `eos_token_id`, which ends a sentence (None: every row is one), and the fields of
-            `SyntacticDistanceConfig`.
-        input_ids: [B, T]; None without gold distances.
-        mask_BT: True = token; None = every column.
-        predicted_BXT: supervised distances of X layers; None: the model has none.
-        gold_BT: gold distances, NaN where there is none. None: the loss is 0, and every parameter still gets a
-            gradient.
-
-    Returns:
-        Weight and value of "syntactic_distance"; nothing for a model without supervised distances.
+    Nothing for a model without them. `eos_token_id` ends a sentence (None: every row is one). Without gold distances
+    the loss is 0, and every parameter still gets a gradient.
     """
     if predicted_BXT is None:
         return {}
@@ -262,19 +202,9 @@ def distance_losses(
 def check_gold_distances(
     input_ids: Tensor | None, distances: Tensor | None, labeled: bool, remedy: str | None
 ) -> Tensor | None:
-    """Check the gold distances of a call.
+    """Check that gold distances [B, T] fit a call, and that the model learns from them.
 
-    Args:
-        input_ids: [B, T]; None if embeddings were given.
-        distances: [B, T] or None.
-        labeled: whether there are labels.
-        remedy: how to get a model that learns from them; None if this one does.
-
-    Returns:
-        `distances`.
-
-    Raises:
-        ValueError: unless they fit, and the model learns from them.
+    `remedy` says how to get a model that learns from them; None if this one does.
     """
     if distances is None:
         return None

@@ -165,10 +165,10 @@ class RecurrentGenerationMixin(WordGenerationMixin):
     def _given_labels(
         self, columns: Tensor, labels: Tensor | None, logits_to_keep: int | Tensor, more: dict[str, Any]
     ) -> tuple[Tensor | None, bool]:
-        """Check the labels of a `forward`: the given ones, if any, and whether they are already shifted.
+        """The labels of a `forward`, checked, and whether they are already shifted.
 
-        `more` may hold `shift_labels`, which are taken out. (They are not in the signature of `forward`: Trainer
-        requires every argument there with "label" in its name.)
+        `shift_labels` are taken out of `more`. (They are not in the signature of `forward`: Trainer requires every
+        argument there with "label" in its name.)
         """
         shift_labels = more.pop("shift_labels", None)
         given = labels if shift_labels is None else shift_labels

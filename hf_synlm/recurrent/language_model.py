@@ -82,15 +82,7 @@ class RecurrentLMOutput(SyntacticLMOutput):
 
 # ---------------------------------------------------------------------------------------------------- penalties
 def activation_penalty(states: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Mean square of the states after the tokens (activation regularization, AR).
-
-    Args:
-        states: [B, T, E].
-        mask_BT: True = token; None = every column.
-
-    Returns:
-        Scalar.
-    """
+    """Mean square of the states [B, T, E] after the tokens (activation regularization, AR)."""
     squares = states.to(torch.promote_types(states.dtype, torch.float32)).square()
     return squares.mean() if mask_BT is None else _mean_at(squares, mask_BT)
 
@@ -98,12 +90,7 @@ def activation_penalty(states: Tensor, mask_BT: Tensor | None) -> Tensor:
 def temporal_activation_penalty(states: Tensor, mask_BT: Tensor | None) -> Tensor:
     """Mean square of the change of state from each token to the next (temporal activation regularization, TAR).
 
-    Args:
-        states: [B, T, E]; masked columns have the state of the column before.
-        mask_BT: True = token; None = every column.
-
-    Returns:
-        Scalar; 0 if no row has two tokens.
+    Masked columns have the state of the column before. 0 if no row has two tokens.
     """
     if mask_BT is None:
         mask_BT = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
@@ -118,17 +105,7 @@ def _mean_at(values: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def activation_losses(config: Any, dropped: Tensor, states: Tensor, mask_BT: Tensor | None) -> dict[str, WeightedLoss]:
-    """AR and TAR with the weights of the configuration.
-
-    Args:
-        config: with `activation_regularization` and `temporal_activation_regularization`.
-        dropped: states that AR penalizes [B, T, E].
-        states: states that TAR penalizes [B, T, E].
-        mask_BT: True = token; None = every column.
-
-    Returns:
-        Weight and value of "activation" and "temporal_activation".
-    """
+    """Weight and value of "activation" (AR of `dropped`) and "temporal_activation" (TAR of `states`)."""
     return {
         "activation": (config.activation_regularization, activation_penalty(dropped, mask_BT)),
         "temporal_activation": (
@@ -157,18 +134,8 @@ class RecurrentPreTrainedModel(NoOffloading, PreTrainedModel):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Embed a segment of text, and move its tokens to the left end of their rows: padding is read after them.
 
-        Args:
-            input_ids: [B, T], or None.
-            inputs_embeds: [B, T, E] instead, or None.
-            attention_mask: see `segment_mask`.
-            cache: state that the segment continues from.
-
-        Returns:
-            Embeddings [B, T, E], their ids [B, T] (None if only the embeddings are known), and the mask of the tokens
-            in the order of the input (None = every column).
-
-        Raises:
-            ValueError: see `segment_mask`.
+        Returns embeddings [B, T, E], their ids [B, T] (None if only the embeddings are known), and the mask of the
+        tokens in the order of the input (None = every column).
         """
         mask = segment_mask(self.config, input_ids, inputs_embeds, attention_mask, cache)
         if inputs_embeds is not None:
@@ -193,26 +160,11 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         self.post_init()
 
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
-        """Hook: what `lm_head` reads, by default the states of the last layer with locked dropout.
-
-        Args:
-            output: of the bare network.
-
-        Returns:
-            [B, T, E].
-        """
+        """Hook: what `lm_head` reads [B, T, E], by default the states of the last layer with locked dropout."""
         return locked_dropout(output.last_hidden_state, self.config.output_dropout, self.training)
 
     def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
-        """Hook: regularizers of the language model; none by default.
-
-        Args:
-            output: of the bare network.
-            features: [B, T, E] of `output_features`.
-
-        Returns:
-            Weight and value of each, by the names of `losses`.
-        """
+        """Hook: weight and value of regularizers, by the names of `losses`."""
         return {}
 
     @property
@@ -223,15 +175,10 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
     def supervised_losses(
         self, input_ids: Tensor | None, output: RecurrentModelOutput, gold: Any
     ) -> dict[str, WeightedLoss]:
-        """Hook: losses of gold trees; none by default.
+        """Hook: weight and value of losses of gold trees, by the names of `losses`.
 
-        Args:
-            input_ids: [B, T]; None if embeddings were given, for which there are no gold trees.
-            output: of the bare network.
-            gold: the gold trees as `score_text` got them; None = none.
-
-        Returns:
-            Weight and value of each, by the names of `losses`.
+        `gold` is what `score_text` got. `input_ids` is None if embeddings were given, for which there are no gold
+        trees.
         """
         return {}
 
@@ -249,24 +196,8 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
     ) -> RecurrentLMOutput:
         """Next-token log-probabilities, and the loss if there are labels: the common part of every `forward`.
 
-        Args:
-            input_ids: [B, T].
-            labels: [B, T] = `input_ids`, -100 where the loss shall not count.
-            logits_to_keep: compute `logits` for the last columns only, this many (0 = all), or for these columns.
-            loss_shares: factors of the parts of the loss, besides their weights.
-            more: remaining keyword arguments: `shift_labels` [B, T], which are already shifted and replace `labels`;
-                `output_hidden_states` and `output_attentions` of the bare network.
-            gold: gold trees for `supervised_losses`.
-            inputs_embeds: [B, T, E] instead of `input_ids`.
-            **text: further arguments of the bare network: `attention_mask`, `past_key_values`, `use_cache`.
-
-        Returns:
-            The output, with labels with `loss`, `losses` and `joint_log_prob`. It holds `logits` but in training with
-            labels.
-
-        Raises:
-            ValueError: for bad labels, labels together with logits_to_keep, and unknown names in `loss_shares`.
-            TypeError: for other keyword arguments.
+        The arguments are those of `forward`; `more` are its remaining keyword arguments, `gold` goes to
+        `supervised_losses`, `text` to the bare network. The output holds `logits` except in training with labels.
         """
         columns = columns_of(input_ids, inputs_embeds)
         given, shifted = self._given_labels(columns, labels, logits_to_keep, more)
@@ -308,18 +239,11 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         return loss, torch.where(counts, -loss_R, torch.zeros_like(loss_R)).view(targets.shape)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """How many items each part of the loss is a mean over, if it is one.
+        """How many items each part of the loss is a mean over, by the names of `losses`; takes `forward`'s arguments.
 
-        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
-
-        Args:
-            input_ids: [B, T], as for `forward`.
-            **others: the other arguments of `forward`: `labels` or `shift_labels`, perhaps `attention_mask` and gold
-                trees.
-
-        Returns:
-            Counts by the names of `losses`: targets ("language_model"), and in models with these penalties, tokens
-            ("activation") and steps from a token to the next ("temporal_activation").
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call:
+        `training.engine.steps.to_shares`. Targets ("language_model"), and in models with these penalties, tokens
+        ("activation") and steps from a token to the next ("temporal_activation").
         """
         attention_mask, shift_labels = others.get("attention_mask"), others.get("shift_labels")
         mask = None if attention_mask is None else attention_mask.bool()
@@ -342,20 +266,9 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
     ) -> ParseOutput:
         """Trees and log-probabilities of given sentences, in evaluation mode: the common part of every `parse`.
 
-        Every sentence is read as begin token, words, end token; missing begin and end tokens are added.
-
-        Args:
-            input_ids: [B, T], one sentence per row.
-            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
-            word_ends: [B, T], True at the last piece of every word.
-            read_trees: maps the output of the network (column 0 is the begin token) and, per sentence, the columns at
-                which its words (or tokens) begin to spans over words.
-
-        Returns:
-            `ParseOutput` with one tree per sentence.
-
-        Raises:
-            ValueError: for bad input, and sentences without words.
+        Every sentence is read as begin token, words, end token; missing begin and end tokens are added. `read_trees`
+        maps the output of the network (column 0 is the begin token) and, per sentence, the columns at which its words
+        (or tokens) begin to spans over words.
         """
         text = frame_sentences(self.config, input_ids, attention_mask)
         if not bool((text.count_B > 0).all()):

@@ -21,21 +21,13 @@ from hf_synlm.core.matrix_products import without_autocast
 def lstm_layer(
     inputs_BTI: Tensor, state: tuple[Tensor, Tensor], weights: Sequence[Tensor], lengths_B: Tensor | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Run one LSTM layer over rows of unequal length.
+    """Run one LSTM layer over rows of unequal length: outputs [B, T, H], and (h, c), each [B, H], after every row.
 
-    Args:
-        inputs_BTI: inputs; padding follows the inputs of a row.
-        state: h and c before the first input, [B, H] each.
-        weights: of the inputs [4 H, I], of h [4 H, H], and two biases [4 H]: gates in the order of `nn.LSTM`.
-        lengths_B: number of inputs of each row, at least 0; None = T.
-
-    Returns:
-        Outputs [B, T, H], and the state (h, c), each [B, H], after the last input of each row.
+    Padding follows the inputs [B, T, I] of a row. The weights are those of the inputs [4 H, I], of h [4 H, H], and two
+    biases [4 H], gates in the order of `nn.LSTM`.
 
     Under autocast the layer runs in the type of its weights: PyTorch's bfloat16 LSTM needs a CPU with AVX-512, and on a
     GPU autocast would run it in float16, where small gradients become 0.
-
-    Cost: T steps of one cell for all rows.
     """
     with without_autocast(inputs_BTI.device.type):
         return _run_lstm(inputs_BTI.to(weights[0].dtype), state, weights, lengths_B)
@@ -66,48 +58,18 @@ def _run_lstm(
 
 
 def keep_mask(shape: Sequence[int], p: float, like: Tensor, rescale: bool = True) -> Tensor:
-    """Draw a mask to multiply with: 0 with probability p, otherwise 1 / (1 - p), or 1 without rescaling.
-
-    Args:
-        shape: of the mask.
-        p: probability of dropping, in [0, 1).
-        like: gives type and device.
-        rescale: keep the expected value of what is multiplied.
-
-    Returns:
-        The mask.
-    """
+    """Draw a mask to multiply with: 0 with probability p, otherwise 1 / (1 - p), or 1 without rescaling."""
     mask = torch.empty(tuple(shape), dtype=like.dtype, device=like.device).bernoulli_(1 - p)
     return mask.div_(1 - p) if rescale else mask
 
 
 def locked_mask(batch_size: int, size: int, p: float, training: bool, like: Tensor) -> Tensor | None:
-    """Draw the mask of `locked_dropout`.
-
-    Args:
-        batch_size: rows B.
-        size: features D.
-        p: probability of dropping.
-        training: False: nothing is dropped.
-        like: gives type and device.
-
-    Returns:
-        [B, 1, D], or None if nothing is dropped.
-    """
+    """Draw the mask [B, 1, D] of `locked_dropout`; None if nothing is dropped."""
     return keep_mask((batch_size, 1, size), p, like) if training and p else None
 
 
 def locked_dropout(values_BTD: Tensor, p: float, training: bool) -> Tensor:
-    """Drop the same features at all time steps of a sentence (variational dropout).
-
-    Args:
-        values_BTD: values.
-        p: probability of dropping.
-        training: False: nothing is dropped.
-
-    Returns:
-        [B, T, D].
-    """
+    """Drop the same features at all time steps of a sentence [B, T, D] (variational dropout)."""
     mask = locked_mask(len(values_BTD), values_BTD.shape[2], p, training, values_BTD)
     return values_BTD if mask is None else values_BTD * mask
 
@@ -117,17 +79,8 @@ def embedding_dropout(
 ) -> Tensor:
     """Drop words: all occurrences of a token id in the batch together.
 
-    This equals dropping rows of the embedding matrix before the lookup, without a copy of the matrix.
-
-    Args:
-        embedded_BTE: embeddings of `input_ids`.
-        input_ids: [B, T]; None: the embeddings came without ids (`inputs_embeds`), and nothing is dropped.
-        vocab_size: number of token ids V.
-        p: probability of dropping.
-        training: False: nothing is dropped.
-
-    Returns:
-        [B, T, E].
+    This equals dropping rows of the embedding matrix before the lookup, without a copy of the matrix. Nothing is
+    dropped from embeddings that came without ids (`inputs_embeds`).
     """
     if not training or p == 0 or input_ids is None:
         return embedded_BTE
@@ -137,15 +90,8 @@ def embedding_dropout(
 def weight_dropout(weight: Tensor, p: float, training: bool, *, rescale: bool) -> Tensor:
     """Drop single weights of a recurrent matrix (DropConnect), the same ones for a whole segment.
 
-    Args:
-        weight: the matrix.
-        p: probability of dropping.
-        training: draw a mask.
-        rescale: True: training divides the kept weights by 1 - p, and evaluation uses the matrix as it is (AWD-LSTM).
-            False: training uses the kept weights as they are, and evaluation the matrix times 1 - p (Ordered-Neurons).
-
-    Returns:
-        The matrix to use.
+    With `rescale`, training divides the kept weights by 1 - p, and evaluation uses the matrix as it is (AWD-LSTM).
+    Without, training uses the kept weights as they are, and evaluation the matrix times 1 - p (Ordered-Neurons).
     """
     if p == 0:
         return weight

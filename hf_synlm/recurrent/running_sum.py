@@ -7,15 +7,7 @@ from hf_synlm.core.matrix_products import without_autocast
 
 
 def running_sum(values: Tensor, out: Tensor | None = None) -> Tensor:
-    """Cumulative sum over the last dimension; CUDA's kernel is not deterministic, a product with a triangle is.
-
-    Args:
-        values: [.., N].
-        out: where to put the sums; None = a new tensor.
-
-    Returns:
-        The sums [.., N].
-    """
+    """Cumulative sum over the last dimension; CUDA's kernel is not deterministic, a product with a triangle is."""
     if values.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
         return torch.cumsum(values, -1, out=out)
     size = values.shape[-1]

@@ -29,14 +29,9 @@ class FramedSentences(NamedTuple):
     """Whether the end token stands in the input."""
 
     def at_columns(self, scores: Tensor, width: int) -> Tensor:
-        """Move scores to the columns of the input.
+        """Move scores [B, N + 2] of the next token after each column of `input_ids` to the columns of the input.
 
-        Args:
-            scores: [B, N + 2] of the next token after each column of `input_ids`.
-            width: number T of columns of the input.
-
-        Returns:
-            [B, T] score of every token; 0 at padding and at a begin token.
+        0 at padding and at a begin token.
         """
         place = torch.arange(width, device=scores.device) - self.first_B[:, None]
         scored = (place >= 0) & (place < (self.count_B + self.closed_B)[:, None])
@@ -44,18 +39,9 @@ class FramedSentences(NamedTuple):
 
 
 def frame_sentences(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None) -> FramedSentences:
-    """Put every sentence between a begin token and an end token, unless its row has them.
+    """Put every sentence between a begin token and an end token, unless its row has them; sentences may be empty.
 
-    Args:
-        config: for the vocabulary and the special tokens.
-        input_ids: [B, T], one sentence per row.
-        attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
-
-    Returns:
-        The sentences; they may be empty.
-
-    Raises:
-        ValueError: for bad ids and shapes, holes in a sentence, and a configuration without begin or end token.
+    Without `attention_mask`, runs of `pad_token_id` at both ends are padding.
     """
     begin, end = config.bos_token_id, config.eos_token_id
     if begin is None or end is None:
@@ -77,18 +63,9 @@ def frame_sentences(config: PreTrainedConfig, input_ids: Tensor, attention_mask:
 
 
 def ends_of_words(word_ends: Tensor | None, input_ids: Tensor, text: FramedSentences) -> list[list[int]]:
-    """Where the words of every sentence end.
+    """Per sentence the end of each word, counted in tokens from the first one.
 
-    Args:
-        word_ends: [B, T], True at the last piece of every word; None: every token is a word.
-        input_ids: [B, T].
-        text: the sentences in `input_ids`.
-
-    Returns:
-        Per sentence the end of each word, counted in tokens from the first one.
-
-    Raises:
-        ValueError: for another shape, or a last token that does not end a word.
+    Without `word_ends` every token is a word.
     """
     counts = text.count_B.tolist()
     if word_ends is None:
@@ -105,15 +82,7 @@ def ends_of_words(word_ends: Tensor | None, input_ids: Tensor, text: FramedSente
 
 
 def spread_spans(spans: list[Span], ends: list[int]) -> list[Span]:
-    """Turn spans over words into spans over tokens; the pieces of a word become a right-branching tree.
-
-    Args:
-        spans: half-open spans over words.
-        ends: end of each word in tokens.
-
-    Returns:
-        Half-open spans over tokens in post-order.
-    """
+    """Turn spans over words into spans over tokens in post-order; the pieces of a word are a right-branching tree."""
     bounds = [0, *ends]
     tokens = [(bounds[i], bounds[j]) for i, j in spans]
     for start, end in zip(bounds[:-1], ends, strict=True):

@@ -26,10 +26,10 @@ class Expansions(NamedTuple):
     """Hypotheses with one more action, best first, each [B, M].
 
     Fields:
-        scores: Joint log-probability, the action included; -inf = none.
-        origin: Hypothesis of the beam that takes the action.
+        scores: joint log-probability, the action included; -inf = no hypothesis.
+        origin: hypothesis of the beam that takes the action.
         actions: GEN or COMP; `STAY` in sentences that are over.
-        tokens: Token of a GEN, arbitrary elsewhere.
+        tokens: token of a GEN, arbitrary elsewhere.
     """
 
     scores: Tensor
@@ -41,12 +41,6 @@ class Expansions(NamedTuple):
 def gumbel(scores: Tensor) -> Tensor:
     """Add standard Gumbel noise: the K largest are K draws without replacement in proportion to exp(scores).
 
-    Args:
-        scores: Log-probabilities, normalized or not, of any shape; -inf is never drawn.
-
-    Returns:
-        Noisy scores, same shape.
-
     Source: Kool et al. 2019, "Stochastic beams and where to find them".
     """
     return scores - torch.empty_like(scores).exponential_().log()
@@ -55,16 +49,10 @@ def gumbel(scores: Tensor) -> Tensor:
 def take_actions(
     search: WordBeamSearch, state: SearchState, chosen: Expansions, active: Tensor | None = None
 ) -> SearchState:
-    """Make expansions the new beam, and run the layers on their nodes.
+    """Make expansions the new beam, in their order, and run the layers on their nodes; `num_tokens` is [B, R].
 
-    Args:
-        search: The search.
-        state: Beam, `num_tokens` [B, R]; the layers have seen its nodes.
-        chosen: Expansions, those that do not exist last.
-        active: Sentences that take an action [B]; the others keep the hypotheses `chosen.origin`. None = all.
-
-    Returns:
-        The new beam, in the order of the expansions. Those that exist in no sentence are cut off.
+    Sentences that are not `active` [B] keep the hypotheses `chosen.origin`. Expansions that do not exist stand last and
+    are cut off where no sentence has one.
     """
     pool, machine = state.pool, search.machine
     parents = state.with_hypotheses(chosen.origin)
@@ -88,18 +76,10 @@ def take_actions(
 
 
 def read_by_actions(search: WordBeamSearch, state: SearchState, tokens: Tensor, length: Tensor) -> SearchState:
-    """Parse given text: the K best derivations with equally many actions.
+    """Parse given words [B, T]: the K best derivations with equally many actions, best first.
 
-    Every derivation of n words has 2n - 1 actions, so a sentence's hypotheses finish together.
-
-    Args:
-        search: The search, of width K.
-        state: State before the first word.
-        tokens: Words [B, T], arbitrary behind the end.
-        length: Number of words [B].
-
-    Returns:
-        The finished beam, best first.
+    Every derivation of n words has 2n - 1 actions, so a sentence's hypotheses finish together. `length` [B] counts
+    words.
     """
     machine, pool = search.machine, state.pool
     state = replace(state, num_tokens=torch.zeros_like(state.nodes))

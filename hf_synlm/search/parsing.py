@@ -34,7 +34,7 @@ class AlignedText:
         tokens: [B, W] token ids; arbitrary after the last token.
         columns: [B, W] input column of each.
         present: [B, W] True = token.
-        lengths: Number of tokens per row, on the host.
+        lengths: number of tokens per row, on the host.
     """
 
     tokens: Tensor
@@ -69,18 +69,7 @@ class AlignedText:
 
 
 def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-    """`input_ids`, of models that cannot read vectors instead.
-
-    Args:
-        input_ids: [B, T], as given to `forward`.
-        inputs_embeds: [B, T, D], as given to `forward`.
-
-    Returns:
-        `input_ids`.
-
-    Raises:
-        ValueError: for vectors, and where there are no ids.
-    """
+    """`input_ids`, of models that cannot read vectors instead. Raises ValueError if vectors are given, or no ids."""
     if input_ids is None or inputs_embeds is not None:
         raise ValueError(
             "This model reads input_ids, not inputs_embeds: its trees, and the words that it predicts, are those of "
@@ -90,17 +79,7 @@ def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Te
 
 
 def check_length(machine: StackMachine, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
-    """Check that a text fits the positions of the model.
-
-    Args:
-        machine: Model side of the search.
-        num_tokens: Tokens of the text, context included.
-        what: Name of the text, for the message.
-        remedy: What the user can do, for the message.
-
-    Raises:
-        ValueError: if the text is too long.
-    """
+    """Raise ValueError if a text of `num_tokens` (context included) does not fit the positions of the model."""
     if num_tokens > machine.max_tokens:
         raise ValueError(
             f"{what} of {num_tokens} tokens does not fit the {machine.max_tokens} positions of the model. {remedy}"
@@ -139,19 +118,7 @@ def _split_inputs(
 
 
 def checked_mask(config: Any, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Check ids and shapes, and give the mask [B, T] of the tokens; without an attention mask all are tokens.
-
-    Args:
-        config: For the vocabulary.
-        input_ids: [B, T].
-        attention_mask: [B, T], 1 = token; None = all.
-
-    Returns:
-        Boolean mask [B, T].
-
-    Raises:
-        ValueError: for wrong shapes and types, and for ids outside the vocabulary.
-    """
+    """Check ids and shapes, and give the mask [B, T] of the tokens; without an attention mask all are tokens."""
     mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     check_tokens(config, input_ids, mask)
     return mask
@@ -171,20 +138,10 @@ def start_state(
     context_sentence_ids: Tensor | None = None,
     bos_token_id: int | None = None,
 ) -> tuple[SearchState, AlignedText]:
-    """State before the first word of a text, and the text.
+    """State before the first word of a text, and the words to read; padding may stand left or right.
 
-    Args:
-        search: The search.
-        input_ids: [B, T].
-        attention_mask: [B, T], 1 = token; None = all are tokens. Padding may stand left or right.
-        context_sentence_ids: [B, T], > 0 at tokens of complete sentences before the text.
-        bos_token_id: Taken as the beginning itself where it is a row's first token.
-
-    Returns:
-        The state and the words to read.
-
-    Raises:
-        ValueError: for texts that do not fit the positions of the model, and context behind text.
+    `context_sentence_ids` [B, T] are > 0 at tokens of complete sentences before the text. A `bos_token_id` that is a
+    row's first token is the beginning itself.
     """
     mask, context = _split_inputs(search.machine.config, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     text = AlignedText.read(input_ids, mask)
@@ -204,20 +161,9 @@ def cache_after_context(
     context_sentence_ids: Tensor,
     bos_token_id: int | None = None,
 ) -> SyntacticCache:
-    """Cache for `marginal_logits` of texts that have context: the context is read, the texts are not.
+    """Cache for `marginal_logits` of texts with context: the context is read, the texts are not; see `start_state`.
 
-    Args:
-        search: The search.
-        input_ids: [B, T] context and text.
-        attention_mask: [B, T], 1 = token.
-        context_sentence_ids: See `start_state`.
-        bos_token_id: See `start_state`.
-
-    Returns:
-        The cache; a begin token may still come before the text.
-
-    Raises:
-        ValueError: See `start_state`.
+    A begin token may still come before the text.
     """
     cache = SyntacticCache(search.num_beams, search.eos_token_ids)
     cache.state, _ = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
@@ -226,16 +172,7 @@ def cache_after_context(
 
 
 def read_text(search: WordSearch, state: SearchState, text: AlignedText) -> SearchState:
-    """Read all words of a text.
-
-    Args:
-        search: The search.
-        state: State before its first word.
-        text: The words.
-
-    Returns:
-        State after them; rows of different lengths each after their own last word.
-    """
+    """Read all words of a text. Rows of different lengths have the state after their own last word."""
     for step in range(text.tokens.shape[1]):
         active = text.active(step)
         chosen = search.propose(state, text.tokens[:, step], active=active)
@@ -269,26 +206,11 @@ def parse_with_search(
 ) -> ParseOutput:
     """n-best trees of given text with their joint probabilities, and prefix probabilities.
 
-    Args:
-        search: The search; its `num_beams` is the width K.
-        input_ids: [B, T].
-        attention_mask: [B, T], 1 = token; None = all.
-        word_ends: [B, T], True at the last piece of every word: no constituent crosses a word. The end of the text
-            always ends a word.
-        context_sentence_ids: [B, T], > 0 at tokens of complete sentences before the text, which are not parsed.
-        bos_token_id: Taken as the beginning itself where it is a row's first token.
-        num_return_sequences: Number N of trees per sentence, at most K.
-        synchronous: False selects among actions instead of words (the paper's "w/o sync"): the K best derivations
-            with equally many actions, COMP forbidden before the softmax. Only `log_probs` and trees are returned then.
-        stepwise: Also compute `stepwise_log_probs`, which needs the distribution over the whole vocabulary.
-        lexical: Also compute `lexical_log_probs`; every word is scored once more for the derivations that are kept.
-
-    Returns:
-        `ParseOutput`; spans are in input columns.
-
-    Raises:
-        ValueError: for texts with holes or that do not fit the model, wrong shapes, types and ids, a row that is
-            context only, and N > K.
+    `synchronous=False` selects among actions instead of words (the paper's "w/o sync"): the K best derivations with
+    equally many actions, COMP forbidden before the softmax; only `log_probs` and trees are returned then. `stepwise`
+    and `lexical` fill the fields of `ParseOutput` of these names: the first computes the distribution over the whole
+    vocabulary at every word, the second scores every word once more. The other arguments and what is refused: see
+    `parse` of the models.
 
     Cost: W words, each about one pass of the layers that predict words over up to 4 K rows.
     Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
@@ -350,15 +272,9 @@ def parse_with_search(
 
 
 class _SharedPrefixes:
-    """Sentences that begin alike share one beam up to where they part.
+    """Sentences that begin alike share one beam up to where they part; `place` [B] is the row that holds each sentence.
 
-    Args:
-        text: Words of B sentences.
-        edges: Their word edges, if words must stay whole.
-        alone: Whether no two of them share anything, because they have contexts.
-
-    Fields:
-        place: [B] row of the beam that holds each sentence.
+    With `alone`, no two of them share anything, because they have contexts.
     """
 
     def __init__(self, text: AlignedText, edges: WordEdges | None, alone: bool) -> None:
@@ -407,15 +323,9 @@ class _Notes:
         place: Tensor,
         words: Tensor | None = None,
     ) -> None:
-        """Note the beam `state` that came from the candidates.
+        """Note the beam `state` whose hypotheses came from the candidates `order`.
 
-        Args:
-            search: The search.
-            state: The beam.
-            chosen: The candidates.
-            order: Candidate of every hypothesis.
-            place: [B] row of the beam that holds each sentence.
-            words: Log-probabilities of the candidates' words.
+        `place` [B] is the row of each sentence, `words` are the log-probabilities of the candidates' words.
         """
         marginal = state.scores.logsumexp(1)
         # An empty beam has no posterior; its statistics are 0.
@@ -506,23 +416,11 @@ def marginal_logits(
     bos_token_id: int | None = None,
     logits_to_keep: int | Tensor = 0,
 ) -> tuple[Tensor, SyntacticCache]:
-    """Log p(next token | prefix) after every token, derivations summed out over the beam.
+    """Log p(next token | prefix) after every token [B, T or fewer, V], and the state after the last column.
 
-    Args:
-        search: The search.
-        input_ids: New columns [B, T].
-        attention_mask: [B, T' >= T], 1 = token, for the new columns or for all columns so far; None = all.
-        cache: State after the columns before; None = start.
-        word_ends: [B, T], True at the last piece of every word.
-        bos_token_id: Taken as the beginning itself where it is a row's first token.
-        logits_to_keep: Compute the last so many columns only (0 = all), or the columns in a tensor.
-
-    Returns:
-        [B, T or fewer, V], each position normalized; uniform at padding. And the state after the last column, which
-        is `cache` itself if one was given.
-
-    Raises:
-        ValueError: for wrong shapes, types and ids, a cache of another batch, and texts that do not fit the model.
+    Derivations are summed out over the beam; each position is normalized, uniform at padding. `input_ids` are new
+    columns after those of the `cache` (which is moved on in place); `attention_mask` covers them, or all columns so
+    far. `logits_to_keep` is the number of last columns (0 = all), or the columns in a tensor.
 
     Cost: as `parse_with_search`, with all structural successors at the columns that are kept.
     """

@@ -23,12 +23,12 @@ class Nodes(NamedTuple):
     """Integer fields of some nodes, each [B, R].
 
     Fields:
-        predecessor: Node before the action; -1 at the first node.
-        below: Node under this one on the stack; -1 at the bottom.
-        depth: Number of stack entries, this one included; 0 before the first action.
-        action: Id of the action that made the node; -1 for the nodes that stand before the derivation.
-        token: Token id that the action generated; -1 if none.
-        start: First token covered by the top of the stack; -1 for the nodes that stand before the derivation.
+        predecessor: node before the action; -1 at the first node.
+        below: node under this one on the stack; -1 at the bottom.
+        depth: number of stack entries, this one included; 0 before the first action.
+        action: id of the action that made the node; -1 for the nodes that stand before the derivation.
+        token: token id that the action generated; -1 = no token.
+        start: first token covered by the top of the stack; -1 for the nodes that stand before the derivation.
     """
 
     predecessor: torch.Tensor
@@ -43,10 +43,6 @@ class Levels:
     """Rows of C levels, one level after the other; every level has as many rows as the one before it, or fewer.
 
     Row r of level c and row r of level c + 1 belong to one line, of at most C rows.
-
-    Args:
-        sizes: Number of rows of each level.
-        device: Where the tensors live.
     """
 
     def __init__(self, sizes: list[int], device: torch.device) -> None:
@@ -111,15 +107,9 @@ class NodePool:
     """All nodes of B sentences, with the vectors that a model attaches to them, keys and values among them.
 
     Every step appends the same number R of slots to every sentence, so that a range of slots is a slice. Slots that a
-    sentence does not need hold nodes to which no hypothesis points.
-
-    Args:
-        batch_size: Number of sentences B.
-        features: Width and dtype of each vector that the model keeps per node, by name.
-        device: Where the tensors live.
-        capacity: Slots to reserve at first; storage doubles when it is full.
-        links: Names of further fields that hold ids of nodes (-1 = none) of the same derivation.
-        counts: Names of further integer fields.
+    sentence does not need hold nodes to which no hypothesis points. `features` gives width and dtype of each vector;
+    `links` and `counts` name further integer fields, the links being ids of nodes (-1 = no node) of the same
+    derivation.
     """
 
     def __init__(
@@ -167,16 +157,10 @@ class NodePool:
     def append(
         self, nodes: Nodes, *further: torch.Tensor, length: torch.Tensor | None = None, **features: torch.Tensor
     ) -> int:
-        """Write R nodes after the last one of every sentence.
+        """Write R nodes after the last one of every sentence; returns the id of the first one, the others follow.
 
-        Args:
-            nodes: Their fields, each [B, R].
-            *further: Their links and counts in the order of their names, each [B, R].
-            length: Number of actions of their derivations [B, R]; None = one more than that of the predecessor.
-            **features: Their vectors [B, R, D], by name; those left out are not set.
-
-        Returns:
-            Id of the first one; the others follow.
+        `further` are their links and counts in the order of their names; `length` [B, R] is the number of actions of
+        their derivations, None = one more than that of the predecessor. Features that are left out are not set.
         """
         first = self.reserve(nodes.depth.shape[1])
         if length is None:
@@ -205,17 +189,7 @@ class NodePool:
         return table.flatten(0, 1).index_select(0, self.places(ids).flatten()).view(*ids.shape, table.shape[2])
 
     def push(self, ids: torch.Tensor, action: int, tokens: torch.Tensor, start: torch.Tensor) -> Nodes:
-        """Nodes that put one more entry on the stacks `ids`.
-
-        Args:
-            ids: States before the action [B, R].
-            action: Id of the action.
-            tokens: Generated tokens [B, R].
-            start: Position of those tokens in the sentence [B, R].
-
-        Returns:
-            Fields of the nodes, not yet in the pool.
-        """
+        """Fields of the nodes that put one more entry on the stacks `ids` [B, R]; they are not yet in the pool."""
         depth = self.field("depth", ids)
         below = torch.where(depth > 0, ids, -1)
         return Nodes(ids, below, depth + 1, torch.full_like(ids, action), tokens, start)
@@ -223,15 +197,10 @@ class NodePool:
     def pop_chain(self, ids: torch.Tensor, action: int, levels: Levels) -> tuple[Nodes, torch.Tensor, torch.Tensor]:
         """Nodes of some actions in a row, each of which puts one entry in the place of the two top ones.
 
-        Args:
-            ids: States before the actions [B, R].
-            action: Id of the action.
-            levels: How many of the states take a first action, a second one, ..
-
-        Returns:
-            Fields of the nodes [B, P], all first actions before all second ones, for the next slots of the pool;
-            lengths of their derivations [B, P]; and the ids of the left children [B, P]. Where the stack holds too few
-            entries all are arbitrary.
+        `ids` [B, R] are the states before the actions, `levels` how many of them take a first action, a second one, ...
+        Returns fields of the nodes [B, P], all first actions before all second ones, for the next slots of the pool;
+        lengths of their derivations; and the ids of the left children. Where the stack holds too few entries all are
+        arbitrary.
         """
         left = self.follow("below", ids, len(levels.sizes) + 1)[..., 1:].flatten(1).index_select(1, levels.place)
         made = self.nodes(left)
@@ -261,15 +230,9 @@ class NodePool:
         return ids.clamp(min=0) + self._first.view(-1, *[1] * (ids.dim() - 1))
 
     def follow(self, link: str, ids: torch.Tensor, count: int) -> torch.Tensor:
-        """Nodes along a link.
+        """Nodes [B, R, count] along a link ("predecessor" or "below"), `ids` first; node 0 behind the end.
 
-        Args:
-            link: "predecessor" or "below".
-            ids: Where to start [B, R].
-            count: How many nodes to list.
-
-        Returns:
-            Ids [B, R, count], `ids` first; node 0 behind the end. Every step doubles the list.
+        Every step doubles the list.
         """
         jump, found = self.field(link).clamp(min=0), ids.clamp(min=0)[..., None]
         while found.shape[2] < count:
@@ -280,15 +243,7 @@ class NodePool:
         return found
 
     def paths(self, ids: torch.Tensor, length: int) -> torch.Tensor:
-        """The last nodes of derivations.
-
-        Args:
-            ids: Last node of every derivation [B, R].
-            length: How many nodes to list.
-
-        Returns:
-            Ids [B, R, length], `ids` last; -1 before the first node.
-        """
+        """The last `length` nodes of derivations [B, R, length], `ids` last; -1 before the first node."""
         listed = self.follow("predecessor", ids, length).flip(2)
         # Node 0 is the first of all derivations: what stands before it repeats it.
         listed[..., :-1].masked_fill_(listed[..., 1:] == 0, -1)
@@ -307,15 +262,10 @@ class NodePool:
         return used.scatter_(1, path.flatten(1), True)[:, :-1]
 
     def compact(self, keep: torch.Tensor, count: int, ids: torch.Tensor) -> torch.Tensor:
-        """Keep some nodes of every sentence and renumber them in their old order, once fewer than half are needed.
+        """Keep some nodes [B, N] of every sentence and renumber them in order, once fewer than half are needed.
 
-        Args:
-            keep: Nodes to keep [B, N], bool. The nodes that kept ones link to must be kept.
-            count: The largest number of nodes kept in a sentence; the others get padding slots.
-            ids: Nodes [B, R].
-
-        Returns:
-            New ids of the nodes `ids`; arbitrary if they were dropped.
+        The nodes that kept ones link to must be kept, too. `count` is the largest number of nodes kept in a sentence;
+        the others get padding slots. Returns the new ids of the nodes `ids`; arbitrary if they were dropped.
         """
         count = self._needed = max(1, count)
         if not self.is_full:
@@ -333,15 +283,10 @@ class NodePool:
         return renumber.gather(1, ids)
 
     def derivations(self, ids: torch.Tensor, exists: torch.Tensor | None = None) -> Nodes:
-        """Actions of hypotheses in order.
+        """Fields [B, K, A] of the nodes of each derivation, oldest first, -1 after its end.
 
-        Args:
-            ids: Last node of every hypothesis [B, K].
-            exists: Which of them exist [B, K]; None = all.
-
-        Returns:
-            Fields [B, K, A] of the nodes of each derivation, oldest first; all fields are -1 after its end. Nodes
-            before the derivation are left out. `predecessor` and `below` are ids of this pool.
+        `ids` [B, K] are the last nodes. Nodes before the derivation are left out. `predecessor` and `below` are ids of
+        this pool.
         """
         length = self.field("length", ids)
         length = length if exists is None else length.masked_fill(~exists, 0)

@@ -186,16 +186,7 @@ class BlockTable:
 
 
 def keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candidates:
-    """Put the old beam in the place of the candidates of sentences that take no word.
-
-    Args:
-        state: Beam before the word.
-        chosen: Continuations by a word [B, K].
-        active: Sentences that take the word [B].
-
-    Returns:
-        Candidates, as many as the larger of both.
-    """
+    """Put the old beam in the place of the candidates of the sentences that are not `active` [B]."""
     width = max(chosen.scores.shape[1], state.scores.shape[1])
     own = torch.arange(width, device=active.device).expand(len(active), -1)
     zero = torch.zeros_like(state.nodes)
@@ -230,10 +221,7 @@ def in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
 class StackMachine(Protocol):
     """The model side of a search.
 
-    Fields:
-        config: Configuration of the model: `vocab_size`, `pad_token_id`.
-        pad_action: Id that pads action sequences.
-        token_action: Id of the action that adds a token.
+    `pad_action` pads action sequences; `token_action` is the action that adds a token.
     """
 
     config: Any
@@ -313,11 +301,7 @@ class SyntacticCache(Cache):
 
     Stock decoding loops treat it like any other cache: `reorder_cache`, `batch_repeat_interleave` and
     `batch_select_indices` act on the sentences. It cannot be cropped: a beam forgets what it has dropped.
-
-    Args:
-        num_beams: Number K of derivations.
-        eos_token_ids: Words that may only be generated when exactly one tree is on the stack; None = no such rule.
-        **options: Further options of the model's search.
+    `eos_token_ids` are words that may only be generated when exactly one tree is on the stack.
     """
 
     def __init__(self, num_beams: int, eos_token_ids: Tensor | None = None, **options: Any) -> None:

@@ -37,20 +37,9 @@ class RelativeTerm(NamedTuple):
 def tree_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, terms: Sequence[RelativeTerm], dropout: float = 0.0
 ) -> Tensor:
-    """Attend to what a mask shows, with scores that depend on one integer per pair or several.
+    """Attend to what `mask` [B, T, S] shows, with scores that depend on integers of each pair: [B, H, T, d].
 
-    Args:
-        query: [B, H, T, d].
-        key: [B, H, S, d].
-        value: [B, H, S, d].
-        mask: [B, T, S], True = seen; every row must see something.
-        terms: what the score depends on besides the keys.
-        dropout: of the weights.
-
-    Returns:
-        [B, H, T, d].
-
-    Cost: O(T S d) multiplications and O(T R d) for each term; H T S numbers for the bias.
+    Every row must see something. Cost: O(T S d) multiplications and O(T R d) for each term; H T S numbers for the bias.
     """
     scale = query.shape[-1] ** -0.5
     bias = query.new_zeros(()).masked_fill(~mask[:, None], float("-inf"))
@@ -64,10 +53,8 @@ def tree_attention(
 class PathCache:
     """Keys and values of the nodes before new ones, for one call of the layers in a search.
 
-    Args:
-        pool: of which the features `layer_0`, `layer_1`, .. hold keys and values.
-        before: [M, L] flat places of the nodes before each row.
-        own: [M] flat places of the new nodes.
+    The features `layer_0`, `layer_1`, ... of the pool hold them; `before` [M, L] and `own` [M] are flat places of the
+    nodes before each row, and of the new nodes.
     """
 
     def __init__(self, pool: NodePool, before: Tensor, own: Tensor) -> None:

@@ -31,13 +31,7 @@ def rows_at_once(features: Tensor, width: int) -> int:
 
 
 class WordHead:
-    """Logits of the next word by the layer itself.
-
-    Args:
-        layer: From D to V.
-        vocab_size: V.
-        excluded: Words that may not be generated [E]; their logits are -inf. None = all may.
-    """
+    """Logits of the next word by the layer itself; words `excluded` [E] get -inf."""
 
     def __init__(self, layer: Any, vocab_size: int, excluded: Tensor | None = None) -> None:
         self.layer, self.vocab_size, self.excluded = layer, vocab_size, excluded
@@ -55,12 +49,7 @@ class WordHead:
 
 
 class PackedWordHead(WordHead):
-    """Logits by the weights of a linear layer, laid out for many products: they must not change meanwhile.
-
-    Args:
-        layer: Linear, with or without bias and LoRA.
-        excluded: As for `WordHead`.
-    """
+    """Logits by the weights of a linear layer, laid out for many products: they must not change meanwhile."""
 
     def __init__(self, layer: Any, excluded: Tensor | None = None) -> None:
         self.weight, bias = weight_of(layer).detach(), unwrapped(layer).bias

@@ -108,11 +108,8 @@ class Selection(NamedTuple):
 class WordBeamSearch:
     """Word-synchronous beam search with a stack machine.
 
-    Args:
-        machine: Model side of the search.
-        num_beams: Number K of derivations kept per sentence.
-        eos_token_ids: Words [E] that may only be generated when exactly one tree is on the stack.
-        renormalize: Forbid structural actions before the softmax over actions instead of after it.
+    `eos_token_ids` [E] are words that may only be generated when exactly one tree is on the stack. With `renormalize`,
+    structural actions are forbidden before the softmax over actions instead of after it.
     """
 
     propose_words = propose_words
@@ -153,15 +150,9 @@ class WordBeamSearch:
     ) -> Block:
         """Lay out the states and their structural successors, and run the layers on them.
 
-        Args:
-            state: Beam between two words (or between two blocks of one word).
-            max_rows: Stop adding levels beyond this number of rows per sentence; None = all levels.
-            negligible: Leave out successors that weigh less than exp(-negligible) of the mass collected in the
-                sentence before them; None = none.
-            words: Whether the rows need next-word probabilities.
-
-        Returns:
-            The block. Its new nodes stay in the pool.
+        The new nodes stay in the pool. No levels are added beyond `max_rows` rows per sentence (None = all levels).
+        Successors are left out that weigh less than exp(-negligible) of the mass collected in the sentence before them.
+        `words` tells whether the rows need next-word probabilities.
         """
         pool, counts = state.pool, state.num_tokens
         sizes, cut = self._block_sizes(state.level_sizes, max_rows)
@@ -344,15 +335,9 @@ class WordBeamSearch:
             open_rows = open_rows & ~wanted
 
     def next_block_state(self, state: SearchState, block: Block, moved: Tensor) -> SearchState | None:
-        """Execute the structural actions that survive a block, as the first level of the next one.
+        """Execute the structural actions that survive a block: the first level of the next one, or None.
 
-        Args:
-            state: State before the block.
-            block: The block.
-            moved: Scores after these actions in the states of its last level, -inf where they do not survive.
-
-        Returns:
-            The state of the next block; None if nothing survives.
+        `moved` are the scores after these actions in the states of the last level, -inf where they do not survive.
         """
         first, last = block.levels.bounds[-1]
         row = torch.arange(first, last, device=moved.device).expand_as(moved)
@@ -380,14 +365,8 @@ class WordBeamSearch:
     ) -> Candidates:
         """The best K derivations that generate one given word per sentence.
 
-        Args:
-            state: Beam between two words.
-            tokens: The word of each sentence [B].
-            block: All structural successors of the beam, if they are laid out already.
-            active: Not used: the levels leave out finished sentences.
-
-        Returns:
-            At most K candidates per sentence.
+        `block` holds all structural successors, if they are laid out already. `active` is not used: the levels leave
+        out finished sentences.
         """
         table, frontier = BlockTable(), state
         synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
@@ -402,16 +381,10 @@ class WordBeamSearch:
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
     ) -> tuple[SearchState, Tensor]:
-        """Generate the chosen words and make them the new beam.
+        """Generate the chosen words: the new beam, and the candidate [B, R] from which each hypothesis comes.
 
-        Args:
-            state: Beam before the word.
-            chosen: Continuations [B, K].
-            active: Sentences that take a word [B]; the others keep their beam. None = all.
-            wanted: Sentences whose next block matters [B]; None = all.
-
-        Returns:
-            The new beam, and for each of its hypotheses the index of the candidate it comes from [B, R].
+        Sentences that are not `active` [B] keep their beam; the next block matters only for those that are `wanted`
+        [B].
         """
         pool = state.pool
         moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
@@ -444,13 +417,9 @@ class WordBeamSearch:
         return new, order
 
     def close(self, state: SearchState) -> SearchState:
-        """Take structural actions until one tree is on the stack. Every state has one successor: nothing is selected.
+        """Take structural actions until one tree is on the stack: a new state, best hypotheses first.
 
-        Args:
-            state: the hypotheses.
-
-        Returns:
-            A new state over the same pool, its hypotheses best first.
+        Every state has one successor: nothing is selected.
         """
         chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
         chain, deepest = chain.sort(dim=1, descending=True, stable=True)
@@ -492,16 +461,10 @@ class WordBeamSearch:
         return state.block
 
     def next_token_log_probs(self, state: SearchState) -> Tensor:
-        """Next-word log-probabilities given the prefix, derivations summed out.
+        """Next-word log-probabilities [B, V] given the prefix, derivations summed out; uniform where the beam is empty.
 
         log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(GEN | y_r) + log p(w | y_r) ] - log Z over all structural
         successors r of the hypotheses in the beam.
-
-        Args:
-            state: Beam between two words.
-
-        Returns:
-            [B, V], normalized over V. Uniform where the beam is empty.
         """
         block = self.closure(state)
         weights = block.scores + block.log_probs[..., 0]
@@ -511,16 +474,10 @@ class WordBeamSearch:
 
 
 def _without_negligible(scores: Tensor, gen: Tensor, mass: Tensor | None, negligible: float) -> tuple[Tensor, Tensor]:
-    """Leave out rows that weigh less than exp(-negligible) of the words of the levels before them.
+    """Scores [B, R, C] without rows that weigh less than exp(-negligible) of the words of the levels before them.
 
-    Args:
-        scores: Of some levels [B, R, C].
-        gen: Log-probabilities of a word after each row [B, R, C].
-        mass: Log of the mass of the words of earlier levels [B]; None = these are the first.
-        negligible: The bound.
-
-    Returns:
-        Scores, -inf where left out, and the mass with these levels.
+    `gen` are log-probabilities of a word after each row, `mass` [B] the log mass of the words of earlier levels.
+    Returns the mass with these levels, too.
     """
     first = torch.full_like(scores[:, 0, 0], NEG_INF) if mass is None else mass
     total = torch.cat([first[:, None], (scores + gen).logsumexp(1)], 1).logcumsumexp(1)

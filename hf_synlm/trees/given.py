@@ -7,16 +7,9 @@ from torch import Tensor
 
 
 def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None = None, padding: int = 0) -> None:
-    """Check that given derivations have the form of a batch.
+    """Check the shapes of derivations, their padding, and that the tokens stand side by side.
 
-    Args:
-        actions: ids [B, A], none below that of the padding at the right end.
-        mask: [B, T], True = token.
-        word_ends: [B, T] or None.
-        padding: id.
-
-    Raises:
-        ValueError: for other shapes and types, padding between actions, and tokens that do not stand side by side.
+    Derivations are [B, A] with padding at the right end only; `mask` and `word_ends` are [B, T].
     """
     if actions.dim() != 2 or len(actions) != len(mask) or actions.is_floating_point():
         raise ValueError(
@@ -34,18 +27,9 @@ def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None = None
 
 
 def counted_words(input_ids: Tensor, labels: Tensor | None, mask_BT: Tensor) -> Tensor:
-    """Words that count for the loss of a model that generates its own input.
+    """Words [B, T] that count for the loss of a model that generates its own input.
 
-    Args:
-        input_ids: [B, T].
-        labels: [B, T] = `input_ids`, with -100 where the loss shall not count; None = all words count.
-        mask_BT: True = token.
-
-    Returns:
-        [B, T], True = counts.
-
-    Raises:
-        ValueError: for other labels.
+    `labels` are `input_ids`, with -100 where a word does not count; None = all words count.
     """
     if labels is None:
         return mask_BT

@@ -86,29 +86,21 @@ class ChartPlan:
 # ---------------------------------------------------------------------------------------------- planning
 @torch.compiler.disable  # integers on the host
 def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> ChartPlan:
-    """Plan the pruned charts of a batch from the order in which neighbouring spans merge.
+    """Plan the pruned charts of a batch, on the CPU, from the order in which neighbouring spans merge.
+
+    `merge_order` [B, T - 1] is a permutation of the boundaries, first merge first; boundary p lies between tokens p and
+    p + 1, and those between sentences and in padding may stand anywhere. `sentence_ids` [B, T]: 0 = padding, equal
+    neighbours are one sentence.
 
     Merging replays `merge_order` on super tokens (at first the tokens). A span is encoded once it consists of at
     most W super tokens; its splits are the W boundaries that it had when it still was W + 1 super tokens (all its
     inner boundaries if it has at most W + 1 tokens). In closed form: the merge at boundary k takes exactly those
     spans from W + 1 to W super tokens that have k and its a nearest later-merged boundaries on the left and
     W - 1 - a on the right inside, 0 <= a < W. "Later-merged" is computed for all boundaries at once, so nothing is
-    replayed.
-
-    Args:
-        merge_order: [B, T-1] permutation of the boundaries between neighbouring tokens (boundary p lies between
-            tokens p and p + 1), first merge first. Boundaries between sentences and in padding may stand anywhere.
-        sentence_ids: [B, T] sentence number of each token, 0 = padding. Equal neighbours are one sentence.
-        window_size: pruning window W. W >= the longest sentence gives the full chart.
-
-    Returns:
-        The plan, on the CPU (integers are cheaper there; move it with `.to`).
-
-    Raises:
-        ValueError: when shapes do not fit, or a row is not a permutation.
+    replayed. W >= the longest sentence gives the full chart.
 
     Cost: O(T log T) integer work, vectorized, plus one vectorized step per level: about log n levels for random
-        orders, n for an order that merges from one end. At most 3n - 5 inner cells and 5n compositions for W = 2.
+    orders, n for an order that merges from one end. At most 3n - 5 inner cells and 5n compositions for W = 2.
     Source: the authors' C++ chart manager (`py_backend`); the closed form is ours, the cells are the same.
     """
     num_contexts, num_tokens = sentence_ids.shape
@@ -136,17 +128,7 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
 def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor) -> ChartPlan:
     """Plan charts that hold exactly one given binary tree per sentence (each cell has one split).
 
-    Args:
-        spans: per context the half-open spans of all inner nodes, in context positions, any order.
-        sentence_ids: [B, T] as in `plan_chart`.
-
-    Returns:
-        The plan.
-
-    Raises:
-        ValueError: when the spans are not complete binary trees over the sentences.
-
-    Cost: O(T log T).
+    `spans`: per context the half-open spans of all inner nodes, in context positions, any order.
     """
     sentence_ids = sentence_ids.cpu()
     if len(spans) != sentence_ids.shape[0]:
@@ -409,20 +391,10 @@ def _message_lists(
 
 # ---------------------------------------------------------------------------------------------- trees
 def best_splits(plan: ChartPlan, split_score_CM: Tensor, word_index_BT: Tensor | None = None) -> Tensor:
-    """Index [C] of the best split of every inner cell: the tree choice of GPST's hard EM.
+    """Index [C] of the best split of every inner cell, argmax of the scores [C, M]: the tree choice of GPST's hard EM.
 
-    argmax_m of the split scores. With words given, a split inside a word is taken only in cells that lie inside that
-    word (or when a cell has no other split).
-
-    Args:
-        plan: the plan.
-        split_score_CM: scores; unused columns -inf.
-        word_index_BT: number of the word that each token belongs to, for words of several pieces.
-
-    Returns:
-        [C] indices.
-
-    Cost: O(C M).
+    With `word_index_BT` (the number of each token's word), a split inside a word is taken only in cells that lie inside
+    that word (or when a cell has no other split).
     """
     if word_index_BT is None:
         return split_score_CM.argmax(-1)
@@ -453,18 +425,10 @@ class TreeNodes:
 
 
 def induced_trees(plan: ChartPlan, best_C: Tensor) -> TreeNodes:
-    """Follow the best splits from the roots and list all nodes in post-order.
+    """Follow the best splits [C] from the roots and list all nodes in post-order.
 
-    Post-order is the order by end ascending, then by start descending, so one sort does it.
-
-    Args:
-        plan: the plan.
-        best_C: chosen split of every inner cell.
-
-    Returns:
-        The nodes. Their number is known in advance (2n - 1 per sentence), which saves a host sync.
-
-    Cost: O(levels) small steps and one sort.
+    Post-order is the order by end ascending, then by start descending, so one sort does it. The number of nodes is
+    known in advance (2n - 1 per sentence), which saves a host sync.
     """
     num_leaves, device = plan.num_leaves, best_C.device
     left_C = plan.left_CM.gather(1, best_C[:, None]).squeeze(1)

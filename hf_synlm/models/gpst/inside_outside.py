@@ -33,16 +33,11 @@ _SMALL_CALL = 256
 class WeightGradients:
     """Linear maps of a level loop whose weight gradients are computed once for the whole chart.
 
-    A chart calls the same few weights once per level, often with a handful of rows. In backward each call only
-    passes the gradient to its input; its rows are collected here and multiplied out in a few large GEMMs. The
-    gradient of a weight is linear in the gradient of the output, so two gradient channels of one call are added
-    before the GEMM.
-
-    Args:
-        tensors: name -> (weight [out, in], bias [..., out] or `None`). A bias with leading dimensions is added by
-            position: [P, out] to inputs [..., P, in].
-        train: record for backward.
-        dtype: type of the GEMMs (under autocast bfloat16 or float16); results have the type of the input.
+    A chart calls the same few weights once per level, often with a handful of rows. In backward each call only passes
+    the gradient to its input; its rows are collected here and multiplied out in a few large GEMMs. The gradient of a
+    weight is linear in the gradient of the output, so two gradient channels of one call are added before the GEMM.
+    GEMMs run in `dtype`, results have the type of the input. A bias with leading dimensions is added by position: [P,
+    out] to inputs [..., P, in].
     """
 
     def __init__(self, tensors: dict[str, tuple[Tensor, Tensor | None]], train: bool, dtype: torch.dtype):
@@ -246,28 +241,19 @@ def inside(
     stop_structure_gradient: bool = True,
     normalize_mixture: bool = True,
 ) -> InsideChart:
-    """Fill the pruned charts bottom-up.
+    """Fill the pruned charts bottom-up, from the vectors [num_leaves, D] of the tokens.
 
     s_m = phi(l_m, r_m) [+ s(l_m) + s(r_m)];  w = softmax(s / temperature)
     e = LN(sum_m w_m f(l_m, r_m));  h = sum_m w_m (max(h(l_m), h(r_m)) + 1);  s = sum_m w_m s_m
     with LN a layer norm without parameters.
 
-    Args:
-        plan: cells in computing order, on the device of the vectors.
-        leaf_ND: vectors [num_leaves, D] of the tokens.
-        composition: f and phi, see `Composition`.
-        temperature: of the softmax over splits.
-        hard: one-hot weights in the forward pass, softmax gradients in the backward pass.
-        accumulate_scores: add the children's scores (paper); `False` scores each split alone (authors' code).
-        stop_structure_gradient: cut the gradient of `language_vector_ND` at the split weights.
-        normalize_mixture: apply the outer LN. `False` is for charts of given trees (one split per cell): their vectors
-            are those of left-to-right composition, which normalizes once.
+    `hard`: one-hot weights in the forward pass, softmax gradients in backward. `accumulate_scores` adds the children's
+    scores (paper; the authors' code scores each split alone). `stop_structure_gradient` cuts the gradient of
+    `language_vector_ND` at the split weights. `normalize_mixture=False`, without the outer LN, is for charts of given
+    trees (one split per cell): their vectors are those of left-to-right composition, which normalizes once.
 
-    Returns:
-        The chart. One `backward` over losses on both vector fields costs one forward, two passes of input gradients
-        and one pass of weight gradients.
-
-    Cost: one batch of compositions per level; O(W n) compositions, about log n levels for random orders.
+    Cost: one batch of compositions per level; O(W n) compositions, about log n levels for random orders. One `backward`
+    over losses on both vector fields: two passes of input gradients and one of weight gradients.
     Source: GPST section 3.2 and appendix A.1; `model/r2d2_insideoutside.py`. Spec: tests/reference/inside_outside.py.
     """
     names, has_bias, flat = _flatten(composition.chart_tensors())
@@ -399,22 +385,14 @@ def outside(
     accumulate_scores: bool = False,
     return_all: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Run the pruned charts top-down and return the outside vectors of the leaves.
+    """Run the pruned charts top-down: the outside vectors [num_leaves, D] of the leaves.
 
     o(c) = sum over all (parent P, split, side) that use c of softmax(b) * g(o(P), e(sibling)), with scores
-    b = psi(o(P), e(sibling)) [+ s(sibling) + b(P)] and b(c) the softmax mean of its messages' scores.
+    b = psi(o(P), e(sibling)) [+ s(sibling) + b(P)] and b(c) the softmax mean of its messages' scores. `root_D` is the
+    outside vector of every sentence root.
 
-    Args:
-        plan: the plan that made `inside_chart`.
-        inside_chart: inside vectors and scores.
-        root_D: outside vector of every sentence root.
-        decomposition: g and psi, see `Decomposition`.
-        accumulate_scores: add the sibling's inside score and the parent's outside score (paper).
-        return_all: also return the outside vectors of all cells and log sum exp of their message scores.
-
-    Returns:
-        `leaf_ND` [num_leaves, D] and a dict, empty unless `return_all`, with `outside_ND` and
-        `log_sum_exp_N` (no gradient; 0 for roots) and `message_score`.
+    With `return_all`, the dict holds `outside_ND` and `log_sum_exp_N` of all cells (no gradient; 0 for roots) and
+    `message_score`; otherwise it is empty.
 
     Cost: two messages per composition, one batch per level; each cell combines its messages once (pull form).
     Source: GPST appendix A.1; `model/r2d2_insideoutside.py` (which keeps a running softmax instead).

@@ -84,23 +84,14 @@ class GPSTHeads(nn.Module):
         labels: Tensor,
         loss_shares: Mapping[str, float] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """The five parts of the pretraining objective and their weighted sum.
+        """The weighted sum of the five parts, the parts (detached), and log p(text, tree) [B] (detached).
 
         loss = w_ae L_ae + w_h L_h + w_p L_p + w_tok L_tok + w_act L_act, each a mean of its own: L_ae, L_tok over
-        tokens, L_h over sentences, L_p over inner nodes, L_act over slots.
-
-        Args:
-            config: weights and variants.
-            vocabulary_VD: the vocabulary matrix.
-            output: output of the base model with outside vectors.
-            labels: [B, T] target ids in input positions; -100 leaves a token out of the token loss.
-            loss_shares: factors of the parts, in addition to their weights (see `GPSTForCausalLM.forward`).
-
-        Returns:
-            The loss, its parts (detached), and log p(text, tree) [B] (detached).
+        tokens, L_h over sentences, L_p over inner nodes, L_act over slots. `output` is that of the base model with
+        outside vectors, `labels` [B, T] target ids in input positions (-100: left out of the token loss).
 
         Cost: two vocabulary rows per token, never all logits at once.
-        Source: spec of the authors' `GenerativeR2D2Fast.forward`; the two backward calls there are one here.
+        Source: the authors' `GenerativeR2D2Fast.forward`; the two backward calls there are one here.
         """
         structure: TreeStructure = output.structure
         plan, leaf_ids = structure.plan, structure.leaf_ids
@@ -147,14 +138,9 @@ class GPSTHeads(nn.Module):
 
 
 def count_items(text: ContextBatch, labels: Tensor) -> dict[str, int]:
-    """Count the items of each part of the objective from the text: a sentence of n tokens has n - 1 inner nodes.
+    """Count the items of each of `LOSS_PARTS` from the text: a sentence of n tokens has n - 1 inner nodes.
 
-    Args:
-        text: the batch.
-        labels: [B, T] target ids in input positions; -100 leaves a token out.
-
-    Returns:
-        The number of items of each of `LOSS_PARTS`.
+    `labels` [B, T] are in input positions; -100 leaves a token out.
     """
     ids = text.sentence_ids
     is_token = ids != 0

@@ -85,16 +85,9 @@ class ONLSTMLayers(nn.ModuleList):
     def forward(
         self, inputs_TBD: Tensor, old: Sequence[Tensor], input_dropout: Sequence[float], dropout: float
     ) -> list[LayerStates]:
-        """Read a segment.
+        """Read a segment from h and c [B, H] of every layer.
 
-        Args:
-            inputs_TBD: inputs of the first layer.
-            old: h and c [B, H] of every layer before the first step.
-            input_dropout: probability of dropping an input, the same at all steps, by layer.
-            dropout: probability of dropping a recurrent weight.
-
-        Returns:
-            What each layer says.
+        `input_dropout` drops an input, the same at all steps, by layer; `dropout` a recurrent weight.
         """
         runs: list[LayerRun] = []
         splits: list[tuple[Tensor, Tensor] | None] = []
@@ -124,14 +117,7 @@ class ONLSTMLayers(nn.ModuleList):
 
 
 def split_distance(master_forget: Tensor) -> Tensor:
-    """Syntactic distance of the scores of a master forget gate: 1 - mean(cumax(scores)), in [0, 1 - 1 / N].
-
-    Args:
-        master_forget: [..., N].
-
-    Returns:
-        [...], in float32 or higher.
-    """
+    """Syntactic distance of scores [..., N] of a master forget gate: 1 - mean(cumax(scores)), in [0, 1 - 1 / N]."""
     count = master_forget.shape[-1]
     scores = master_forget.to(torch.promote_types(master_forget.dtype, torch.float32))
     return (scores.softmax(-1) * (torch.arange(count, device=scores.device) / count)).sum(-1)
@@ -139,17 +125,11 @@ def split_distance(master_forget: Tensor) -> Tensor:
 
 @torch.compiler.disable
 def on_lstm(inputs_TBD: Tensor, runs: Sequence[LayerRun]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Run layers over a segment, all in one loop.
+    """Run layers over a segment, all in one loop; each has as many units per chunk.
 
-    Matrix products run in the type of the inputs (or of autocast), everything else in float32 or higher.
-
-    Args:
-        inputs_TBD: inputs of the first layer.
-        runs: the layers, each with as many units per chunk.
-
-    Returns:
-        Of every layer h [T + 1, B, H] and c [T + 1, B, H] before the first and after every step, and the scores of the
-        master forget gate [T, B, N].
+    Returns of every layer h and c [T + 1, B, H] before the first and after every step, and the scores of the master
+    forget gate [T, B, N]. Matrix products run in the type of the inputs (or of autocast), everything else in float32 or
+    higher.
 
     Cost: T + L - 1 turns of products [B, H] x [H, G] and a dozen elementwise operations, forward and backward; O(T B G)
     memory for each layer. Nothing waits for the device.

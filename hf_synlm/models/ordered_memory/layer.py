@@ -44,15 +44,7 @@ class MemoryState(NamedTuple):
 
 
 class OrderedMemoryLayer(nn.Module):
-    """The layer.
-
-    Args:
-        input_size: I.
-        slot_size: D.
-        num_slots: N.
-        cell_dropout: inside the cell.
-        attention_dropout: inside the attention over slots.
-    """
+    """The layer: I inputs, N slots of D numbers."""
 
     def __init__(
         self, input_size: int, slot_size: int, num_slots: int, cell_dropout: float, attention_dropout: float
@@ -75,14 +67,7 @@ class OrderedMemoryLayer(nn.Module):
         return MemoryState(slots, slots, inputs.new_full(slots.shape[:2], -1.0))
 
     def forward(self, inputs_BTI: Tensor, state: MemoryState) -> list[MemoryState]:
-        """Read a text.
-
-        Args:
-            inputs_BTI: the inputs.
-            state: before the first of them.
-
-        Returns:
-            The states before and after each input: T + 1.
+        """Read a text: the T + 1 states before and after each input.
 
         Cost: T N cells of 24 D^2 multiplications, one after the other.
         """

@@ -31,26 +31,19 @@ _MAX_NUMBERS = 1 << 26
 
 
 def span_states(input_BND: Tensor, forget_BND: Tensor, num_spans: int) -> Tensor:
-    """States of the rational RNN on all spans.
+    """States of the rational RNN on all spans [K, B, T, D], the longest spans first.
 
     With e the end of a span of length L, the first half of the features (S) runs from left to right, the second (R)
     from right to left:
 
         S_1[e] = R_1[e] = u[e];    S_L[e] = u[e] + f[e] S_L-1[e-1];    R_L[e] = u[e-L+1] + f[e-L+1] R_L-1[e]
 
-    Read from its end, a text turns R into S, so that both run together.
-
-    Args:
-        input_BND: inputs u at the K tokens before the first position and at all positions but the last.
-        forget_BND: forget gates f there.
-        num_spans: number of lengths (K).
-
-    Returns:
-        [K, B, T, D], the longest spans first.
+    Read from its end, a text turns R into S, so that both run together. The inputs u and the forget gates f are those
+    at the K tokens before the first position and at all positions but the last.
 
     Cost: K steps of one operation on [B, N, D], forward and backward; O(K B N D) memory.
     Source: the recurrence of Algorithm 1. The authors compute it from differences of prefix states and quotients of
-        products of gates, which lose digits, and give NaN where a gate is 0; this recurrence does neither.
+    products of gates, which lose digits, and give NaN where a gate is 0; this recurrence does neither.
     """
     return _SpanStates.apply(_both_ways(input_BND), _both_ways(forget_BND), num_spans)
 
@@ -135,14 +128,9 @@ class SpanAttention(nn.Module):
             self.score = _linear(attention, 1, (attention, 1), bias=False)
 
     def forward(self, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend from every position.
+        """Context [B, T, D] of hidden states after every token, and scores [B, T, K], longest span first.
 
-        Args:
-            query_BTH: hidden states of the positions, each after its token.
-            history_BKH: hidden states of the K tokens before the first position; zeros before the text.
-
-        Returns:
-            Context [B, T, D], and scores [B, T, K], longest span first.
+        `history_BKH` are the hidden states of the K tokens before the first position; zeros before the text.
         """
         vectors_KBTD, scores_KBT = self._score(query_BTH, history_BKH)
         weights_KBT = scores_KBT.softmax(0).to(vectors_KBTD.dtype)
@@ -192,18 +180,13 @@ def _linear(
 
 
 def gold_attention(spans: Sequence[Sequence[Span]], mask_BT: Tensor | None, scores_BTK: Tensor) -> Tensor:
-    """Target attention of gold spans (PaLM-S): each token shares 1 among the spans that end right before it.
+    """Target attention [B, T, K] of gold spans (PaLM-S): each token shares 1 among the spans that end right before it.
 
-    Args:
-        spans: per row spans `(i, j)` in columns; i is negative where the span begins in an earlier segment.
-        mask_BT: True = token; None = every column.
-        scores_BTK: gives shape, type and device.
-
-    Returns:
-        [B, T, K], zeros where no span of 2 to K tokens ends.
+    `spans` are per row `(i, j)` in columns; i is negative where the span begins in an earlier segment. Zeros where no
+    span of 2 to K tokens ends.
 
     Source: footnote 9 of the paper. The program of the authors gives long spans more weight and puts the targets at
-        other tokens.
+    other tokens.
     """
     num_rows, width, num_spans = scores_BTK.shape
     masks = [[True] * width] * num_rows if mask_BT is None else mask_BT.tolist()
@@ -224,15 +207,7 @@ def gold_attention(spans: Sequence[Sequence[Span]], mask_BT: Tensor | None, scor
 
 
 def attention_loss(scores_BTK: Tensor, target_BTK: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Cross entropy of the attention with its targets; the mean over all tokens, with or without a target.
-
-    Args:
-        scores_BTK: scores of the spans.
-        target_BTK: see `gold_attention`.
-        mask_BT: True = token; None = every column.
-
-    Returns:
-        Scalar, in nats.
+    """Cross entropy of the attention with its targets, in nats; the mean over all tokens, with or without a target.
 
     Source: equation 5 of the paper.
     """
@@ -242,16 +217,11 @@ def attention_loss(scores_BTK: Tensor, target_BTK: Tensor, mask_BT: Tensor | Non
 
 
 def split_by_scores(scores_TK: Tensor, bounds: Sequence[int]) -> list[Span]:
-    """Binary tree, top down: a constituent is split where its right part has the highest score.
+    """Binary tree, top down: a constituent is split where its right part has the highest score; spans in post-order.
 
-    Args:
-        scores_TK: scores of the spans that end right before each column, the longest (K tokens) first.
-        bounds: columns at which the words begin, and the column after the last one.
+    `scores_TK` are those of the spans that end right before each column, the longest (K tokens) first; `bounds` are the
+    columns at which the words begin, and the column after the last one.
 
-    Returns:
-        Spans over the words, those of one word left out, in post-order.
-
-    Cost: n - 1 splits of up to n candidates each.
     Source: equation 4 of the paper; as in the authors' code both parts lie inside the constituent.
     """
     rows, num_spans = scores_TK.tolist(), scores_TK.shape[1]

@@ -44,18 +44,9 @@ class Distances(NamedTuple):
 
 # ---------------------------------------------------------------------------------------------- gates
 def openness(distance: Tensor, other: Tensor, gate: str, resolution: float) -> Tensor:
-    """How far a token sees past a gap: alpha = 1 where its own distance is not the smaller one.
+    """How far a token sees past a gap, in [0, 1]: 1 where its own distance a is not smaller than b, that of the gap.
 
     Hard: alpha = clamp((a - b) / resolution + 1, 0, 1). Soft: alpha = sigmoid(10 (a - b) / resolution + 5).
-
-    Args:
-        distance: a.
-        other: b, the distance of the gap; broadcast.
-        gate: "hard" or "soft".
-        resolution: difference that closes a hard gate.
-
-    Returns:
-        alpha in [0, 1].
 
     Source: `ParsingNetwork.py` of the authors' code; Eq. 6 of the paper has another offset.
     """
@@ -68,22 +59,11 @@ def openness(distance: Tensor, other: Tensor, gate: str, resolution: float) -> T
 def gates_of(
     distances_SB: Tensor, own_TB: Tensor, next_TB: Tensor, gate: str, resolution: float
 ) -> tuple[Tensor, Tensor]:
-    """Gates of reading and of predicting.
+    """Gates of reading and of predicting, g and g', each [T, B, N], the oldest slot first.
 
     g_t[s] = prod_{j = 0..s} alpha(d_t, d_t-j) belongs to the s-th state before token t (s = 0: that of token t - 1),
-    and g'_t[s], the same with d'_t for d_t, to the same state.
-
-    Args:
-        distances_SB: distances of the N tokens before the first one, then of the T tokens [N + T, B].
-        own_TB: d, the last T of them.
-        next_TB: d'.
-        gate: "hard" or "soft".
-        resolution: see `openness`.
-
-    Returns:
-        g and g', each [T, B, N], the oldest slot first.
-
-    Cost: O(T B N log N).
+    and g'_t[s], the same with d'_t for d_t, to the same state. `distances_SB` are those of the N tokens before the
+    first one, then of the T tokens. Cost: O(T B N log N).
     """
     slots = len(distances_SB) - len(own_TB)
     passed_TBN = distances_SB.unfold(0, slots, 1)[1:].flip(2)
@@ -105,26 +85,12 @@ def _running_product(values: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------- parsing networks
 def drop(values: Tensor, p: float, training: bool) -> Tensor:
-    """Drop every number independently.
-
-    Args:
-        values: any shape.
-        p: probability of dropping.
-        training: False: nothing is dropped.
-
-    Returns:
-        Values of the same shape.
-    """
+    """Drop every number independently."""
     return values * keep_mask(values.shape, p, values) if training and p else values
 
 
 class TokenRows:
-    """The positions of a [T, B] grid that a batch normalization sees, as rows of a matrix.
-
-    Args:
-        tokens_TB: True = token.
-        every: count all positions, padding too.
-    """
+    """The positions of a [T, B] grid that a batch normalization sees, as rows; with `every`, padding too."""
 
     def __init__(self, tokens_TB: Tensor, every: bool) -> None:
         self.shape = tokens_TB.shape
@@ -145,14 +111,7 @@ class TokenRows:
 
 
 class LookbackFeatures(nn.Module):
-    """Features of every token and the L before it: drop(ReLU(BN(W [x_t-L ; ... ; x_t] + b))).
-
-    Args:
-        input_size: width of x.
-        hidden_size: number of features H.
-        lookback: L.
-        dropout: of the features.
-    """
+    """Features of every token and the L before it: drop(ReLU(BN(W [x_t-L ; ... ; x_t] + b)))."""
 
     def __init__(self, input_size: int, hidden_size: int, lookback: int, dropout: float) -> None:
         super().__init__()
@@ -174,12 +133,6 @@ class ConvolutionalParsingNetwork(nn.Module):
 
     (d_t, d'_t) = sigmoid of two linear maps of the halves of drop(ReLU(BN(W [drop(e_t-L) ; ... ; drop(e_t)] + b)))
 
-    Args:
-        embedding_size: E.
-        hidden_size: H.
-        lookback: L.
-        dropout: of the embeddings and of the features.
-
     Source: Shen et al. 2018, section 4.2, and `ParsingNetwork.py` of the authors' code, which has a sigmoid where the
     paper has a ReLU, and takes d' from here and not from the reading network.
     """
@@ -195,18 +148,10 @@ class ConvolutionalParsingNetwork(nn.Module):
         return (like_BE.new_zeros(self.features.lookback, *like_BE.shape),)
 
     def forward(self, embeddings_TBE: Tensor, rows: TokenRows, state: tuple[Tensor, ...], count_B: Tensor) -> Distances:
-        """Distances of all tokens.
+        """Distances of all tokens; the state [L, B, E] are the embeddings of the L tokens before the first one.
 
-        Args:
-            embeddings_TBE: embeddings; each sentence has `count_B` tokens, the first ones.
-            rows: the positions that the batch normalization sees.
-            state: embeddings of the L tokens before the first one [L, B, E].
-            count_B: tokens per sentence.
-
-        Returns:
-            `Distances`; its state is that after the last token of each sentence.
-
-        Cost: T B (L + 1) E H multiplications.
+        The first `count_B` tokens of a sentence count; the new state is that after the last of them. `rows` are the
+        positions that the batch normalization sees. Cost: T B (L + 1) E H multiplications.
         """
         embeddings_SBE = torch.cat([state[0].to(embeddings_TBE), embeddings_TBE])
         features_RH = self.features(drop(embeddings_SBE, self.dropout, self.training), rows)
@@ -225,12 +170,6 @@ class RecurrentParsingNetwork(nn.Module):
     Both LSTMs run from left to right: a language model must not see later tokens. Gates need distances in (0, 1). The
     supervised distances have no bounds: a ranking loss with a margin would drive bounded ones to the bounds, where
     they are equal and get no gradient.
-
-    Args:
-        embedding_size: E.
-        hidden_size: width H of everything else.
-        lookback: L.
-        dropout: wherever `drop` stands above.
 
     Source: Du et al. 2020, appendix A.4.2.
     """
@@ -255,17 +194,9 @@ class RecurrentParsingNetwork(nn.Module):
         return tuple(like_BE.new_zeros(length, len(like_BE), size) for length in lengths)
 
     def forward(self, embeddings_TBE: Tensor, rows: TokenRows, state: tuple[Tensor, ...], count_B: Tensor) -> Distances:
-        """Distances of all tokens.
+        """Distances of all tokens; see `ConvolutionalParsingNetwork.forward`.
 
-        Args:
-            embeddings_TBE: embeddings; each sentence has `count_B` tokens, the first ones.
-            rows: the positions that the batch normalization sees.
-            state: of LSTM_w: state and cell [1, B, H], states of the last L tokens [L, B, H]; state and cell of LSTM_d.
-            count_B: tokens per sentence.
-
-        Returns:
-            `Distances`; its state is that after the last token of each sentence.
-
+        The state: of LSTM_w state and cell [1, B, H], states of the last L tokens [L, B, H]; state and cell of LSTM_d.
         Cost: T sequential steps of two LSTM cells, and T B (L + 1) H^2 multiplications.
         """
         embedded = drop(embeddings_TBE, self.dropout, self.training)
@@ -288,16 +219,9 @@ def _at_least_float32(values: Tensor) -> Tensor:
 def run_lstm(
     lstm: nn.LSTM, inputs_TBE: Tensor, state: tuple[Tensor, ...], count_B: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Run an LSTM over sentences of different lengths.
+    """Run an LSTM of one layer over sentences of `count_B` tokens each, from a state and a cell [1, B, H].
 
-    Args:
-        lstm: of one layer.
-        inputs_TBE: inputs; each sentence has `count_B` tokens, the first ones.
-        state: state and cell before the first token, each [1, B, H].
-        count_B: tokens per sentence.
-
-    Returns:
-        States [T, B, H] (0 after the last token), and state and cell after the last token of each sentence.
+    Returns states [T, B, H] (0 after the last token), and state and cell after the last token of each sentence.
     """
     before = state[0][0], state[1][0]
     states_BTH, final = lstm_layer(inputs_TBE.transpose(0, 1), before, list(lstm.parameters()), count_B)
@@ -305,15 +229,9 @@ def run_lstm(
 
 
 def last_entries(values_SB: Tensor, count_B: Tensor, length: int) -> Tensor:
-    """The entries before the first position after each sentence.
+    """The `length` entries [length, B, ...] before the first position after each sentence, oldest first.
 
-    Args:
-        values_SB: `length` entries from before, and then those of T tokens [length + T, B, ...].
-        count_B: tokens of each sentence, at most T.
-        length: number of entries to return.
-
-    Returns:
-        [length, B, ...], oldest first.
+    `values_SB` are `length` entries from before, and then those of T tokens, `count_B` of which belong to the sentence.
     """
     entry = count_B + torch.arange(length, device=count_B.device)[:, None]
     return values_SB[entry, torch.arange(len(count_B), device=count_B.device)]

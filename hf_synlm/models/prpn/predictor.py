@@ -19,30 +19,18 @@ from hf_synlm.models.prpn.reader import ATTENTION_EPSILON
 
 
 def gated_softmax(logits: Tensor, gate: Tensor) -> Tensor:
-    """Attention weights under gates.
+    """Attention weights [..., N] under gates in [0, 1].
 
     u_s = gate_s exp(logit_s - max logit);    weight_s = u_s / (sum u + 1e-8)
 
     The maximum is that of all slots, open or not. Where all gates are shut, all weights are about 0.
-
-    Args:
-        logits: [..., N].
-        gate: [..., N] in [0, 1].
-
-    Returns:
-        [..., N].
     """
     weights = (logits - logits.max(-1, keepdim=True).values).exp() * gate
     return weights / (weights.sum(-1, keepdim=True) + ATTENTION_EPSILON)
 
 
 class ResidualBlock(nn.Module):
-    """u -> ReLU(BN(W_2 drop(ReLU(BN(W_1 u)))) + u).
-
-    Args:
-        size: width of u.
-        dropout: of the inner layer.
-    """
+    """u -> ReLU(BN(W_2 drop(ReLU(BN(W_1 u)))) + u)."""
 
     def __init__(self, size: int, dropout: float) -> None:
         super().__init__()
@@ -59,14 +47,8 @@ class ResidualBlock(nn.Module):
 class PredictNetwork(nn.Module):
     """Features of the next token.
 
-        key = drop(W_k drop(h_t) + b_k);    z_t = attention of the key over the N states before h_t, under the gates g'
-        features = tanh(BN(W_o drop(blocks([h_t ; z_t])) + b_o))
-
-    Args:
-        hidden_size: H.
-        feature_size: width of the features, that of the output embedding E.
-        num_blocks: number of residual blocks.
-        dropout: wherever `drop` stands.
+    key = drop(W_k drop(h_t) + b_k);    z_t = attention of the key over the N states before h_t, under the gates g'
+    features = tanh(BN(W_o drop(blocks([h_t ; z_t])) + b_o))
     """
 
     def __init__(self, hidden_size: int, feature_size: int, num_blocks: int, dropout: float) -> None:
@@ -78,16 +60,10 @@ class PredictNetwork(nn.Module):
         self.dropout = dropout
 
     def forward(self, tape_SBH: Tensor, gate_TBN: Tensor, rows: TokenRows) -> tuple[Tensor, Tensor]:
-        """Predict after every token.
+        """Features [T, B, E] after every token (0 at positions that do not count) and attention weights [T, B, N].
 
-        Args:
-            tape_SBH: states of the N tokens before the first one, then of the T tokens, oldest first.
-            gate_TBN: g', the oldest slot first.
-            rows: the positions that the batch normalization sees.
-
-        Returns:
-            Features [T, B, E] (0 at positions that do not count) and attention weights [T, B, N].
-
+        `tape_SBH` are states of the N tokens before the first one, then of the T tokens, oldest first, as in the gates
+        g'.
         Cost: T B (H^2 + S H + 2 H E), and 8 H^2 for each block, multiplications.
         """
         hidden_TBH = tape_SBH[gate_TBN.shape[2] :]

@@ -33,12 +33,7 @@ ATTENTION_EPSILON = 1e-8
 class UnbiasedLayerNorm(nn.Module):
     """Parameters of a layer normalization gamma (x - mean) / (std + 1e-6) + beta, with the unbiased std (n - 1).
 
-    Applied by `normalize` inside the recurrence.
-
-    Args:
-        size: length n of the last dimension, at least 2.
-
-    Source: `LayerNormalization` of the authors' code.
+    Applied by `normalize` inside the recurrence. Source: `LayerNormalization` of the authors' code.
     """
 
     def __init__(self, size: int) -> None:
@@ -55,15 +50,8 @@ class ReadingLayer(nn.Module):
         i, f, g, o = LN(W_ih drop(x) + b_ih) + LN(W_hh (r * h') + b_hh)
         c = sigmoid(f) c' + sigmoid(i) tanh(g);    h = sigmoid(o) tanh(LN(c))
 
-    The mask r has H numbers, the same for all sentences and tokens of a call. Later steps read h and c without the
-    mask, and c before its normalization.
-
-    Args:
-        input_size: width of x.
-        hidden_size: width of h and c.
-        dropout: of x where the LSTM reads it.
-        key_dropout: of what the key is made of, and of the key.
-        recurrent_dropout: r.
+    The mask r (`recurrent_dropout`) has H numbers, the same for all sentences and tokens of a call. Later steps read h
+    and c without the mask, and c before its normalization.
     """
 
     def __init__(
@@ -80,20 +68,12 @@ class ReadingLayer(nn.Module):
 
     @torch.compiler.disable
     def forward(self, x_TBI: Tensor, gate_TBN: Tensor, tape_NBD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Read all tokens.
+        """Read all tokens: states [T, B, H]; tape [N + T, B, D] of all states and cells; attention weights [T, B, N].
 
-        Under autocast the multiplications over all tokens run in its type; the recurrence stays in float32.
-
-        Args:
-            x_TBI: inputs.
-            gate_TBN: gates of the N slots before every token, the oldest first.
-            tape_NBD: states and cells of the N tokens before the first one, the oldest first; they get no gradient.
-
-        Returns:
-            States [T, B, H]; tape [N + T, B, D] of all states and cells; attention weights [T, B, N]. No gradient flows
-            through the last two.
-
-        Cost: T sequential steps of B (5 H^2 + 3 N H) multiplications, B T I 5 H at once.
+        No gradient flows through the last two, nor into `tape_NBD`, states and cells of the N tokens before the first
+        one. Tape and gates have the oldest slot first. Under autocast the multiplications over all tokens run in its
+        type; the recurrence stays in float32. Cost: T sequential steps of B (5 H^2 + 3 N H) multiplications, B T I 5 H
+        at once.
         """
         size, training = self.key.out_features, self.training
         input_size = x_TBI.shape[-1]
@@ -286,16 +266,9 @@ class _Normalize(torch.autograd.Function):
 
 
 def normalize(x: Tensor, out: Tensor) -> Tensor:
-    """Write (x - mean) / (std + 1e-6) to `out`, with the unbiased std (n - 1).
+    """Write (x - mean) / (std + 1e-6) to `out`, with the unbiased std (n - 1); 1 / biased deviation [..., 1].
 
     The stock kernel divides by the biased deviation; the rest is a factor per row.
-
-    Args:
-        x: [..., n].
-        out: [..., n].
-
-    Returns:
-        1 / biased deviation [..., 1], for `normalize_factors`.
     """
     # An epsilon of 0 would make NaN of constant rows; this one changes no other.
     centred, _, inverse = torch.native_layer_norm(x, x.shape[-1:], None, None, 1e-30)
@@ -309,33 +282,16 @@ def _row_factor(inverse: Tensor, size: int) -> Tensor:
 
 
 def normalize_factors(inverse: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """What `normalize_backward` needs of every row.
+    """What `normalize_backward` needs of every row: scale = r f and ratio = k / f, each [..., 1].
 
-    With r = 1 / biased deviation, f = `normalize`'s factor of the row, k = unbiased / biased deviation:
-
-    Args:
-        inverse: r [..., 1].
-        size: length n of a row.
-
-    Returns:
-        scale = r f and ratio = k / f, each [..., 1].
+    r = 1 / biased deviation, f = `normalize`'s factor of the row, k = unbiased / biased deviation.
     """
     factor = _row_factor(inverse, size)
     return inverse * factor, math.sqrt(size / (size - 1)) / factor
 
 
 def normalize_backward(grad: Tensor, normalized: Tensor, scale: Tensor, ratio: Tensor) -> Tensor:
-    """Gradient of the input y -> x of `normalize`: dx = scale (dy - mean(dy) - ratio y mean(dy y)).
-
-    Args:
-        grad: dy [..., n].
-        normalized: y [..., n].
-        scale: see `normalize_factors`.
-        ratio: see `normalize_factors`.
-
-    Returns:
-        dx [..., n].
-    """
+    """Gradient of the input y -> x of `normalize`: dx = scale (dy - mean(dy) - ratio y mean(dy y))."""
     slope = (grad * normalized).mean(-1, keepdim=True).mul_(ratio).mul_(scale)
     offset = grad.mean(-1, keepdim=True).mul_(scale).neg_()
     return torch.addcmul(offset, grad, scale).addcmul_(normalized, slope, value=-1)
@@ -409,16 +365,7 @@ def _from_windows(spread: Tensor, grad_read: Tensor, key: Tensor, grad_hidden: T
 
 
 def _adding_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor, Tensor], Tensor]:
-    """The map (y, x) -> y + x W^T, written to y.
-
-    Args:
-        weight_OI: as for `linear_map`.
-        num_rows: as for `linear_map`.
-        num_uses: as for `linear_map`.
-
-    Returns:
-        Function of y [R, O] and x [R, I].
-    """
+    """The map (y [R, O], x [R, I]) -> y + x W^T, written to y; see `linear_map`."""
     if not uses_onednn(weight_OI):
         transposed = weight_OI.t()
         return lambda y_RO, x_RI: y_RO.addmm_(x_RI, transposed)

@@ -38,15 +38,10 @@ def distance_vectors(count: int, size: int, like: Tensor) -> Tensor:
 
 
 def depth_pairs(tape: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Number the pairs of a column and a depth that occur; columns of a tape never decrease from row to row.
+    """Column and depth [B, L] of the pairs that occur in a tape [B, T, S], and the pair of every entry.
 
-    Args:
-        tape: [B, T, S].
-
-    Returns:
-        Column and depth [B, L] of each pair, and the pair [B, T, S] of every entry.
-
-    Cost: O(T S). L is about 2 S for trees that branch to the right, and T S / 2 for those that branch to the left.
+    Columns of a tape never decrease from row to row. L is about 2 S for trees that branch to the right, and T S / 2 for
+    those that branch to the left.
     """
     by_column = tape.mT.flatten(1)
     changes = F.pad(tape[:, 1:] != tape[:, :-1], (0, 0, 1, 0), value=True)
@@ -69,12 +64,7 @@ class FeedForwardLinear(nn.Linear):
 
 
 class PushdownAttention(nn.Module):
-    """Multi-head attention that sees distances and, in some layers, the stack tape.
-
-    Args:
-        config: sizes.
-        number: of the layer.
-    """
+    """Multi-head attention that sees distances and, in some layers, the stack tape."""
 
     def __init__(self, config: PreTrainedConfig, number: int):
         super().__init__()
@@ -93,18 +83,7 @@ class PushdownAttention(nn.Module):
         return value.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
 
     def forward(self, hidden: Tensor, mask: Tensor, distance: Tensor, tape: Tensor, cache: Any = None) -> Tensor:
-        """Attend.
-
-        Args:
-            hidden: [B, T, D].
-            mask: [B, T, S], True = the row sees the column.
-            distance: [B, T, S] in [0, S).
-            tape: [B, T, S] in [0, N).
-            cache: holds the keys and values of columns before those of the call; None = there are none.
-
-        Returns:
-            [B, T, D].
-        """
+        """Attend from `hidden` [B, T, D] where `mask` [B, T, S] is True; distances in [0, S), tape in [0, N)."""
         query = self._heads(self.q_proj(hidden))
         key, value = self._heads(self.k_proj(hidden)), self._heads(self.v_proj(hidden))
         if cache is not None:
@@ -118,12 +97,7 @@ class PushdownAttention(nn.Module):
 
 
 class PushdownLayer(nn.Module):
-    """Attention and feed-forward layer, each followed by a layer norm.
-
-    Args:
-        config: sizes.
-        number: of the layer.
-    """
+    """Attention and feed-forward layer, each followed by a layer norm."""
 
     def __init__(self, config: PreTrainedConfig, number: int):
         super().__init__()
@@ -157,11 +131,7 @@ class PushdownMLP(nn.Module):
 
 
 class AttachmentHead(nn.Module):
-    """Where the next token is attached.
-
-    Args:
-        config: sizes.
-    """
+    """Where the next token is attached."""
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__()
@@ -192,17 +162,10 @@ class AttachmentHead(nn.Module):
         return F.linear(keys, weight_of(first)[:, : keys.shape[-1]], unwrapped(first).bias)
 
     def forward(self, hidden: Tensor, embedded: Tensor, keys: Tensor, tape: Tensor, before: Tensor) -> Tensor:
-        """Scores of attachments.
+        """Scores of attachments [B, T, S + 1]: at s, joining the constituent that ends at s; at `before` + 1, shifting.
 
-        Args:
-            hidden: [B, T, D] states that the next tokens were generated from.
-            embedded: [B, T, D] embeddings of the next tokens, not scaled.
-            keys: [B, S, M] of the columns.
-            tape: [B, T, S] in [0, N).
-            before: [B, T] position of the rows; the columns are positions 0 .. S - 1.
-
-        Returns:
-            [B, T, S + 1]: at s, joining the constituent that ends at s; at `before` + 1, shifting; -inf beyond.
+        -inf beyond. `hidden` [B, T, D] are the states that the next tokens were generated from, `embedded` the tokens'
+        own embeddings, not scaled; `before` [B, T] is the position of the rows, the columns are positions 0 .. S - 1.
         """
         query = self.query_mlp(torch.cat([self.query_proj(hidden), embedded], -1))
         own = (query * self.shift_mlp(torch.cat([query, embedded], -1))).sum(-1, keepdim=True)

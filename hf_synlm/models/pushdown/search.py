@@ -36,11 +36,7 @@ _TO_BEGIN = 1  # the action that attaches to position 0
 
 
 class PushdownMachine:
-    """Runs a Pushdown language model on node pools.
-
-    Args:
-        model: Either model, with heads.
-    """
+    """Runs a Pushdown language model with heads on node pools."""
 
     pad_action, token_action = -1, WORD
     max_tokens = float("inf")
@@ -140,13 +136,7 @@ def _tree(actions: list[int], starts: list[int]) -> list[tuple[int, int]]:
 
 
 class PushdownSearch:
-    """Word-synchronous beam search with a Pushdown language model; see the head of this file.
-
-    Args:
-        machine: Model side of the search.
-        num_beams: Number K of derivations kept per sentence.
-        eos_token_ids: Words [E] that end a generated sentence.
-    """
+    """Word-synchronous beam search with a Pushdown language model; see the head of this file."""
 
     def __init__(self, machine: PushdownMachine, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
         if not isinstance(num_beams, int) or isinstance(num_beams, bool) or num_beams < 1:
@@ -327,13 +317,7 @@ class PushdownSearch:
     def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
         """Draw an attachment of the last word from its posterior, then the next word.
 
-        Args:
-            state: Beam between two words.
-            process: Maps hypotheses and word log-probabilities to word scores; None = identity.
-
-        Returns:
-            One candidate per sentence, its score that of the model (-inf where no word is possible), and the word
-            scores [B, V] it was drawn from.
+        Arguments and results: see `WordProposals.draw_word`.
         """
         block = self.expand(state, draw=True)
         log_probs = self._word_log_probs(state, block)

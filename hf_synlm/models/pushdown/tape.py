@@ -19,18 +19,9 @@ from torch.nn import functional as F
 
 
 def tree_attachments(spans: list[tuple[int, int]], num_tokens: int) -> list[int]:
-    """Attachments of a binary tree.
+    """Attachments of positions 1 .. n of a binary tree, given by its spans in post-order without leaves.
 
-    Args:
-        spans: half-open token spans of the tree in post-order, leaves left out.
-        num_tokens: n.
-
-    Returns:
-        Attachments of positions 1 .. n: the last position of the left part of the widest constituent that ends there,
-        else the position itself.
-
-    Raises:
-        ValueError: the tree is not binary.
+    The last position of the left part of the widest constituent that ends there, else the position itself.
     """
     if len(spans) != num_tokens - 1:
         raise ValueError(f"{len(spans)} spans over {num_tokens} tokens are no binary tree. Binarize it first.")
@@ -53,16 +44,7 @@ def constituent_starts(attachments: Tensor) -> Tensor:
 
 
 def stacks(attachments: Tensor) -> Tensor:
-    """Which positions are the last ones of constituents on the stack.
-
-    Args:
-        attachments: [B, P].
-
-    Returns:
-        [B, P, P]: row t, once positions 0 .. t are attached.
-
-    Cost: O(P^2).
-    """
+    """Which positions are last ones of constituents on the stack: row t [B, P, P], once 0 .. t are attached."""
     start, place = constituent_starts(attachments), torch.arange(attachments.shape[1], device=attachments.device)
     later = place[None] > place[:, None]
     # Position e stays on the stack up to t if nothing attached after it up to t starts at or before it.
@@ -71,19 +53,11 @@ def stacks(attachments: Tensor) -> Tensor:
 
 
 def stack_tape(attachments: Tensor) -> Tensor:
-    """The stack tape of given attachments.
+    """The stack tape [B, P, P] of given attachments: at (t, s) how many constituents that end at or before t hold s.
 
-    Args:
-        attachments: [B, P]; a position that is not to be attached (the end of a sentence) has its own number.
-
-    Returns:
-        [B, P, P]: at (t, s) how many constituents that end at or before t hold s.
-
-    Raises:
-        ValueError: a position is attached to one that is not the end of a constituent on the stack. (Not on a GPU: the
-            check would stall every step.)
-
-    Cost: O(P^2).
+    A position that is not to be attached (the end of a sentence) has its own number. A position that is attached to one
+    which is not the end of a constituent on the stack raises ValueError; not on a GPU, where the check would stall
+    every step.
     """
     place = torch.arange(attachments.shape[1], device=attachments.device)
     _refuse(attachments, attachments > place)

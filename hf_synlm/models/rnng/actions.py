@@ -100,7 +100,7 @@ _RULES = {"top_down": _TOP_DOWN, "in_order": _IN_ORDER, "binary": _BINARY, "no_o
 
 @dataclass(frozen=True)
 class TransitionSystem:
-    """A transition system for labeled trees: top-down, in-order, binary or no opening, with its labels.
+    """A transition system for labeled trees: top-down, in-order, binary or no opening, with its Y labels.
 
     The ids are PAD 0, SHIFT 1, REDUCE 2, FINISH 3 but for top-down, then one per label, in the order of the labels.
     Trees are n-ary, unary chains included, but for binary; their leaves are tokens; words have no
@@ -116,10 +116,6 @@ class TransitionSystem:
       have the same actions, and no tree can be read off. FINISH ends the sentence.
 
     Source: Noji & Oseki (2021), sections 2 and 3; utils.py and action_dict.py of the authors' code.
-
-    Attributes:
-        name: "top_down", "in_order", "binary" or "no_opening".
-        num_labels: number Y of labels.
     """
 
     name: str
@@ -146,22 +142,11 @@ class TransitionSystem:
     ) -> list[int]:
         """Write a labeled tree as the actions that build it. Inverse of `actions_to_spans`.
 
-        Args:
-            labeled_spans: (label id, i, j) of every constituent, the whole sentence included, in any order but for
-                unary chains, which stand from the bottom to the top; width 1 is allowed. In-order also takes a sentence
-                of one token without any constituent. Binary takes a binary tree over the words.
-            num_tokens: length n of the sentence in tokens.
-            word_ends: per token, True if it is the last piece of its word; default: every token is a word.
-
-        Returns:
-            n SHIFT, one NT and one REDUCE per constituent, and FINISH at the end for in-order; n SHIFT, one label per
-            constituent, and FINISH for binary and no opening.
-
-        Raises:
-            ValueError: the spans cross, leave the sentence, cut a word, lack the whole sentence or, for binary, are no
-                binary tree; a label id is out of range; `word_ends` has another length or ends inside a word.
-
-        Cost: O(n + s log s) for s spans.
+        `labeled_spans` are (label id, i, j) of every constituent, the whole sentence included, in any order but for
+        unary chains, which stand from the bottom to the top; width 1 is allowed. In-order also takes a sentence of one
+        token without any constituent. Binary takes a binary tree over the words. A tree that is not like that, or cuts
+        a word, raises ValueError. The result has n SHIFT, one NT and one REDUCE per constituent, and FINISH at the end
+        for in-order; n SHIFT, one label per constituent, and FINISH for binary and no opening.
         """
         spans = [(start, end) for _, start, end in labeled_spans]
         validate_spans(spans, num_tokens, min_width=1, allow_duplicates=True)
@@ -242,23 +227,12 @@ class TransitionSystem:
     def actions_to_spans(
         self, actions: Sequence[int], word_ends: Sequence[bool] | None = None, *, forest: bool = False
     ) -> list[LabeledSpan]:
-        """Run actions and list the constituents that are closed. Inverse of `spans_to_actions`.
+        """Run actions and list (label id, i, j) of the constituents that are closed. Inverse of `spans_to_actions`.
 
-        Args:
-            actions: action ids; padding (0) may follow at the end.
-            word_ends: per token, True if it is the last piece of its word; default: every token is a word. In-order
-                needs it to tell where a left corner of several pieces begins.
-            forest: accept a sequence that stops before the sentence is finished (a prefix of a derivation).
-
-        Returns:
-            (label id, i, j) in the order of the REDUCE actions, which is post-order, unary chains from the bottom to
-            the top.
-
-        Raises:
-            ValueError: an action is unknown or illegal where it stands, or the sequence is not finished and `forest` is
-                False; it names the position. Without openings: no tree can be read off.
-
-        Cost: O(A).
+        They are in the order of the REDUCE actions, which is post-order, unary chains from the bottom to the top.
+        Padding (0) may follow the actions. In-order needs `word_ends` to tell where a left corner of several pieces
+        begins. `forest` accepts a sequence that stops before the sentence is finished. Raises ValueError with the
+        position of an illegal action, and without openings, where no tree can be read off.
         """
         if self.name == "no_opening":
             raise ValueError("labels without openings do not say where constituents begin: there is no tree to read")
@@ -276,19 +250,7 @@ class TransitionSystem:
     def steps(
         self, actions: Sequence[int], word_ends: Sequence[bool] | None = None, *, forest: bool = False
     ) -> Iterator[Stack]:
-        """Run actions on a stack and check each of them.
-
-        Args:
-            actions: action ids, without padding.
-            word_ends: as in `actions_to_spans`.
-            forest: as in `actions_to_spans`.
-
-        Yields:
-            The stack after each action, always the same object.
-
-        Raises:
-            ValueError: as `actions_to_spans`.
-        """
+        """Run actions (without padding) on a stack and check each of them; yields the stack, always the same object."""
         stack = Stack()
         for position, action in enumerate(actions):
             problem = self._problem(action, stack, word_ends)

@@ -26,11 +26,7 @@ _ROWS, _CALLS = 4, 100
 
 
 class BidirectionalLSTM(nn.Module):
-    """A forward and a backward LSTM over short sequences, each read from its own first step.
-
-    Args:
-        size: width w of inputs and states.
-    """
+    """A forward and a backward LSTM over short sequences, each read from its own first step."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -92,10 +88,6 @@ class LSTMComposition(nn.Module):
     bidirectional LSTM over n, c_1, .., c_m, n and read the states at c_m and c_1, which are the same.
 
     Source: Noji and Oseki 2021, section 2; `LSTMComposition` of the authors' code.
-
-    Args:
-        size: width w of the elements.
-        dropout: on the states.
     """
 
     reads_stack = False
@@ -107,15 +99,9 @@ class LSTMComposition(nn.Module):
         self.output = nn.Linear(2 * size, size)
 
     def forward(self, inputs: Tensor, chains: Chains, rnn: ReadChains | None = None) -> Tensor:
-        """Compose nodes.
+        """Compose nodes [R, w] from the vectors [2, S, w] of labels and children at the steps of the chains.
 
-        Args:
-            inputs: vectors [2, S, w] of labels and children at the steps of the chains.
-            chains: the nodes, their label's element first.
-            rnn: reads the chains; None = the layer `rnn`.
-
-        Returns:
-            [R, w].
+        The label's element stands first in the chains. `rnn` reads them; None = the layer `rnn`.
         """
         states = (rnn or self.rnn)(inputs, chains.sizes)[:, chains.last]
         return F.relu(self.output(self.dropout(torch.cat([states[0], states[1]], 1))))
@@ -130,11 +116,6 @@ class AttentionComposition(nn.Module):
     with two vectors e_x, t_x of the label, and u = ReLU(output(h)) of the state h on the top of the stack.
 
     Source: `AttentionComposition` of the authors' code.
-
-    Args:
-        size: width w of the elements.
-        num_labels: number of labels.
-        dropout: on the label's vector and on the sum.
     """
 
     reads_stack = True
@@ -152,17 +133,10 @@ class AttentionComposition(nn.Module):
     def forward(
         self, inputs: Tensor, chains: Chains, label_R: Tensor, top_R: Tensor, rnn: ReadChains | None = None
     ) -> Tensor:
-        """Compose nodes.
+        """Compose nodes [R, w] from the vectors [2, S, w] of the children at the steps of the chains.
 
-        Args:
-            inputs: vectors [2, S, w] of the children at the steps of the chains.
-            chains: the nodes, without a label's element.
-            label_R: labels.
-            top_R: u of the stacks before the action [R, w].
-            rnn: reads the chains; None = the layer `rnn`.
-
-        Returns:
-            [R, w].
+        The chains have no label's element; `top_R` is u of the stacks before the action [R, w]. `rnn` reads the chains;
+        None = the layer `rnn`.
         """
         states = (rnn or self.rnn)(inputs, chains.sizes)
         both = torch.cat([states[0][chains.position[0]], states[1][chains.position[1]]], 2)

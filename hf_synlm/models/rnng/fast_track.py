@@ -71,12 +71,7 @@ of G words [B, R, G]; words that reach neither that score nor the fast-track may
 
 
 class SetAside:
-    """What the steps of a word have set aside so far.
-
-    Args:
-        state: beam before the word.
-        num_beams: number K of hypotheses that are kept in the end.
-    """
+    """What the steps of a word have set aside so far; `num_beams` (K) hypotheses are kept in the end."""
 
     def __init__(self, state: SearchState, num_beams: int) -> None:
         self.state = state
@@ -90,13 +85,9 @@ class SetAside:
         self._num_places = 0
 
     def add(self, reached: Continuations, num_words: int, scores: Tensor, place: Tensor) -> None:
-        """Set aside some continuations of a step.
+        """Set aside some continuations of a step, by their scores [B, S], best first (-inf = none), and places.
 
-        Args:
-            reached: all that reach the word or the end, the `num_words` that generate a word first.
-            num_words: see there.
-            scores: scores of those that are set aside [B, S], best first; -inf = none.
-            place: their places among `reached` [B, S].
+        The places are among all that have `reached` the word or the end, the `num_words` that generate a word first.
         """
         self.total = self.total + (scores > NEG_INF).sum(1, keepdim=True)
         width = reached.scores.shape[1]
@@ -175,16 +166,9 @@ class _GivenWords:
 class FastTrackSearch:
     """Word-synchronous search with fast-track for given words, with the interface of `WordBeamSearch`.
 
-    Args:
-        machine: the model side.
-        num_beams: hypotheses kept after a word (K).
-        action_beam_size: states kept after an action (k), at least K.
-        fast_track_size: hypotheses that reach the next word although they are not among the best k.
-        eos_token_ids: ids that stand for the end of the sentence [E], of which the first is generated; None = a
-            sentence goes on.
-
-    Raises:
-        ValueError: for widths that are not positive integers or do not fit.
+    After a word `num_beams` (K) hypotheses are kept, after an action `action_beam_size` (k >= K) states, and
+    `fast_track_size` hypotheses may reach the next word although they are not among the best k. `eos_token_ids` [E]
+    stand for the end of the sentence, the first of them is generated; None = a sentence goes on.
     """
 
     def __init__(
@@ -235,16 +219,9 @@ class FastTrackSearch:
     ) -> SetAside:
         """Take structural actions until the next word or the end of the sentence is reached often enough.
 
-        Args:
-            state: beam between two words.
-            phase: what may come.
-            words: words to generate; None in `Phase.END`.
-            limits: limits of logits processors; None = there are none.
-
-        Returns:
-            The hypotheses that generate a word, and those that end.
-
-        Cost: steps of a constant number of operations and one wait for the device, whatever B and k are.
+        Returns the hypotheses that generate one of `words` (None in `Phase.END`), and those that end. `limits` are
+        those of logits processors. Cost: steps of a constant number of operations and one wait for the device, whatever
+        B and k are.
         """
         aside, frontier = SetAside(state, self.num_beams), self._frontier(state)
         while frontier.scores.shape[1]:
@@ -350,16 +327,9 @@ class FastTrackSearch:
     def propose(
         self, state: SearchState, tokens: Tensor, block: object = None, active: Tensor | None = None
     ) -> Candidates:
-        """The best K derivations that generate one given word per sentence.
+        """The best K derivations that generate one given word per sentence, best first.
 
-        Args:
-            state: beam between two words.
-            tokens: the word of each sentence [B].
-            block: not used.
-            active: sentences that take a word [B]; the others get no candidates. None = all.
-
-        Returns:
-            At most K candidates per sentence, best first.
+        Sentences that are not `active` get no candidates.
         """
         if active is not None:
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
@@ -375,16 +345,9 @@ class FastTrackSearch:
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
     ) -> tuple[SearchState, Tensor]:
-        """Generate the chosen words and make them the new beam.
+        """Generate the chosen words: the new beam, and the candidate [B, R] from which each hypothesis comes.
 
-        Args:
-            state: beam before the word.
-            chosen: continuations [B, K].
-            active: sentences that take a word [B]; the others keep their beam. None = all.
-            wanted: not used.
-
-        Returns:
-            The new beam, and for each of its hypotheses the index of the candidate it comes from [B, R].
+        Sentences that are not `active` [B] keep their beam.
         """
         pool = state.pool
         if active is not None:

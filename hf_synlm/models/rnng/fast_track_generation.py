@@ -42,16 +42,8 @@ class FastTrackDecoder(FastTrackSearch):
         """The best K derivations that generate one more word, of all words, and the best that end.
 
         As `propose`, with the K best words of every state as its continuations. The end counts as a word of probability
-        1 in the states where the tree may be closed.
-
-        Args:
-            state: beam between two words.
-            process: maps hypotheses [B, R] and their word log-probabilities [B, R, V] to word scores; None = identity.
-            keep_scores: also return the word scores of every hypothesis.
-
-        Returns:
-            At most K candidates; at most K that end (None without end tokens); and log p(word | hypothesis) [B, K', V]
-            of the words that the states visited by the search give, structural actions summed out.
+        1 in the states where the tree may be closed. Arguments and results: see `WordProposals.propose_words`; the word
+        scores are those that the states visited by the search give.
         """
 
         def best_words(frontier: Frontier, base: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,15 +66,7 @@ class FastTrackDecoder(FastTrackSearch):
         """Draw one derivation and its next word (or the end of the sentence) per sentence.
 
         A hypothesis is drawn in proportion to its probability, then action by action from the model, then the word
-        from p(w | state) under the processors: exact ancestral sampling.
-
-        Args:
-            state: beam between two words.
-            process: as in `propose_words`.
-
-        Returns:
-            One candidate per sentence, its score the log-probability under the model (without the processors; -inf
-            where no word is possible), and the word scores [B, V] it was drawn from.
+        from p(w | state) under the processors: exact ancestral sampling. Results: see `WordProposals.draw_word`.
         """
         pool, machine = state.pool, self.machine
         origin = draw_index(state.scores)
@@ -199,17 +183,11 @@ class FastTrackDecoder(FastTrackSearch):
 
     # ----------------------------------------------------------------------------------------------- distributions
     def next_token_log_probs(self, state: SearchState) -> Tensor:
-        """Next-word log-probabilities given the prefix, derivations summed out.
+        """Next-word log-probabilities [B, V] given the prefix, derivations summed out; uniform where the beam is empty.
 
         log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(SHIFT | y_r) + log p(w | y_r) ] - log Z over the states r
         that a beam of `action_beam_size` visits, which does not know the word. With end tokens, the first of them has
         the probability that the sentence is over.
-
-        Args:
-            state: beam between two words.
-
-        Returns:
-            [B, V], normalized over V. Uniform where the beam is empty.
         """
         if state.next_log_probs is not None:
             return state.next_log_probs

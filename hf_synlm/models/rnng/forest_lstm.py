@@ -28,22 +28,12 @@ Parents = Tensor | None
 def forest_lstm(
     gates_GPD: Tensor, weight_hh_GDD: Tensor, sizes: Sequence[int], parents: Sequence[Parents]
 ) -> tuple[Tensor, Tensor]:
-    """Run an LSTM over a forest, level by level.
+    """Run an LSTM over a forest, level by level: hidden states and cells [G, P, D], the cells without gradient.
 
     The recurrent weights get their gradient in one multiplication over all steps, and no state is copied when several
-    steps share a parent. Under autocast the multiplications run in its type and the states stay in float32.
-
-    Args:
-        gates_GPD: W_ih x + b_ih + b_hh of all steps [G, P, 4 D], roots first, then level by level; gates in the order
-            input, forget, cell, output.
-        weight_hh_GDD: recurrent weights [G, 4 D, D].
-        sizes: number of steps of each level; they sum to P.
-        parents: for each level after the first, see `Parents`.
-
-    Returns:
-        Hidden states and cells of all steps, each [G, P, D]. No gradient flows to the cells.
-
-    Cost: as many sequential steps as levels; O(P D^2) multiplications. No double backward.
+    steps share a parent. `gates_GPD` are W_ih x + b_ih + b_hh [G, P, 4 D], roots first, then level by level, in the
+    order input, forget, cell, output. Under autocast the multiplications run in its type and the states stay in
+    float32. No double backward. Cost: as many sequential steps as levels; O(P D^2) multiplications.
     """
     return _ForestLSTM.apply(gates_GPD, weight_hh_GDD, tuple(sizes), tuple(parents))
 
@@ -64,12 +54,9 @@ def _in_usual_order(values: Tensor, dim: int) -> Tensor:
 
 
 def lstm_step(gates: Tensor, cell: Tensor, out: Tensor) -> None:
-    """One step of an LSTM.
+    """One step of an LSTM with gate inputs [..., N, 4 D] in the order o, i, f, g; they become their activations.
 
-    Args:
-        gates: sum of the gate inputs [..., N, 4 D] in the order o, i, f, g; overwritten with their activations.
-        cell: cell before the step [..., N, D].
-        out: takes the hidden state and the cell [..., N, 2 D].
+    `out` [..., N, 2 D] takes the hidden state and the cell.
     """
     size = gates.shape[-1] // 4
     gates[..., : 3 * size].sigmoid_()
@@ -83,14 +70,8 @@ def lstm_step(gates: Tensor, cell: Tensor, out: Tensor) -> None:
 def lstm_slopes(acts: Tensor, cell: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """What the gradients of any number of steps are multiplied with, in a few operations for all of them.
 
-    Args:
-        acts: activations of the gates [..., P, 4 D] in the order o, i, f, g.
-        cell: cells before the steps [..., P, D].
-        new: cells after them.
-
-    Returns:
-        d hidden / d cell [..., P, D]; and per gate [..., P, 4 D] d hidden / d o and d cell / d i, f, g, before the
-        activation.
+    From activations [..., P, 4 D] in the order o, i, f, g and cells before and after: d hidden / d cell [..., P, D];
+    and per gate [..., P, 4 D] d hidden / d o and d cell / d i, f, g, before the activation.
     """
     o, i, f, g = acts.chunk(4, -1)
     activated = new.tanh()
@@ -105,14 +86,9 @@ def lstm_slopes(acts: Tensor, cell: Tensor, new: Tensor) -> tuple[Tensor, Tensor
 def lstm_step_backward(
     slopes: tuple[Tensor, Tensor], forget: Tensor, grad: Tensor, grad_gates: Tensor, grad_cell: Tensor
 ) -> None:
-    """Gradients of `lstm_step`.
+    """Gradients of `lstm_step`, written to `grad_gates` [..., N, 4 D] (order o, i, f, g) and `grad_cell` [..., N, D].
 
-    Args:
-        slopes: `lstm_slopes` of the step.
-        forget: activation of the forget gate [..., N, D].
-        grad: gradients of the hidden state and the new cell [..., N, 2 D].
-        grad_gates: takes the gradients of the gate inputs [..., N, 4 D], in the order o, i, f, g.
-        grad_cell: takes the gradient of the cell before the step [..., N, D].
+    `grad` [..., N, 2 D] are those of the hidden state and the new cell.
     """
     through, factors = slopes
     size = forget.shape[-1]

@@ -39,14 +39,7 @@ class WordFinalTokens:
         return embeddings
 
     def word_ends_of(self: Any, input_ids: Tensor) -> Tensor | None:
-        """Which tokens end a word.
-
-        Args:
-            input_ids: token ids, any shape.
-
-        Returns:
-            True at the last pieces, in the same shape; None where every token ends a word.
-        """
+        """Which tokens end a word, for ids of any shape; None where every token does."""
         return self.base_model.word_final[input_ids.long()] if self.config.subwords else None
 
 
@@ -85,19 +78,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     ) -> dict[str, int]:
         """How many items the parts of the loss are divided by; empty if `config.loss_normalization` is "sum".
 
-        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
-
-        Args:
-            input_ids: [B, T], as for `forward`.
-            actions: [B, A].
-            attention_mask: [B, T] or `None`.
-            **others: further arguments of `forward`; they change no count.
-
-        Returns:
-            Counts by the names of `losses`.
-
-        Raises:
-            ValueError: see `forward`.
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call:
+        `training.engine.steps.to_shares`.
         """
         kind = self.config.loss_normalization
         if kind == "sum":
@@ -119,18 +101,10 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         fast_track_size: int | None = None,
         normalization: str | None = None,
     ) -> FastTrackDecoder:
-        """Word-synchronous search with this model.
+        """Word-synchronous search with this model; None = the fields of the configuration, made to fit each other.
 
-        Args:
-            num_beams: word beam; None = `config.scoring_num_beams`, at most `action_beam_size`.
-            eos_token_ids: ids that stand for the end of a sentence [E]; None = sentences go on.
-            renormalize: not used: see `normalization`.
-            action_beam_size: beam inside a word; None = `config.action_beam_size`, at least `num_beams`.
-            fast_track_size: None = `config.fast_track_size`.
-            normalization: "search" or "train"; None = `config.normalization`.
-
-        Returns:
-            The search.
+        `eos_token_ids` [E] stand for the end of a sentence; None = sentences go on. `renormalize` is not used: see
+        `normalization`.
         """
         width = self._default_width(action_beam_size) if num_beams is None else num_beams
         if action_beam_size is None:
@@ -147,17 +121,10 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     def decoding_searches(
         self, config: GenerationConfig, renormalize: bool
     ) -> tuple[FastTrackDecoder, FastTrackDecoder]:
-        """The searches of `generate`; see `SyntacticGenerationMixin`.
+        """The searches of `generate`; see `SyntacticGenerationMixin`. `renormalize` is not used: see `normalization`.
 
         Under normalization "train" the probabilities of what may come sum to less than one; sampling draws every action
         and word in proportion to them.
-
-        Args:
-            config: of the generation.
-            renormalize: not used: see `normalization`.
-
-        Returns:
-            The search that reads prompts, and the one that generates.
         """
         options = self._search_options(config)
         width = max(self._default_width(config.action_beam_size), config.num_beams)

@@ -26,15 +26,7 @@ from hf_synlm.search.state import NEG_INF, Candidates, SearchState
 
 
 class ParticleSearch(FastTrackSearch):
-    """Particle filter with the interface of the beam search for given words.
-
-    Args:
-        machine: the model side.
-        num_particles: number of particles per sentence.
-
-    Raises:
-        ValueError: when `num_particles` is not positive.
-    """
+    """Particle filter with the interface of the beam search for given words."""
 
     def __init__(self, machine: RNNGStackMachine, num_particles: int) -> None:
         if not isinstance(num_particles, int) or isinstance(num_particles, bool) or num_particles < 1:

@@ -46,17 +46,10 @@ class Chains:
 
 
 def lay_out_chains(children_C: Tensor, length_R: Tensor, opening_R: Tensor | None = None) -> Chains:
-    """Lay out the children of some nodes.
+    """Lay out the children of some nodes; nodes with more children stand first.
 
-    Args:
-        children_C: elements of all nodes one after the other, left to right in each; nodes with more children first.
-        length_R: number of children of each node, descending.
-        opening_R: element that is read before the children in both directions; None = there is none.
-
-    Returns:
-        The layout; with an opening element, step 0 of every row is that one.
-
-    Cost: O(children); without an opening element O(nodes times the most children).
+    `children_C` are the elements of all nodes one after the other, left to right in each. An `opening_R` is read before
+    the children in both directions, as step 0. Cost: O(children); without an opening O(nodes times the most children).
     """
     device = length_R.device
     row_C = torch.arange(len(length_R), device=device).repeat_interleave(length_R, output_size=len(children_C))
@@ -311,23 +304,12 @@ def make_plan(
     by_level: bool = True,
     run_last: bool = False,
 ) -> RNNGPlan:
-    """Lay out given derivations.
+    """Lay out given derivations, on the CPU.
 
-    Args:
-        actions: per sentence its actions, without padding.
-        transition_system: "top_down" or "in_order".
-        num_labels: number of nonterminal labels.
-        num_words: per sentence its number of tokens.
-        word_ends: per sentence and token, whether it ends a word (in_order: all pieces of a word are a left corner);
-            None = every token does.
-        by_level: a `LevelPlan` (LSTM composition) rather than a `StepPlan` (attention composition).
-        run_last: also execute the last action, whose state no prediction reads.
-
-    Returns:
-        The plan, on the CPU.
-
-    Raises:
-        ValueError: for a sequence that is not a valid derivation of its sentence; names row and position.
+    `actions` per sentence have no padding. `by_level` makes a `LevelPlan` (LSTM composition), otherwise a `StepPlan`
+    (attention composition). In-order, all pieces of a word are a left corner: `word_ends`, None = every token is a
+    word. `run_last` also executes the last action, whose state no prediction reads. A sequence that is not a valid
+    derivation raises ValueError with its row and position.
 
     Cost: O(actions) Python steps, about 2 microseconds each; run it in the data loader.
     Source: the authors' `fixed_stack_models.py` keeps a stack tensor instead and runs one action at a time.

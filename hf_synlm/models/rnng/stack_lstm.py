@@ -31,12 +31,6 @@ class StackLSTM(nn.Module):
 
     Dropout stands between the layers only: the state that later pushes read is never dropped. (The authors' in-place
     dropout also drops the recurrent state of the lower layers in training.)
-
-    Args:
-        input_size: width w of the elements.
-        hidden_size: width h of the states.
-        num_layers: number of layers L.
-        dropout: between the layers.
     """
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int, dropout: float) -> None:
@@ -56,15 +50,7 @@ class StackLSTM(nn.Module):
         return layers
 
     def by_level(self, elements: Tensor, plan: LevelPlan, every_layer: bool = False) -> list[Tensor]:
-        """Run all pushes, depth by depth.
-
-        Args:
-            elements: vectors of all elements [P, w].
-            plan: the pushes.
-            every_layer: return the states of all layers.
-
-        Returns:
-            States of the last layer [P, h], or of every layer, in the order of the plan.
+        """Run all pushes of elements [P, w], depth by depth: states [P, h] of the last layer, or of every one.
 
         Cost: L times the deepest stack sequential steps.
         """
@@ -87,20 +73,13 @@ class StackLSTM(nn.Module):
         parameters: Sequence[Tensor],
         every_layer: bool = False,
     ) -> list[Tensor]:
-        """Run all pushes, action by action.
+        """Run all pushes, action by action: states [P, h] of the last layer, or of every one.
 
-        Args:
-            elements: vectors [P, w] of the pushes; those of compositions are arbitrary.
-            plan: the pushes.
-            compose: (inputs [2, S, w] of the children, chains, labels [R], stack tops [R, h]) -> [R, w].
-            parameters: what `compose` reads besides, for its gradients.
-            every_layer: return the states of all layers.
-
-        Returns:
-            States of the last layer [P, h], or of every layer, in the order of the plan.
+        Elements of compositions are arbitrary: `compose` maps inputs [2, S, w] of the children, chains, labels [R] and
+        stack tops [R, h] to [R, w]; `parameters` are what it reads besides, for its gradients.
 
         Cost: as many sequential steps as the longest action sequence: a composition reads the push before it. States
-            stand in one buffer for the whole sequence, so that nothing is copied per step, forward or backward.
+        stand in one buffer for the whole sequence, so that nothing is copied per step, forward or backward.
         """
         weights = [by_activation(value) for layer in self.weights() for value in layer]
         masks = torch.ones(len(self.cells) - 1, len(elements), self.hidden_size, device=elements.device)
@@ -121,11 +100,7 @@ class StackLSTM(nn.Module):
 
 
 class Pusher:
-    """Single pushes of a search.
-
-    Args:
-        stack_lstm: its weights must not change while this is in use.
-    """
+    """Single pushes of a search. The weights must not change while this is in use."""
 
     def __init__(self, stack_lstm: StackLSTM) -> None:
         self.size, self._layers = stack_lstm.hidden_size, []
@@ -139,17 +114,10 @@ class Pusher:
         return self._layers[0][0](elements)
 
     def __call__(self, gates: Tensor, below: Tensor, which: Tensor | None = None) -> Tensor:
-        """Push elements.
+        """Push elements with `inputs` [R, 4 h] (overwritten) on U states `below` [U, L, 2 h]: new states [R, L, 2 h].
 
-        Args:
-            gates: their `inputs` [R, 4 h]; overwritten.
-            below: states on which they are pushed [U, L, 2 h], hidden state and cell.
-            which: the one of these U for each element [R]; None = U is R.
-
-        Returns:
-            The new states [R, L, 2 h].
-
-        Cost: a state that several elements are pushed on is multiplied with the recurrent weights once.
+        `which` [R] is the state for each element; None = U is R. A state that several elements are pushed on is
+        multiplied with the recurrent weights once.
         """
         size = self.size
         states = below.new_empty(len(gates), len(self._layers), 2 * size)

@@ -109,17 +109,10 @@ def _flat(values: Tensor, which: Tensor | None) -> Tensor:
 
 
 class RNNGStackMachine:
-    """Runs an RNNG on node pools.
+    """Runs an RNNG with heads on node pools.
 
-    Args:
-        model: with heads. Used attributes: `config`, `dtype`, `action_head`, `lm_head`; of its `base_model`
-            `embed_tokens`, `embed_nonterminals`, `initial_element`, `stack_lstm`, `composition`, `predictor`,
-            `word_ends_of`.
-        normalization: "search" or "train" (see `RNNGConfig`); None = the config's.
-        end_token_ids: ids that stand for the end of a sentence [E] and are not words; None = all ids are words.
-
-    Raises:
-        ValueError: for another normalization.
+    `normalization` is "search" or "train" (see `RNNGConfig`). `end_token_ids` [E] stand for the end of a sentence and
+    are not words; None = all ids are words.
     """
 
     max_tokens = math.inf
@@ -197,21 +190,13 @@ class RNNGStackMachine:
 
     @in_full_precision
     def push(self, pool: NodePool, seen: Seen, actions: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
-        """Take one structural action from each of R states.
+        """Take one structural action (NT or REDUCE) from each of R states: ids of the new nodes [B, R'].
 
-        Args:
-            pool: grows by the nodes.
-            seen: states before the actions.
-            actions: ids of NT or REDUCE [B, R].
-            num_tokens: tokens before the actions [B].
-            live: rows that matter, the first of each sentence [B, R]; for the others nothing is computed.
-
-        Returns:
-            Ids of the new nodes [B, R'], where R' is the largest number of live rows in a sentence; R' = 0 if there
-            are none.
+        Rows that are `live` are the first of each sentence, R' is the largest number of them; nothing else is computed.
+        `num_tokens` [B] are those before.
 
         Cost: one wait for the device. Rows that stand on one state are multiplied with the recurrent weights together
-            on a CPU. A composition takes as many steps as the widest constituent has children.
+        on a CPU. A composition takes as many steps as the widest constituent has children.
         """
         before, opened = seen.state(0), seen.state(1)
         reduces = (actions == REDUCE) & live
@@ -251,18 +236,10 @@ class RNNGStackMachine:
         edges: WordEdges | None,
         live: Tensor,
     ) -> Tensor:
-        """Generate a word from each of R states.
+        """Generate a word from each of R states: ids of the new nodes [B, R].
 
-        Args:
-            pool: grows by R nodes.
-            nodes: states before the words [B, R].
-            tokens: the words [B, R].
-            num_tokens: tokens before them [B].
-            edges: which tokens end a word; None = what the model knows of its tokens.
-            live: rows that matter [B, R]; for the others nothing is computed.
-
-        Returns:
-            Ids of the new nodes [B, R].
+        Nothing is computed for rows that are not `live`. `num_tokens` [B] are those before; `edges` tell which tokens
+        end a word, None = what the model knows of its tokens.
         """
         own = self._append_words(pool, nodes, tokens, num_tokens, edges)
         which = _chosen_rows(live)
@@ -319,16 +296,7 @@ class RNNGStackMachine:
         states: Tensor,
         below: Tensor | None = None,
     ) -> None:
-        """Push elements [Q, w], and write their features at flat `places` [Q].
-
-        Args:
-            pool: the nodes.
-            places: where.
-            elements: what is pushed.
-            gates: what this brings to the gates.
-            states: states of the stack LSTM.
-            below: which of them the elements are pushed on [Q]; None = all, in order.
-        """
+        """Push elements [Q, w] on the states `below` [Q] (None = all, in order); features go to flat `places` [Q]."""
         which = None
         if below is not None:
             if below.device.type == "cpu":  # elsewhere counting them would wait
@@ -411,16 +379,7 @@ class RNNGStackMachine:
     # --------------------------------------------------------------------------------------------- probabilities
     @in_full_precision
     def action_log_probs(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
-        """Log-probabilities of the next action.
-
-        Args:
-            seen: states [B, R].
-            num_tokens: tokens before them [B].
-            phase: what may come.
-
-        Returns:
-            Log-probabilities [B, R, A]; -inf where illegal.
-        """
+        """Log-probabilities [B, R, A] of the next action, -inf where illegal in this phase."""
         logits = self.action_logits(seen)
         illegal = ~self.legal_actions(seen, num_tokens, phase)
         if self.normalization == "train":
@@ -510,15 +469,9 @@ class RNNGStackMachine:
 
     @in_full_precision
     def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
-        """Log-probability [B, R] of one token per sentence [B] in the states that are `wanted` [B, R].
+        """Log-probability [B, R] of one token per sentence [B] in the states that are `wanted`, from vectors [B, R, w].
 
-        Args:
-            predictor: vectors of the states [B, R, w].
-            tokens: the tokens.
-            wanted: on a CPU the others get -inf; elsewhere, where counting would wait, all are computed.
-
-        Returns:
-            The log-probabilities, float32.
+        On a CPU the other states get -inf; elsewhere, where counting would wait, all are computed.
         """
         which = _chosen_rows(wanted)
         vectors, target = predictor.flatten(0, 1), _flat(tokens[:, None].expand_as(wanted), which)

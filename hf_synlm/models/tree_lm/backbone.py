@@ -16,14 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 
 def check_backbone(config: PreTrainedConfig) -> None:
-    """Refuse models that do not attend to all positions before.
-
-    Args:
-        config: of the decoder.
-
-    Raises:
-        ValueError: names the model type, or the field to change.
-    """
+    """Raise ValueError for a decoder that does not attend to all positions before; it names the field to change."""
     kind = config.model_type
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         raise ValueError(f"The backbone is a model of type {kind!r}, not a decoder. Choose one such as GPT-2 or Llama.")
@@ -52,21 +45,11 @@ def make_backbone(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def run_backbone(backbone: PreTrainedModel, embedded: Tensor, mask: Tensor, index: Tensor, cache: Any) -> list[Tensor]:
-    """Run a decoder on linearized trees.
+    """Run a decoder on linearized trees [B, P, D]: embeddings and states after each layer; with a cache the last.
 
-    Args:
-        backbone: of `make_backbone`.
-        embedded: [B, P, D].
-        mask: [B, P, S], True = the row sees the column. Without a cache rows see all columns before them, which the
-            decoder does by itself, so that its fast attention can be used.
-        index: [B, P, S] distances, of which that to the begin token is the position.
-        cache: holds keys and values of the columns before the rows; None = there are none.
-
-    Returns:
-        Without a cache the embeddings and the states after each layer, else the last states, each [B, P, D].
-
-    Raises:
-        ValueError: for more positions than the decoder has.
+    `mask` [B, P, S] is True where the row sees the column. Without a cache rows see all columns before them, which the
+    decoder does by itself, so that its fast attention can be used. Of the distances `index` [B, P, S], that to the
+    begin token is the position. More positions than the decoder has raise ValueError.
     """
     longest = getattr(backbone.config, "max_position_embeddings", None)
     if longest is not None and mask.shape[2] > longest:

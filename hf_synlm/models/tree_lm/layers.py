@@ -29,12 +29,7 @@ def position_vectors(lowest: int, highest: int, size: int, like: Tensor) -> Tens
 
 
 class TreeLMAttention(nn.Module):
-    """Multi-head attention with relative positions.
-
-    Args:
-        config: sizes.
-        number: of the layer, by which caches know it.
-    """
+    """Multi-head attention with relative positions; caches know the layer by its `number`."""
 
     def __init__(self, config: PreTrainedConfig, number: int):
         super().__init__()
@@ -53,18 +48,7 @@ class TreeLMAttention(nn.Module):
         return value.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
 
     def forward(self, hidden: Tensor, mask: Tensor, index: Tensor, positions: Tensor, cache: Any = None) -> Tensor:
-        """Attend.
-
-        Args:
-            hidden: [B, P, D].
-            mask: [B, P, S].
-            index: [B, P, S] rows of `positions`.
-            positions: [R, D].
-            cache: holds the keys and values of columns before those of the call; None = there are none.
-
-        Returns:
-            [B, P, D].
-        """
+        """Attend from `hidden` [B, P, D] where `mask` [B, P, S] is True; `index` are rows of `positions` [R, D]."""
         query, key, value = self.q_proj(hidden), self._heads(self.k_proj(hidden)), self._heads(self.v_proj(hidden))
         if cache is not None:
             key, value = cache.update(key, value, self.number)
@@ -77,12 +61,7 @@ class TreeLMAttention(nn.Module):
 
 
 class TreeLMLayer(nn.Module):
-    """Attention and feed-forward layer, each followed by a layer norm.
-
-    Args:
-        config: sizes.
-        number: of the layer.
-    """
+    """Attention and feed-forward layer, each followed by a layer norm."""
 
     def __init__(self, config: PreTrainedConfig, number: int):
         super().__init__()

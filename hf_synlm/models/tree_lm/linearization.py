@@ -63,15 +63,7 @@ class Linearization(NamedTuple):
 
 
 def linearize(actions: Tensor, words: Tensor, config: PreTrainedConfig) -> Linearization:
-    """Lay out derivations.
-
-    Args:
-        actions: [B, A] actions (see `TransitionSystem`), 0 = padding at the right end. They may stop anywhere.
-        words: [B, T] tokens, which stand side by side from the first column on.
-        config: a `TreeLMConfig`.
-
-    Returns:
-        Tokens, mask, positions and places.
+    """Lay out derivations [B, A], which may stop anywhere; `words` [B, T] stand side by side from the first column on.
 
     Cost: O(A^2) numbers and operations for a sentence, in some thirty launches.
     """
@@ -133,16 +125,9 @@ def _popped(num_open: Tensor, exists: Tensor) -> Tensor:
 
 
 def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | None, config: PreTrainedConfig) -> None:
-    """Refuse sequences that are not complete derivations of their sentences.
+    """Raise ValueError, with row and position, for actions [B, A] that are not derivations of their sentences.
 
-    Args:
-        actions: [B, A], 0 = padding at the right end.
-        num_words: [B] tokens of each sentence.
-        word_ends: [B, T], True at the last piece of every word, tokens from the first column on; None = all.
-        config: a `TreeLMConfig`.
-
-    Raises:
-        ValueError: names row and position.
+    `word_ends` [B, T] have their tokens from the first column on; None = every token ends a word.
     """
     opens, reduces, shifts = actions >= config.first_nonterminal, actions == REDUCE, actions == SHIFT
     last = (actions != PAD).sum(1, keepdim=True) - 1

@@ -32,17 +32,11 @@ _GATHERED_ELEMENTS = 1 << 24
 
 
 def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor, config: PreTrainedConfig) -> Tensor:
-    """Logits of actions, whose softmax is that of the tokens they write.
+    """Logits [M, A] of actions, float32, whose softmax is that of the tokens they write.
 
-    Args:
-        word_logits: [M, V].
-        label_logits: [M, 2 Y] of openings, then closings; bottom-up [M, Y].
-        open_label: [M] label of the innermost open constituent; -1 = none.
-        config: a `TreeLMConfig`.
-
-    Returns:
-        [M, A], float32: other closings, any word, the legal closing, openings. Bottom-up: nothing, any word, nothing,
-        the end token, labels.
+    The columns are: other closings, any word, the legal closing, openings. Bottom-up: nothing, any word, nothing, the
+    end token, labels. `label_logits` [M, 2 Y] are of openings, then closings, bottom-up [M, Y]; `open_label` [M] is
+    that of the innermost open constituent, -1 = none is open.
     """
     if config.is_bottom_up:
         words = word_logits.float().clone()
@@ -59,17 +53,7 @@ def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor,
 
 
 class TreeLMStackMachine(RNNGStackMachine):
-    """Runs a Tree LM on node pools.
-
-    Args:
-        model: with heads. Used attributes: `config`, `dtype`, `lm_head`, `label_head`; of its `base_model` `embed`,
-            `decode` and `word_ends_of`.
-        normalization: "search" or "train" (see `TreeLMConfig`); None = the config's.
-        end_token_ids: ids that stand for the end of a sentence [E] and are not words; None = all ids are words.
-
-    Raises:
-        ValueError: for another normalization.
-    """
+    """Runs a Tree LM with heads on node pools; arguments as for `RNNGStackMachine`."""
 
     def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
         self.config, self.dtype = model.config, model.dtype

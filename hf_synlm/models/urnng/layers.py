@@ -20,11 +20,6 @@ class URNNGStackLSTM(nn.Module):
     """An LSTM over elements of a stack, which reads every element from the state of the one below.
 
     Gates stand in the order input, forget, cell, output.
-
-    Args:
-        size: width h of elements and states.
-        num_layers: number of layers L.
-        dropout: between the layers.
     """
 
     def __init__(self, size: int, num_layers: int, dropout: float) -> None:
@@ -34,16 +29,7 @@ class URNNGStackLSTM(nn.Module):
         self.size, self.dropout = size, dropout
 
     def forward(self, elements: Tensor, sizes: Sequence[int], parents: Sequence[Parents]) -> Tensor:
-        """Push all elements of given derivations, depth by depth.
-
-        Args:
-            elements: [P, h], those on the bottom first.
-            sizes: number of pushes of each depth.
-            parents: see `forest_lstm`.
-
-        Returns:
-            States [P, h] of the last layer.
-        """
+        """Push all elements [P, h] of given derivations, depth by depth, bottom first: last layer's states [P, h]."""
         for number, (from_input, from_below) in enumerate(zip(self.from_input, self.from_below, strict=True)):
             if number:
                 elements = F.dropout(elements, self.dropout, self.training)
@@ -52,15 +38,7 @@ class URNNGStackLSTM(nn.Module):
         return elements
 
     def push(self, elements: Tensor, below: Tensor) -> Tensor:
-        """Push one element on each of some stacks.
-
-        Args:
-            elements: [..., h].
-            below: states [..., L, 2 h] of the elements below, hidden state and cell.
-
-        Returns:
-            States [..., L, 2 h].
-        """
+        """Push one element [..., h] on each of some states [..., L, 2 h], hidden state and cell: the new states."""
         states = []
         for number, (from_input, from_below) in enumerate(zip(self.from_input, self.from_below, strict=True)):
             hidden, cell = below[..., number, :].chunk(2, -1)
@@ -76,9 +54,6 @@ class BinaryTreeLSTM(nn.Module):
 
     i, f_r, f_l, o, g = W [h_right; h_left] + b
     c = sigmoid(f_r) c_right + sigmoid(f_l) c_left + sigmoid(i) tanh(g);   h = sigmoid(o) tanh(c)
-
-    Args:
-        size: width h.
     """
 
     def __init__(self, size: int) -> None:
@@ -93,17 +68,11 @@ class BinaryTreeLSTM(nn.Module):
         return torch.cat([o.sigmoid() * cell.tanh(), cell], -1)
 
     def compose_all(self, words: Tensor, levels: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Compose the constituents of given trees, height by height; equal to `forward`, level after level.
+        """Compose the constituents of given trees, height by height: hidden states [E + C, h], words first.
 
-        All constituents stand in one buffer, so that a level costs its own rows, and not all rows before it, in the
-        backward pass, too.
-
-        Args:
-            words: [E, h].
-            levels: by height, [R] the right and the left parts, as rows of the words and of the constituents so far.
-
-        Returns:
-            Hidden states [E + C, h] of words and constituents.
+        Equal to `forward`, level after level. `levels` hold by height the right and the left parts [R], as rows of the
+        words and of the constituents so far. All stand in one buffer, so that a level costs its own rows, and not all
+        rows before it, in the backward pass, too.
         """
         weight, bias = weight_of(self.gates), unwrapped(self.gates).bias
         return _TreeLSTM.apply(words, weight, bias, levels)

@@ -38,19 +38,10 @@ class URNNGPlan:
 
 
 def make_plan(actions: Tensor, mask: Tensor) -> URNNGPlan:
-    """Lay out derivations.
+    """Lay out derivations [B, A], `PAD_ACTION` at the end, on their device; the tokens stand side by side.
 
-    Args:
-        actions: [B, A], `PAD_ACTION` at the end.
-        mask: [B, T], True = token; tokens stand side by side.
-
-    Returns:
-        The plan, on the device of the actions.
-
-    Raises:
-        ValueError: actions are no derivations of the tokens.
-
-    Cost: one wait for the device; A sequential steps on the host.
+    Actions that are not derivations of the tokens raise ValueError. Cost: one wait for the device; A sequential steps
+    on the host.
     """
     device = actions.device
     actions, mask = actions.cpu(), mask.cpu()

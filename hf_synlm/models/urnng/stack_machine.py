@@ -16,12 +16,7 @@ from hf_synlm.trees.actions import COMP, GEN
 
 
 class URNNGStackMachine(GPSTStackMachine):
-    """Runs a URNNG on node pools.
-
-    Args:
-        model: with heads. Used attributes: `config`, `dtype`, `lm_head`, `action_log_probs`; of its base model
-            `embed_tokens`, `stack_lstm`, `composition`.
-    """
+    """Runs a URNNG with heads on node pools."""
 
     max_tokens = float("inf")
 
@@ -36,20 +31,7 @@ class URNNGStackMachine(GPSTStackMachine):
         input_ids: Tensor | None = None,
         context_sentence_ids: Tensor | None = None,
     ) -> tuple[NodePool, Tensor]:
-        """The pool and the state after the begin token [B, 1].
-
-        Args:
-            batch_size: number of sentences B.
-            device: where to put the pool.
-            input_ids: not used.
-            context_sentence_ids: refused: the model reads one sentence.
-
-        Returns:
-            Pool and state.
-
-        Raises:
-            ValueError: for a context.
-        """
+        """The pool and the state after the begin token [B, 1]; raises ValueError for a context."""
         if context_sentence_ids is not None:
             raise ValueError("context_sentence_ids: URNNG reads one sentence; leave out what stands before it.")
         size, layers = self.config.hidden_size, self.config.num_layers
