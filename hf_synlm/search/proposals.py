@@ -1,7 +1,5 @@
 """Continue a word-synchronous beam when the next word is not given: the best words, or a drawn word.
 
-The two functions are methods of `WordBeamSearch`.
-
 Shapes: B sentences, K hypotheses, M candidates, R rows of a block, V vocabulary.
 """
 
@@ -20,55 +18,86 @@ Process = Callable[[Tensor, Tensor], Tensor]
 NEGLIGIBLE = 25.0
 
 
-def propose_words(
-    search: Any, state: SearchState, process: Process | None, keep_scores: bool = False
-) -> tuple[Candidates, Candidates | None, Tensor | None]:
-    """The best K derivations that generate one more word.
+class WordProposals:
+    """Methods of `WordBeamSearch` for words that are not given."""
 
-    The selection is that of `WordBeamSearch.propose`, with the K best words of every row as its continuations. End
-    tokens do not compete for places in the beam; they are returned separately.
+    def propose_words(
+        self: Any, state: SearchState, process: Process | None, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """The best K derivations that generate one more word.
 
-    Args:
-        search: The search, of width K.
-        state: Beam between two words.
-        process: Maps hypotheses [B, R] and their word log-probabilities [B, R, V] to word scores; None = identity.
-        keep_scores: Also return the word scores of every hypothesis.
+        The selection is that of `WordBeamSearch.propose`, with the K best words of every row as its continuations. End
+        tokens do not compete for places in the beam; they are returned separately.
 
-    Returns:
-        At most K candidates; at most K candidates that end (None without end tokens); and log p(word | hypothesis)
-        [B, K', V] with the structural actions before the word summed out.
-    """
-    table, frontier, ends = BlockTable(), state, search.eos_token_ids
-    synced = state.scores.new_zeros(len(state.scores), 0), state.nodes.new_zeros(len(state.nodes), 0)
-    tokens, ended, summed = [], [], None
-    while frontier is not None:
-        block = search.expand(frontier, max_rows=search.max_rows)
-        words = search.word_log_probs(frontier, block.nodes)
-        if process is not None:
-            levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.levels.bounds]
-            words = search.mask_end(torch.cat(levels, 1), search.machine.is_complete(state.pool, block.nodes))
+        `process` maps hypotheses [B, R] and their word log-probabilities [B, R, V] to word scores; None = identity.
+        Returns at most K candidates; at most K candidates that end (None without end tokens); and with `keep_scores`
+        log p(word | hypothesis) [B, K', V] with the structural actions before the word summed out.
+        """
+        table, frontier, ends = BlockTable(), state, self.eos_token_ids
+        synced = state.scores.new_zeros(len(state.scores), 0), state.nodes.new_zeros(len(state.nodes), 0)
+        tokens, ended, summed = [], [], None
+        while frontier is not None:
+            block = self.expand(frontier, max_rows=self.max_rows)
+            words = self.word_log_probs(frontier, block.nodes)
+            if process is not None:
+                levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.levels.bounds]
+                words = self.mask_end(torch.cat(levels, 1), self.machine.is_complete(state.pool, block.nodes))
+            base = block.scores + block.log_probs[..., 0]
+            if keep_scores:
+                summed = add_words(summed, state, block, base, words)
+            if ends is not None:
+                ended.append(base[..., None] + words[..., ends])
+                words[..., ends] = NEG_INF
+            best, token = words.topk(min(self.num_beams, words.shape[2]), 2)
+            width = best.shape[2]
+            tokens.append(token.flatten(1))
+            generated = base[..., None] + best
+            synced, pending, moved = self.select(block, generated, synced, table.num_rows * width)
+            if ends is not None:
+                ended[-1] = ended[-1].masked_fill(~pending[..., None], NEG_INF).flatten(1)
+            table.blocks.append(block)
+            frontier = self.next_block_state(frontier, block, moved) if block.cut else None
+        scores, ids = synced
+        chosen = table.candidates(scores, ids // width, torch.cat(tokens, 1).gather(1, ids))
+        if ends is None:
+            return chosen, None, summed
+        all_ended = torch.cat(ended, 1)
+        scores, ids = all_ended.topk(min(self.num_beams, all_ended.shape[1]))
+        return chosen, table.candidates(scores, ids // len(ends), ends[ids % len(ends)]), summed
+
+    def draw_word(self: Any, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next word per sentence.
+
+        First a structural successor r of the hypotheses is drawn with probability proportional to
+        p(x, y_r) p(GEN | y_r), then the word from p(w | y_r) under the processors. Without processors, words follow
+        `WordBeamSearch.next_token_log_probs` exactly. Where the processors forbid all words of the drawn r, another one
+        is drawn: r follows its distribution among those after which some word is allowed.
+
+        Returns one candidate per sentence, its score the log-probability under the model (without the processors; -inf
+        where no word is possible), and the word scores [B, V] it was drawn from.
+        """
+        block = self.expand(state, negligible=NEGLIGIBLE)
         base = block.scores + block.log_probs[..., 0]
-        if keep_scores:
-            summed = add_words(summed, state, block, base, words)
-        if ends is not None:
-            ended.append(base[..., None] + words[..., ends])
-            words[..., ends] = NEG_INF
-        best, token = words.topk(min(search.num_beams, words.shape[2]), 2)
-        width = best.shape[2]
-        tokens.append(token.flatten(1))
-        generated = base[..., None] + best
-        synced, pending, moved = search.select(block, generated, synced, table.num_rows * width)
-        if ends is not None:
-            ended[-1] = ended[-1].masked_fill(~pending[..., None], NEG_INF).flatten(1)
-        table.blocks.append(block)
-        frontier = search.next_block_state(frontier, block, moved) if block.cut else None
-    scores, ids = synced
-    chosen = table.candidates(scores, ids // width, torch.cat(tokens, 1).gather(1, ids))
-    if ends is None:
-        return chosen, None, summed
-    all_ended = torch.cat(ended, 1)
-    scores, ids = all_ended.topk(min(search.num_beams, all_ended.shape[1]))
-    return chosen, table.candidates(scores, ids // len(ends), ends[ids % len(ends)]), summed
+        weights = base + self.any_word_log_probs(state, block.nodes)
+        row = draw_index(weights)
+        while True:
+            nodes = block.nodes.gather(1, row)
+            log_probs = scores = self.word_log_probs(state, nodes)
+            if process is None:
+                break
+            scores = process(block.origin.gather(1, row), log_probs.clone())
+            scores = self.mask_end(scores, self.machine.is_complete(state.pool, nodes))
+            barren = (scores == NEG_INF).all(2)
+            weights = weights.scatter(1, row, weights.gather(1, row).masked_fill(barren, NEG_INF))
+            again = barren & (weights > NEG_INF).any(1, keepdim=True)
+            if not bool(again.any()):
+                break
+            row = torch.where(again, draw_index(weights), row)
+        token = draw_index(scores[:, 0])
+        score = (base.gather(1, row) + log_probs[:, 0].gather(1, token)).masked_fill(
+            scores[:, 0].gather(1, token) == NEG_INF, NEG_INF
+        )
+        return BlockTable([block]).candidates(score, row, token), scores[:, 0]
 
 
 def add_words(summed: Tensor | None, state: SearchState, block: Block, base: Tensor, words: Tensor) -> Tensor:
@@ -85,47 +114,6 @@ def add_words(summed: Tensor | None, state: SearchState, block: Block, base: Ten
         more = relative[:, a:b, None] + words[:, a:b]
         summed = summed.scatter(1, index, torch.logaddexp(summed.gather(1, index), more))
     return summed[:, :-1]
-
-
-def draw_word(search: Any, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
-    """Draw one derivation and its next word per sentence.
-
-    First a structural successor r of the hypotheses is drawn with probability proportional to
-    p(x, y_r) p(GEN | y_r), then the word from p(w | y_r) under the processors. Without processors, words follow
-    `WordBeamSearch.next_token_log_probs` exactly. Where the processors forbid all words of the drawn r, another one is
-    drawn: r follows its distribution among those after which some word is allowed.
-
-    Args:
-        search: The search.
-        state: Beam between two words.
-        process: As in `propose_words`.
-
-    Returns:
-        One candidate per sentence, its score the log-probability under the model (without the processors; -inf where
-        no word is possible), and the word scores [B, V] it was drawn from.
-    """
-    block = search.expand(state, negligible=NEGLIGIBLE)
-    base = block.scores + block.log_probs[..., 0]
-    weights = base + search.any_word_log_probs(state, block.nodes)
-    row = draw_index(weights)
-    while True:
-        nodes = block.nodes.gather(1, row)
-        log_probs = scores = search.word_log_probs(state, nodes)
-        if process is None:
-            break
-        scores = process(block.origin.gather(1, row), log_probs.clone())
-        scores = search.mask_end(scores, search.machine.is_complete(state.pool, nodes))
-        barren = (scores == NEG_INF).all(2)
-        weights = weights.scatter(1, row, weights.gather(1, row).masked_fill(barren, NEG_INF))
-        again = barren & (weights > NEG_INF).any(1, keepdim=True)
-        if not bool(again.any()):
-            break
-        row = torch.where(again, draw_index(weights), row)
-    token = draw_index(scores[:, 0])
-    score = (base.gather(1, row) + log_probs[:, 0].gather(1, token)).masked_fill(
-        scores[:, 0].gather(1, token) == NEG_INF, NEG_INF
-    )
-    return BlockTable([block]).candidates(score, row, token), scores[:, 0]
 
 
 def draw_index(scores: Tensor) -> Tensor:

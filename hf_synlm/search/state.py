@@ -24,7 +24,9 @@ NEG_INF = float("-inf")
 
 @dataclass
 class WordEdges:
-    """Where the words of a text begin and end when tokens are word pieces: the end of a word is its last piece.
+    """Where the words of a text begin and end when tokens are word pieces: a word end is the last piece of a word.
+
+    (That a beam is synchronized after a token is something else: see search/words.py.)
 
     Fields:
         is_end: [B, T] True at the last piece of a word; T counts tokens of the derivation.
@@ -290,10 +292,10 @@ class WordDecoder(WordSearch, Protocol):
     def propose_words(
         self, state: SearchState, process: Any, keep_scores: bool = False
     ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word; see `search_proposals.propose_words`."""
+        """The best K derivations that generate one more word; see `WordProposals`."""
 
     def draw_word(self, state: SearchState, process: Any) -> tuple[Candidates, Tensor]:
-        """Draw one derivation and its next word per sentence; see `search_proposals.draw_word`."""
+        """Draw one derivation and its next word per sentence; see `WordProposals`."""
 
 
 class SyntacticCache(Cache):

@@ -2,19 +2,32 @@
 
 A derivation builds a tree together with the words: between two words it may take structural actions. Here a state has
 one structural successor (COMP for GPST); `models/rnng/fast_track.py` is for systems with many. "Word-synchronous": the
-hypotheses of the beam are compared at the end of word only, when all of them have generated the same words, so that
+hypotheses of the beam are compared only when all of them have generated the same words, so that
 
     m_t = logsumexp_k log p(x_1..t, y_k)
 
 over the K derivations y_k of the beam is a lower bound on the prefix log-probability, tight once K exceeds the number
-of derivations (Stern et al. 2017; for GPST the authors' `R2D2GenFastBeamSearcher`). Where tokens are pieces of words,
-no constituent may cross the end of a word: see `WordEdges` and `legal_actions` of the stack machine.
+of derivations (Stern et al. 2017; for GPST the authors' `R2D2GenFastBeamSearcher`).
 
-One word takes few calls of the model. The structural successors of the current states are laid out level by level (a
+Two things could be called the end of a word. The beam is *synchronized* after a token when no structural successor is
+among the best K (`WordBeamSearch.select`); it says nothing about spelling. A *word end* is a token that is the last
+piece of its word (`WordEdges` in search/state.py, `word_ends` in arguments): no constituent may cross it, which the
+stack machine's `legal_actions` sees to. Elsewhere in this folder "word" means one token of the derivation.
+
+One token takes few calls of the model. The structural successors of the current states are laid out level by level (a
 *block*: row (c, k) is state k after c structural actions). One pass gives all rows the probabilities of their next
 action, another one those of their next word. Then the selection is replayed on the table of scores, level by level,
 exactly as if the states had been expanded one action at a time. Nodes live in a `NodePool`: hypotheses branch without
 copies. The model side is a `LevelMachine`.
+
+A block of three states with 3, 2 and 1 trees on their stacks, and its selection for K = 2:
+
+    level   rows            entries (w: the word, C: COMP)      the best two    row that goes on
+    0       k0  k1  k2      w0 C0  w1 C1  w2                    C0  w1          k0
+    1       k0c k1c         w1 from above, w0c C0c              w0c w1          none: the beam is synchronized
+    2       k0cc
+
+Row k1c was laid out and scored, but its state k1 took no COMP, so it does not compete; level 2 is not read.
 
 The slow and obvious version is `synchronous_beam` in tests/reference/exhaustive_search.py.
 
@@ -28,7 +41,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.search.proposals import NEGLIGIBLE, draw_word, propose_words
+from hf_synlm.search.proposals import NEGLIGIBLE, WordProposals
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.search.state import (
     NEG_INF,
@@ -105,15 +118,12 @@ class Selection(NamedTuple):
     """Scores of the structural successors of the last level, -inf where they do not survive."""
 
 
-class WordBeamSearch:
+class WordBeamSearch(WordProposals):
     """Word-synchronous beam search with a stack machine.
 
     `eos_token_ids` [E] are words that may only be generated when exactly one tree is on the stack. With `renormalize`,
     structural actions are forbidden before the softmax over actions instead of after it.
     """
-
-    propose_words = propose_words
-    draw_word = draw_word
 
     def __init__(
         self, machine: LevelMachine, num_beams: int, eos_token_ids: Tensor | None = None, renormalize: bool = False
@@ -254,20 +264,14 @@ class WordBeamSearch:
 
     # ---------------------------------------------------------------------------------------------- selection
     def select(self, block: Block, generated: Tensor, synced: tuple[Tensor, Tensor], first_id: int) -> Selection:
-        """Replay the synchronous selection on a block: a word ends when no structural successor is among the best K.
+        """Replay the selection on a block: the beam is synchronized when no structural successor is among the best K.
 
         At every level the pool is the best K among the continuations by a word that were selected before, the
         continuations by a word of this level's pending states, and their structural successors; the successors that
         survive are the pending states of the next level.
 
-        Args:
-            block: Rows with their scores.
-            generated: [B, R, G] scores of the G words considered in each row.
-            synced: Scores and ids [B, k] of the continuations selected in earlier blocks.
-            first_id: Id of the first continuation of this block; row r, word g has id first_id + r G + g.
-
-        Returns:
-            The selection.
+        `generated` [B, R, G] are the scores of the G words considered in each row, `synced` the scores and ids [B, k]
+        of the continuations selected in earlier blocks. Row r, word g has the id first_id + r G + g.
         """
         scores, ids = synced
         width, device = generated.shape[2], ids.device

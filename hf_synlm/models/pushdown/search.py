@@ -289,7 +289,7 @@ class PushdownSearch:
     def propose_words(
         self, state: SearchState, process: Process | None, keep_scores: bool = False
     ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word; see `search_proposals.propose_words`."""
+        """The best K derivations that generate one more word; see `WordProposals`."""
         block, ends, ended = self.expand(state), self.eos_token_ids, None
         words = self._word_log_probs(state, block)
         words = words if process is None else process(block.origin, words)
