@@ -7,6 +7,21 @@ Everything here is integers: `plan_chart` (from a merge order), `plan_trees` (fr
 Shapes: B contexts, T tokens, P boundaries between neighbouring tokens, S sentences, N cells (leaves first, then
 level by level), C inner cells, M splits of a cell, A tree nodes. Spans are half-open and in context positions.
 
+An example: five tokens a b c d e, of which b c merge first, then d e, then a and b c, W = 2 (`merge_order` 1, 3, 0, 2).
+
+    boundary          0   1   2   3            merges    super tokens
+    tokens          a | b | c | d | e                    a  b  c  d  e
+    merged at time    2   0   3   1            b c       a  bc    d  e
+    level 1         ab  bc  cd  de             d e       a  bc    de
+    level 2         abc  bcd                   a bc      abc      de
+    level 3         bcde                       abc de    abcde
+    level 4         abcde
+
+The cells 0 .. 4 are the leaves. Each pair of neighbours is a cell (5 .. 8: ab, bc, cd, de). The merge of b c leaves
+a bc and bc d with two super tokens: abc (cell 9) with the splits a|bc and ab|c, and bcd (cell 10) with b|cd and bc|d.
+The merge of d e adds bcde (cell 11: bc|de, bcd|e), that of a bc adds abcde (cell 12: a|bcde, abc|de). The other spans,
+cde and abcd, are never encoded.
+
 Papers: Hu et al. 2024a (ReCAT: the pruned inside-outside algorithm), Hu et al. 2024b (GPST, appendix A.1).
 """
 
@@ -83,6 +98,17 @@ class ChartPlan:
         return torch.stack([self.left_CM[first:last, :width], self.right_CM[first:last, :width]], -1)
 
 
+class Cells(NamedTuple):
+    """Some inner cells of a batch before they are numbered, all with equally many splits."""
+
+    row_C: Tensor
+    """Context."""
+    start_C: Tensor
+    end_C: Tensor
+    split_CM: Tensor
+    """Where the left child ends."""
+
+
 # ---------------------------------------------------------------------------------------------- planning
 @torch.compiler.disable  # integers on the host
 def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> ChartPlan:
@@ -118,7 +144,7 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
     time_BP.scatter_(1, merge_order, torch.arange(merge_order.shape[1]).expand_as(merge_order))
     time_BP = torch.where(joined_BP, time_BP, num_tokens)  # later than every merge: sentence borders never merge
     starts_BT = _sentence_starts(sentence_ids, joined_BP)
-    cells = _initial_cells(joined_BP, starts_BT, window_size)
+    cells = _initial_cells(joined_BP, window_size)
     if num_tokens > 1:
         cells += _merge_cells(time_BP, window_size, num_tokens, int(_run_lengths(joined_BP)))
     return _finish_plan(cells, sentence_ids, starts_BT, joined_BP)
@@ -147,14 +173,13 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
             f"spans hold {len(rows)} inner nodes; binary trees over these sentences have {int(joined_BP.sum())} "
             "(n - 1 for n tokens). Binarize the trees and leave out the leaves."
         )
-    columns = [torch.tensor(values, dtype=torch.long) for values in (rows, firsts, lasts)]
     starts_BT = _sentence_starts(sentence_ids, joined_BP)
     lengths = _sentence_lengths(starts_BT, sentence_ids != 0).tolist()
     for (row, start), length in zip(starts_BT.nonzero().tolist(), lengths, strict=True):
         if length > 1 and (start, start + length) not in {(int(i), int(j)) for i, j in spans[row]}:
             raise ValueError(f"spans of row {row} lack the root span {(start, start + length)}. Add it.")
-    cells = [(*columns, torch.tensor(splits, dtype=torch.long)[:, None])]
-    return _finish_plan(cells, sentence_ids, starts_BT, joined_BP)
+    row, start, end, split = (torch.tensor(values, dtype=torch.long) for values in (rows, firsts, lasts, splits))
+    return _finish_plan([Cells(row, start, end, split[:, None])], sentence_ids, starts_BT, joined_BP)
 
 
 def _split_points(spans: Sequence[tuple[int, int]], row: int) -> dict[tuple[int, int], int]:
@@ -189,9 +214,9 @@ def _run_lengths(joined_BP: Tensor) -> Tensor:
     return (position - last_border).max()
 
 
-def _initial_cells(joined_BP: Tensor, starts_BT: Tensor, window_size: int) -> list[tuple[Tensor, ...]]:
+def _initial_cells(joined_BP: Tensor, window_size: int) -> list[Cells]:
     """Spans of 2..W tokens with all their inner boundaries as splits."""
-    cells: list[tuple[Tensor, ...]] = []
+    cells: list[Cells] = []
     num_boundaries = joined_BP.shape[1]
     inside = joined_BP
     for width in range(2, window_size + 1):
@@ -199,12 +224,11 @@ def _initial_cells(joined_BP: Tensor, starts_BT: Tensor, window_size: int) -> li
             break
         inside = joined_BP if width == 2 else inside[:, :-1] & joined_BP[:, width - 2 :]
         row, start = inside.nonzero(as_tuple=True)
-        splits = start[:, None] + torch.arange(1, width)
-        cells.append((row, start, start + width, splits))
+        cells.append(Cells(row, start, start + width, start[:, None] + torch.arange(1, width)))
     return cells
 
 
-def _merge_cells(time_BP: Tensor, window_size: int, num_tokens: int, longest: int) -> list[tuple[Tensor, ...]]:
+def _merge_cells(time_BP: Tensor, window_size: int, num_tokens: int, longest: int) -> list[Cells]:
     """Spans that a merge takes from W + 1 to W super tokens, for every merge at once."""
     num_contexts, num_boundaries = time_BP.shape
     border = torch.full((num_contexts, 1), num_tokens)
@@ -216,7 +240,7 @@ def _merge_cells(time_BP: Tensor, window_size: int, num_tokens: int, longest: in
         left.append(_next_later(padded, table, time_BP, left[-1], num_tokens, step=-1))
         right.append(_next_later(padded, table, time_BP, right[-1], num_tokens, step=1))
     finite = time_BP < num_tokens
-    cells: list[tuple[Tensor, ...]] = []
+    cells: list[Cells] = []
     for num_left in range(window_size):
         num_right = window_size - 1 - num_left
         valid = (
@@ -225,7 +249,7 @@ def _merge_cells(time_BP: Tensor, window_size: int, num_tokens: int, longest: in
         row, column = valid.nonzero(as_tuple=True)
         inner = [*left[num_left:0:-1], here, *right[1 : num_right + 1]]
         splits = torch.stack([boundary[row, column] for boundary in inner], 1)  # column x = split position x
-        cells.append((row, left[num_left + 1][row, column], right[num_right + 1][row, column], splits))
+        cells.append(Cells(row, left[num_left + 1][row, column], right[num_right + 1][row, column], splits))
     return cells
 
 
@@ -257,9 +281,7 @@ def _next_later(
     return torch.where(at_border, origin, (cursor + step).clamp(0, size - 1))
 
 
-def _finish_plan(
-    cells: list[tuple[Tensor, ...]], sentence_ids: Tensor, starts_BT: Tensor, joined_BP: Tensor
-) -> ChartPlan:
+def _finish_plan(cells: list[Cells], sentence_ids: Tensor, starts_BT: Tensor, joined_BP: Tensor) -> ChartPlan:
     """Number the cells, find their children, sort them by level and list the outside messages of each cell."""
     valid_BT = sentence_ids != 0
     num_leaves = int(valid_BT.sum())
@@ -317,12 +339,13 @@ class _SpanIndex(NamedTuple):
     num_leaves: int
 
     @classmethod
-    def sort(cls, cells: list[tuple[Tensor, ...]], leaf_BT: Tensor, num_leaves: int) -> "_SpanIndex":
-        """Join groups of cells (row, start, end, splits) and sort them."""
-        width = max((cell[3].shape[1] for cell in cells), default=1)
-        row, start, end = (torch.cat([c[x] for c in cells]) if cells else leaf_BT.new_zeros(0) for x in range(3))
-        splits = [F.pad(cell[3], (0, width - cell[3].shape[1]), value=-1) for cell in cells]
-        split_CM = torch.cat(splits) if splits else leaf_BT.new_zeros(0, width)
+    def sort(cls, cells: list[Cells], leaf_BT: Tensor, num_leaves: int) -> "_SpanIndex":
+        """Join groups of cells and sort them."""
+        none = leaf_BT.new_zeros(0)
+        groups = cells or [Cells(none, none, none, none[:, None])]
+        width = max(group.split_CM.shape[1] for group in groups)
+        row, start, end = (torch.cat([group[x] for group in groups]) for x in range(3))
+        split_CM = torch.cat([F.pad(g.split_CM, (0, width - g.split_CM.shape[1]), value=-1) for g in groups])
         key, order = _span_key(row, start, end, leaf_BT.shape[1]).sort()
         return cls(row[order], start[order], end[order], split_CM[order], key, leaf_BT, num_leaves)
 

@@ -34,24 +34,16 @@ from hf_synlm.core.module_tools import NoOffloading, evaluation_mode, weight_of
 from hf_synlm.core.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, check_labels
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
-from hf_synlm.models.gpst.chart import (
-    ChartPlan,
-    TreeNodes,
-    best_splits,
-    induced_trees,
-    joined_boundaries,
-    plan_chart,
-    plan_trees,
-)
 from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition, GPSTParser
 from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
-from hf_synlm.models.gpst.inside_outside import InsideChart, inside, outside
+from hf_synlm.models.gpst.inside_outside import outside
 from hf_synlm.models.gpst.objective import LOSS_PARTS, GPSTHeads, NodeSequence, TreeStructure, count_items
 from hf_synlm.models.gpst.stack_machine import GPSTStackMachine
 from hf_synlm.models.gpst.tokens import ContextBatch
+from hf_synlm.models.gpst.trees import TreeInduction, chart_tensors
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
-from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION, spans_to_actions
+from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
 
 
 # ---------------------------------------------------------------------------------------------- base model
@@ -178,7 +170,7 @@ class GPSTPreTrainedModel(NoOffloading, PreTrainedModel):
         return embedding
 
 
-class GPSTModel(GPSTPreTrainedModel):
+class GPSTModel(TreeInduction, GPSTPreTrainedModel):
     """The parts of GPST below the heads: whole sentences in, trees and states out.
 
     The trees are induced from whole sentences, so the states are features; for next-token probabilities use
@@ -251,8 +243,8 @@ class GPSTModel(GPSTPreTrainedModel):
         text = ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
         scores = self.parser(text.ids, text.sentence_ids)
         plan = self._plan(text, scores, merge_order, spans)
-        leaf_ids, leaf_embedding, chart, nodes = self._induce(text, plan, given=spans is not None)
-        sequence = self.node_sequence(plan, nodes, chart, leaf_embedding)
+        trees = self._induce(text, plan, given=spans is not None)
+        sequence = self.node_sequence(plan, trees)
         asked = {"output_hidden_states": bool(wanted), "output_attentions": attend} if wanted or attend else {}
         types = self.type_layers(inputs_embeds=sequence.inputs, **asked)
         type_hidden = types.last_hidden_state
@@ -264,7 +256,7 @@ class GPSTModel(GPSTPreTrainedModel):
         if output_outside or output_chart:
             outside_vectors, notes = outside(
                 plan,
-                chart,
+                trees.chart,
                 self.root_embedding,
                 self.decomposition,
                 accumulate_scores=self.config.accumulate_scores,
@@ -275,12 +267,12 @@ class GPSTModel(GPSTPreTrainedModel):
             token_hidden_state=token_hidden,
             type_hidden_state=type_hidden,
             outside_vectors=outside_vectors,
-            spans=text.list_spans(nodes) if output_spans else None,
+            spans=text.list_spans(trees.nodes) if output_spans else None,
             parser_scores=scores,
-            structure=TreeStructure(text, plan, nodes, leaf_ids, chart.height_N, sequence)
+            structure=TreeStructure(text, plan, trees.nodes, trees.leaf_ids, trees.chart.height_N, sequence)
             if output_structure
             else None,
-            chart=_chart_tensors(plan, chart, notes) if output_chart else None,
+            chart=chart_tensors(plan, trees.chart, notes) if output_chart else None,
             hidden_states=self._hidden_states(types, tokens, sequence, text, wanted) if wanted else None,
             attentions=(*types.attentions, *tokens.attentions) if attend else None,
         )
@@ -309,155 +301,6 @@ class GPSTModel(GPSTPreTrainedModel):
             for place, state in enumerate((*types.hidden_states, *tokens.hidden_states[1:]))
         ]
         return kept_states(states, wanted)
-
-    @torch.no_grad()
-    def whole_sentence_trees(
-        self, input_ids: Tensor, attention_mask: Tensor, word_ends: Tensor | None = None, *, by_merges: bool = False
-    ) -> list[list[tuple[int, int]]]:
-        """Inner nodes per row of the tree of the inside pass, or of the parser's merges alone.
-
-        Args:
-            input_ids: [B, T].
-            attention_mask: [B, T].
-            word_ends: [B, T] or `None`.
-            by_merges: the tree in which the merges happen (the chart with window 1), without the inside pass.
-
-        Returns:
-            Spans in input positions, in post-order.
-
-        Raises:
-            ValueError: see `forward`.
-        """
-        text = ContextBatch.read(self.config, input_ids, attention_mask, None, word_ends)
-        scores = self.parser(text.ids, text.sentence_ids)
-        if by_merges:
-            plan = plan_chart(self._merge_order(scores, text), text.sentence_ids, window_size=1)
-            return text.list_spans(induced_trees(plan, plan.left_CM.new_zeros(len(plan.left_CM))))
-        return text.list_spans(self._induce(text, self._plan(text, scores, None, None))[3])
-
-    def _plan(
-        self, text: ContextBatch, scores: Tensor, merge_order: Tensor | None, spans: list[list[tuple[int, int]]] | None
-    ) -> ChartPlan:
-        """Chart of the given trees, of a given merge order, or of the parser's."""
-        if spans is not None:
-            if len(spans) != len(text.ids):
-                raise ValueError(f"spans has {len(spans)} rows and the batch {len(text.ids)}. Give one list per row.")
-            text.check_words(spans)
-            shifts = text.shifts()
-            moved = [[(i - shift, j - shift) for i, j in row] for row, shift in zip(spans, shifts, strict=True)]
-            return plan_trees(moved, text.sentence_ids).to(scores.device)
-        if merge_order is None:
-            order = self._merge_order(scores.detach(), text)
-        else:
-            order = text.words_first(text.align_order(merge_order))
-        return plan_chart(order, text.sentence_ids, self.config.window_size).to(scores.device)
-
-    def _induce(
-        self, text: ContextBatch, plan: ChartPlan, given: bool = False
-    ) -> tuple[Tensor, Tensor, InsideChart, TreeNodes]:
-        """Token ids and embeddings of the leaves, the inside chart, and the nodes of the best trees.
-
-        This is the E step of GPST's hard EM: one tree per sentence, the best split of every span from the root down.
-        """
-        leaf = plan.context_N[: plan.num_leaves] * text.width + plan.start_N[: plan.num_leaves]
-        leaf_ids = text.ids.flatten()[leaf]
-        leaf_embedding = self.embed_tokens(text.ids).flatten(0, 1)[leaf]  # [B, T, D], as hooks of NEFTune expect it
-        chart = inside(
-            plan,
-            self.down_scale(leaf_embedding).to(leaf_embedding.dtype),
-            self.composition,
-            temperature=self.config.split_temperature,
-            hard=self.config.hard_inside,
-            accumulate_scores=self.config.accumulate_scores,
-            stop_structure_gradient=self.config.stop_structure_gradient,
-            normalize_mixture=not given,
-        )
-        nodes = induced_trees(plan, best_splits(plan, chart.split_score_CM, text.word_index))
-        return leaf_ids, leaf_embedding, chart, nodes
-
-    def _merge_order(self, score_BP: Tensor, text: ContextBatch) -> Tensor:
-        """Boundaries by ascending score; word-internal ones first, sentence borders and padding last."""
-        if self.training and self.config.merge_noise > 0:
-            uniform = torch.rand_like(score_BP).clamp_min(torch.finfo(score_BP.dtype).tiny)
-            gumbel = -(-uniform.log()).clamp_min(torch.finfo(score_BP.dtype).tiny).log()
-            score_BP = score_BP + self.config.merge_noise * gumbel
-        if text.word_index is not None and score_BP.numel():
-            within = text.word_index[:, 1:] == text.word_index[:, :-1]
-            score_BP = score_BP - within * (score_BP.max() - score_BP.min() + 1)
-        joined = joined_boundaries(text.sentence_ids)
-        return score_BP.masked_fill(~joined, torch.inf).sort(dim=-1, stable=True).indices
-
-    def node_sequence(
-        self, plan: ChartPlan, nodes: TreeNodes, chart: InsideChart, leaf_embedding: Tensor
-    ) -> NodeSequence:
-        """Lay the nodes out as inputs of the type layers.
-
-        Leaves enter as their token embedding, inner nodes as the up-scaled inside vector: the paper's "representation
-        surrogate" of what left-to-right composition would give. Without the surrogate, inner nodes enter as the
-        embedding of the reduce token. The position of a node is the number of tokens generated so far.
-
-        Args:
-            plan: the chart plan.
-            nodes: the nodes of the trees in post-order.
-            chart: the inside chart.
-            leaf_embedding: [num_leaves, D] token embeddings.
-
-        Returns:
-            The sequence.
-        """
-        num_leaves, device = plan.num_leaves, leaf_embedding.device
-        num_contexts, num_tokens = plan.leaf_BT.shape
-        num_slots = max(plan.nodes_B) + 1
-        is_inner = nodes.cell_A >= num_leaves
-        # The counts are known, so sorting separates leaves from inner nodes without a host sync.
-        by_cell = torch.where(is_inner, num_leaves, nodes.cell_A).argsort(stable=True)
-        leaf_node, inner_node = by_cell[:num_leaves], by_cell[num_leaves:]
-        inner_embedding = self._inner_embedding(chart, nodes.cell_A[inner_node]).to(leaf_embedding.dtype)
-        sources = torch.cat([self.bos_embedding[None], leaf_embedding, inner_embedding])
-        source_A = torch.empty_like(nodes.cell_A)
-        source_A[by_cell] = torch.arange(1, len(source_A) + 1, device=device)
-        slot_A = nodes.context_A * num_slots + nodes.position_A  # the slot before the node
-        source, position = (slot_A.new_zeros(num_contexts * num_slots) for _ in range(2))
-        source[slot_A + 1], position[slot_A + 1] = source_A, nodes.end_A
-        target = slot_A.new_full((num_contexts * num_slots,), -1)
-        target[slot_A] = torch.where(is_inner, COMP, GEN)
-        last_B = torch.arange(num_contexts, device=device) * num_slots + plan.count_2B[1]
-        target[last_B] = GEN
-        row, column = plan.context_N[:num_leaves], plan.start_N[:num_leaves]
-        token_slots = (torch.arange(num_contexts, device=device) * num_slots)[:, None].repeat(1, num_tokens + 1)
-        token_slots[row, column] = slot_A[leaf_node]
-        token_slots[torch.arange(num_contexts, device=device), plan.count_2B[0]] = last_B
-        position = position.view(num_contexts, num_slots)
-        inputs = sources.index_select(0, source).view(num_contexts, num_slots, -1) + self.position_embedding(position)
-        return NodeSequence(inputs, target.view(num_contexts, num_slots), position, token_slots, row, column)
-
-    def _inner_embedding(self, chart: InsideChart, cells: Tensor) -> Tensor:
-        """Inputs of the type layers at inner nodes: the surrogate, or the reduce token."""
-        if self.config.surrogate:
-            return self.up_scale(chart.language_vector_ND[cells])
-        reduce_id = torch.tensor(self.config.reduce_token_id, device=cells.device)
-        return self.embed_tokens(reduce_id).expand(len(cells), -1)
-
-
-def _chart_tensors(plan: ChartPlan, chart: InsideChart, notes: dict) -> dict:
-    """Chart tensors by name, cells and compositions described by integers."""
-    return {
-        "context": plan.context_N,
-        "start": plan.start_N,
-        "end": plan.end_N,
-        "num_leaves": plan.num_leaves,
-        "levels": plan.levels,
-        "root": plan.root_S,
-        "left": plan.left_CM,
-        "right": plan.right_CM,
-        "split": plan.split_CM,
-        "inside": chart.vector_ND,
-        "height": chart.height_N,
-        "score": chart.score_N,
-        "split_score": chart.split_score_CM,
-        "outside": notes["outside_ND"],
-        "outside_log_sum_exp": notes["log_sum_exp_N"],
-    }
 
 
 # ---------------------------------------------------------------------------------------------- language model
@@ -545,15 +388,15 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         check_shares(loss_shares, LOSS_PARTS)
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
-        alone = labels is None and merge_order is None and spans is None and not output_chart
-        beside = not alone and self.wants_logits_beside(output_marginal_logits)
-        if sentence_ids is not None and (alone or beside):
+        one_tree = not (labels is None and merge_order is None and spans is None and not output_chart)
+        marginal = not one_tree or self.wants_logits_beside(output_marginal_logits)
+        if sentence_ids is not None and marginal:
             raise ValueError(
                 "sentence_ids cannot be used with next-token logits, which treat a row as one running text with "
                 "unknown sentence ends. Leave sentence_ids out, or output_marginal_logits; without it pass labels, "
                 "spans, merge_order or output_chart."
             )
-        if alone:
+        if not one_tree:
             refuse_layer_outputs(self.config, NO_LAYER_OUTPUTS, **asked)
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
@@ -565,12 +408,12 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             )
         trees = {"sentence_ids": sentence_ids, "word_ends": word_ends, "merge_order": merge_order, "spans": spans}
         asked |= {"output_chart": output_chart, "output_spans": output_spans}
-        result = self._objective(input_ids, attention_mask, labels, loss_shares, **trees, **asked)
-        if beside:
+        result = self._of_one_tree(input_ids, attention_mask, labels, loss_shares, **trees, **asked)
+        if marginal:
             result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
         return result
 
-    def _objective(
+    def _of_one_tree(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None,
@@ -610,7 +453,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     ) -> dict[str, int]:
         """Count the items over which each part of the objective is a mean: tokens, sentences, nodes, labels, slots.
 
-        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
+        `training.engine.steps.to_shares` divides them by those of all calls of a step: the `loss_shares` of a call.
         Two properties of a batch are not such means: the product of `config.height_loss` "shipped", whose second factor
         stays that of the call, and noise, which every call draws for itself.
 
