@@ -52,7 +52,9 @@ SEARCH += "search_actions search_outputs search_parsing search_proposals search_
 SEARCH += "search_words "
 RECURRENT = "trees_actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
-LABELED_SEARCH = "configuration_rnng rnng_actions rnng_composition rnng_fast_track rnng_fast_track_generation "
+LABELED_SEARCH = (
+    "configuration_rnng rnng_actions rnng_classification rnng_composition rnng_fast_track rnng_fast_track_generation "
+)
 LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnng_stack_machine "
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "

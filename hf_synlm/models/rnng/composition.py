@@ -3,7 +3,7 @@
 The slow and obvious version is `StackMachine` in `tests/reference/rnng.py`, one constituent at a time.
 
 Shapes: R nodes, M children, S steps of all rows, w element size, h stack size. The children of the nodes come as
-`Chains` (see `rnng_plan`).
+`Chains` (models/rnng/plan.py).
 """
 
 from collections.abc import Callable

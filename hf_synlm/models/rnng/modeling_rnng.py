@@ -32,8 +32,9 @@ from hf_synlm.core.hidden_states import (
 )
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
 from hf_synlm.core.module_tools import NoOffloading, weight_of
-from hf_synlm.core.outputs import SyntacticClassifierOutput, SyntacticLMOutput
+from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
+from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
 from hf_synlm.models.rnng.composition import AttentionComposition, LSTMComposition, chain_inputs
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
 from hf_synlm.models.rnng.generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
@@ -128,7 +129,7 @@ class RNNGModel(RNNGPreTrainedModel):
         word_ends: Tensor | None = None,
         run_last: bool = False,
     ) -> RNNGPlan:
-        """Lay out given derivations; see `rnng_plan.make_plan`.
+        """Lay out given derivations; see `make_plan` in models/rnng/plan.py.
 
         Args:
             actions: [B, A], 0 = padding.
@@ -240,7 +241,7 @@ class RNNGModel(RNNGPreTrainedModel):
                 attentions are asked for, and when the search finds no tree of a sentence.
             TypeError: for other keyword arguments.
 
-        Cost: see `rnng_plan`; without `actions` that of `parse`, hundreds of times more.
+        Cost: see models/rnng/plan.py. Without `actions` the model first runs `parse`, hundreds of times slower.
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
@@ -318,8 +319,8 @@ def _after_words(states: Tensor, mask: Tensor, plan: RNNGPlan) -> Tensor:
     return after
 
 
-def _check_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
-    """Check that a plan made ahead fits the derivations; tensors on a GPU are not read."""
+def _checked_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> RNNGPlan:
+    """A plan made ahead, which must fit the derivations; tensors on a GPU are not read."""
     if hasattr(plan, "steps") != reads_stack:
         raise ValueError(
             f"plan is a {type(plan).__name__}, which this composition cannot use. Make it with "
@@ -331,6 +332,7 @@ def _check_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor
         matches = torch.equal(actions[taken], plan.action) and torch.equal(words, mask.sum(1))
     if not matches:
         raise ValueError("plan was made for other actions or tokens. Make it anew, or leave it out.")
+    return plan
 
 
 # ---------------------------------------------------------------------------------------------- language model
@@ -383,7 +385,7 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
             attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
             actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            plan: plan of `actions`, if it was made ahead (`rnng_plan.make_plan`).
+            plan: plan of `actions`, if it was made ahead (`make_plan` in models/rnng/plan.py).
             past_key_values: search state to continue from.
             use_cache: return the search state.
             logits_to_keep: compute `logits` for this many last positions only (0 = all).
@@ -430,28 +432,6 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
             raise ValueError(
                 "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
             )
-        result = self._objective(
-            input_ids, attention_mask, labels, actions, word_ends, plan, output_logits, loss_shares, wanted
-        )
-        if not return_loss:
-            result.loss = None
-        if self.wants_logits_beside(output_marginal_logits):
-            result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
-        return result
-
-    def _objective(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        labels: Tensor | None,
-        actions: Tensor,
-        word_ends: Tensor | None,
-        plan: RNNGPlan | None,
-        output_logits: bool,
-        loss_shares: Mapping[str, float] | None,
-        wanted: frozenset[int],
-    ) -> SyntacticLMOutput:
-        """Log-probabilities of the actions and words of given derivations: teacher forcing, one product per head."""
         for name, value in (("labels", labels), ("word_ends", word_ends)):
             if value is not None and value.shape != input_ids.shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
@@ -460,27 +440,39 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
             word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
             plan = self.model.make_plan(actions, mask, word_ends)
         else:
-            _check_plan(plan, self.model.composition.reads_stack, actions, mask)
-            plan = plan.to(input_ids.device)
+            plan = _checked_plan(plan, self.model.composition.reads_stack, actions, mask).to(input_ids.device)
         layers = self.model.run(input_ids, mask, plan, bool(wanted))
         parts = _score_derivations(self, layers[-1], input_ids, mask, labels, plan)
-        sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
+        result = self._objective(parts, len(mask), loss_shares)
+        result.hidden_states = self.model.hidden_states(input_ids, mask, plan, layers, parts.states, wanted)
+        if output_logits:
+            self._add_logits(result, parts, plan, actions, mask)
+        if not return_loss:
+            result.loss = None
+        if self.wants_logits_beside(output_marginal_logits):
+            result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
+        return result
+
+    def _objective(
+        self, parts: "_Scores", num_sentences: int, loss_shares: Mapping[str, float] | None
+    ) -> SyntacticLMOutput:
+        """Loss and probability of given derivations, normalized as `config.loss_normalization` says."""
+        sizes = {"batch": num_sentences, "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
         divisor = sizes[self.config.loss_normalization]
         action = parts.action_total * (share_of(loss_shares, "action") / divisor)
         word = parts.word_total * (share_of(loss_shares, "word") / divisor)
-        output = SyntacticLMOutput(
-            loss=action + word,
-            losses={"action": action.detach(), "word": word.detach()},
-            joint_log_prob=parts.joint,
-            hidden_states=self.model.hidden_states(input_ids, mask, plan, layers, parts.states, wanted),
-        )
-        if output_logits:
-            output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
-            output.action_logits[plan.action_row, plan.action_column] = parts.action_logits
-            logits = self.lm_head(parts.before_words)
-            output.token_logits_given_tree = logits.new_zeros(*input_ids.shape, logits.shape[1])
-            output.token_logits_given_tree[_word_places(plan, mask)] = logits
-        return output
+        losses = {"action": action.detach(), "word": word.detach()}
+        return SyntacticLMOutput(loss=action + word, losses=losses, joint_log_prob=parts.joint)
+
+    def _add_logits(
+        self, output: SyntacticLMOutput, parts: "_Scores", plan: RNNGPlan, actions: Tensor, mask: Tensor
+    ) -> None:
+        """Logits of the actions and words of given derivations, in the places of the inputs."""
+        output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
+        output.action_logits[plan.action_row, plan.action_column] = parts.action_logits
+        logits = self.lm_head(parts.before_words)
+        output.token_logits_given_tree = logits.new_zeros(*mask.shape, logits.shape[1])
+        output.token_logits_given_tree[_word_places(plan, mask)] = logits
 
 
 class _Scores(NamedTuple):
@@ -528,7 +520,7 @@ def _word_places(plan: RNNGPlan, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------- classification
-class RNNGForSequenceClassification(RNNGPreTrainedModel):
+class RNNGForSequenceClassification(TreeClassifierMixin, RNNGPreTrainedModel):
     """RNNG with a classifier on the state of the stack when the tree of the sentence is closed.
 
     Its weights are those of `RNNGForCausalLM`, so that it starts from a language model, and the classifier's.
@@ -545,68 +537,20 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        actions: Tensor | None = None,
-        word_ends: Tensor | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
-    ) -> SyntacticClassifierOutput:
-        """Classify sentences by their trees, which the model's own search finds where they are not given.
-
-        That search is nearly all of the time: to classify one text often, keep the actions of
-        `RNNGForCausalLM.parse` and pass them.
-
-        With `labels`, loss = classification loss + negative log-probability of texts and trees per action and word, so
-        that the model stays a language model.
-
-        Args:
-            input_ids: [B, T] token ids, one sentence per row.
-            attention_mask: [B, T], 1 = token; padding left or right.
-            labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
-            actions: [B, A] derivations, 0 = padding.
-            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            output_hidden_states: also return `hidden_states` (see `RNNGModel.forward`).
-            output_attentions: refused: see `RNNGModel.forward`.
-            **kwargs: only None values, which wrappers pass for arguments of other models.
-
-        Returns:
-            `SyntacticClassifierOutput`.
-
-        Raises:
-            ValueError: see `RNNGForCausalLM.forward`; and when the search finds no tree of a sentence.
-            TypeError: for other keyword arguments.
-
-        Cost: without `actions` that of `parse`, hundreds of times more than with them.
-        """
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
-        if actions is None:
-            actions = best_derivations(self, input_ids, mask, word_ends)
+    def _read_trees(
+        self, input_ids: Tensor, mask: Tensor, actions: Tensor, word_ends: Tensor | None, wanted: frozenset[int]
+    ) -> TreeReading:
         plan = self.model.make_plan(actions, mask, word_ends, run_last=True)
         layers = self.model.run(input_ids, mask, plan, bool(wanted))
-        hidden = layers[-1]
-        logits = self.score(hidden[plan.final])
-        result = SyntacticClassifierOutput(logits=logits)
+        hidden, hidden_states = layers[-1], None
         if wanted:
             states = self.model.predictor(hidden[plan.context])
-            result.hidden_states = self.model.hidden_states(input_ids, mask, plan, layers, states, wanted)
-        if labels is not None:
-            classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+            hidden_states = self.model.hidden_states(input_ids, mask, plan, layers, states, wanted)
+
+        def losses() -> tuple[Tensor, Tensor, Tensor]:
             parts = _score_derivations(self, hidden, input_ids, mask, None, plan)
+            action, word = parts.action_total, parts.word_total
             count = len(parts.action_loss) + len(parts.word_loss)
-            result.loss = classification + (parts.action_total + parts.word_total) / count
-            result.losses = {
-                "classification": classification.detach(),
-                "action": parts.action_total.detach() / count,
-                "word": parts.word_total.detach() / count,
-            }
-        return result
+            return (action + word) / count, action.detach() / count, word.detach() / count
+
+        return TreeReading(hidden[plan.final], hidden_states, losses)

@@ -34,9 +34,10 @@ from hf_synlm.core.hidden_states import (
 )
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
 from hf_synlm.core.module_tools import NoOffloading, unwrapped, weight_of
-from hf_synlm.core.outputs import SyntacticClassifierOutput, SyntacticLMOutput
+from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.rnng.actions import SHIFT
+from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
 from hf_synlm.models.rnng.generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
 from hf_synlm.models.tree_lm.backbone import check_backbone, make_backbone, run_backbone
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
@@ -504,7 +505,7 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
 
 
 # ---------------------------------------------------------------------------------------------- classification
-class TreeLMForSequenceClassification(TreeLMPreTrainedModel):
+class TreeLMForSequenceClassification(TreeClassifierMixin, TreeLMPreTrainedModel):
     """Tree LM with a classifier on its state when the tree of the sentence is closed.
 
     Its weights are those of `TreeLMForCausalLM`, so that it starts from a language model, and the classifier's.
@@ -523,65 +524,17 @@ class TreeLMForSequenceClassification(TreeLMPreTrainedModel):
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        actions: Tensor | None = None,
-        word_ends: Tensor | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
-    ) -> SyntacticClassifierOutput:
-        """Classify sentences by their trees, which the model's own search finds where they are not given.
-
-        That search is nearly all of the time: to classify one text often, keep the actions of
-        `TreeLMForCausalLM.parse` and pass them.
-
-        With `labels`, loss = classification loss + negative log-probability of texts and trees per token of the
-        linearized tree, so that the model stays a language model.
-
-        Args:
-            input_ids: [B, T] token ids, one sentence per row.
-            attention_mask: [B, T], 1 = token; padding left or right.
-            labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
-            actions: [B, A] derivations, 0 = padding.
-            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            output_hidden_states: also return `hidden_states` (see `TreeLMModel.forward`).
-            output_attentions: refused: see `TreeLMModel.forward`.
-            **kwargs: only None values, which wrappers pass for arguments of other models.
-
-        Returns:
-            `SyntacticClassifierOutput`.
-
-        Raises:
-            ValueError: see `TreeLMForCausalLM.forward`; and when the search finds no tree of a sentence.
-            TypeError: for other keyword arguments.
-
-        Cost: without `actions` that of `parse`, hundreds of times more than with them.
-        """
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        if actions is None:
-            ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
-            actions = best_derivations(self, input_ids, mask, ends)
+    def _read_trees(
+        self, input_ids: Tensor, mask: Tensor, actions: Tensor, word_ends: Tensor | None, wanted: frozenset[int]
+    ) -> TreeReading:
         plan = self.model.lay_out(input_ids, actions, mask, word_ends)
         states = self.model.decode(self.model.embed(plan.tokens), plan.mask, plan.relative)
-        logits = self.score(_rows(states[-1], plan.last[:, -1:])[:, 0])
-        result = SyntacticClassifierOutput(
-            logits=logits, hidden_states=self.model.hidden_states(states, plan, actions, mask, wanted)
-        )
-        if labels is not None:
-            classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+
+        def losses() -> tuple[Tensor, Tensor, Tensor]:
             share = 1 / int((actions != 0).sum())
             per_word = torch.full_like(input_ids[mask], share, dtype=torch.float32)
             parts = _score_derivations(self, states[-1], plan, actions, share, per_word)
-            result.loss = classification + parts.loss
-            result.losses = {
-                "classification": classification.detach(), "action": parts.action, "word": parts.word
-            }  # fmt: skip
-        return result
+            return parts.loss, parts.action, parts.word
+
+        hidden_states = self.model.hidden_states(states, plan, actions, mask, wanted)
+        return TreeReading(_rows(states[-1], plan.last[:, -1:])[:, 0], hidden_states, losses)
