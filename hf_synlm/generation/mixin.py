@@ -115,7 +115,7 @@ class _SearchLogits(torch.autograd.Function):
 class SyntacticGenerationMixin(WordGenerationMixin):
     """`generate`, the marginal `forward` and the search of a syntactic language model.
 
-    The class that inherits it sets `stack_machine_class` (see `search_words`), and its config has
+    The class that inherits it sets `stack_machine_class` (see `LevelMachine` in search/words.py), and its config has
     `scoring_num_beams`, `bos_token_id` and `vocab_size`.
     """
 
@@ -165,7 +165,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         logits_to_keep: int | Tensor = 0,
         word_ends: Tensor | None = None,
     ) -> SyntacticLMOutput:
-        """Next-token log-probabilities with the derivations summed out; see `search_parsing.marginal_logits`."""
+        """Next-token log-probabilities with the derivations summed out; see `marginal_logits`."""
         if torch.compiler.is_exporting():
             raise ValueError(
                 f"Next-token logits of {type(self).__name__} come from a search whose steps depend on the text: they "
@@ -271,7 +271,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 an end token does; their probability counts. False leaves a forest.
             synchronous: False is the paper's baseline "w/o sync": at every step the best num_beams single actions (COMP
                 or any word) stay, also if their hypotheses differ in length; with do_sample, num_beams are drawn.
-                See `generation_actions`. Joint mode only.
+                See generation/actions.py. Joint mode only.
             context_sentence_ids: [B, L], > 0 at tokens of complete sentences before the prompt. They are encoded with
                 their induced trees, and the stack starts empty after them. Joint mode only.
             **kwargs: Any option of transformers that applies: num_beams, num_return_sequences, do_sample, top_k,
@@ -410,6 +410,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             "Shorten the prompt or lower max_new_tokens (max_length).",
         )
 
+    # A callable as `custom_generate` would do for the decoding loop, but transformers (5.23) drops `streamer`, the
+    # tokenizer of stop strings, `synced_gpus` and `assistant_model` (`_extract_generation_mode_kwargs`).
     def _sample(self, input_ids: Tensor, **kwargs: Any) -> SyntacticGenerateOutput | Tensor:
         if kwargs["generation_config"].structure_mode == "marginal":
             self._prepare_marginal(input_ids, kwargs)

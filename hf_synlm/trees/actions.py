@@ -25,7 +25,7 @@ def spans_to_actions(spans: Sequence[Span], num_tokens: int) -> list[int]:
     """Write a binary tree as the GEN/COMP actions that build it.
 
     After GEN of token t come as many COMP as there are spans that end at boundary t + 1. Inverse of
-    `binary_trees.actions_to_spans`.
+    `trees.binary.actions_to_spans`.
 
     Args:
         spans: the n - 1 half-open spans of a binary tree over n tokens, in any order.
@@ -43,7 +43,7 @@ def spans_to_actions(spans: Sequence[Span], num_tokens: int) -> list[int]:
     if len(spans) != num_tokens - 1:
         raise ValueError(
             f"{len(spans)} spans over {num_tokens} tokens are not a binary tree, which has {num_tokens - 1}: "
-            "complete the tree with binary_trees.binarize_spans"
+            "complete the tree with trees.binary.binarize_spans"
         )
     num_ending = [0] * (num_tokens + 1)
     for _, end in spans:

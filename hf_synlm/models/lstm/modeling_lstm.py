@@ -322,7 +322,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
     ) -> dict[str, int]:
         """How many words the loss is a mean over.
 
-        Divided by the count of all calls of a step, this is the `loss_shares` of a call (`training.steps.to_shares`).
+        `training.engine.steps.to_shares` divides it by the count of all calls of a step: the `loss_shares` of a call.
 
         Args:
             input_ids: [B, T], as for `forward`, without a cache.

@@ -1,8 +1,12 @@
 """ON-LSTM, a language model with ordered neurons (Shen et al., ICLR 2019), and ON-LSTM-SYD (Du et al., ACL 2020).
 
-A stack of LSTM layers whose cells forget in a fixed order: see `on_lstm_layer`. How much of a cell is forgotten before
-a word is the syntactic distance of the gap before it, and the distances of a sentence define its tree. ON-LSTM-SYD has
-a second set of distances in some layer, which learns from gold trees by a ranking loss.
+A stack of LSTM layers whose cells forget in a fixed order (models/on_lstm/layer.py). How much of a cell is forgotten
+before a word is the syntactic distance of the gap before it, and the distances of a sentence define its tree.
+ON-LSTM-SYD has a second set of distances in some layer, which learns from gold trees by a ranking loss.
+
+Where the losses are: the SYD loss is `ranking_loss` in recurrent/distances.py; `distance_losses` there sums it over the
+supervised layers, and `DistanceLanguageModel.forward` (recurrent/distance_model.py) adds it to the loss of the words.
+AR and TAR are in recurrent/language_model.py.
 
 Shapes: B sentences, T tokens, L layers, S supervised layers, H hidden size, E embedding size, V vocabulary. Losses are
 in nats.

@@ -76,7 +76,7 @@ class PRPNConfig(SyntacticDistanceConfig):
             do: then padding changes what is trained.
         batch_norm_init: scales start from U(0, 1) ("uniform", which is what PyTorch did when the authors used it) or
             from 1 ("ones").
-    Supervised distances (PRPN-SYD, a reconstruction: see `prpn_parser`):
+    Supervised distances (PRPN-SYD, a reconstruction: see models/prpn/parser.py):
         parsing_network: "convolution" (PRPN), or "recurrent" (PRPN-SYD), which has a second set of distances for
             supervision.
         language_model_weight: weight of the language model's loss.

@@ -7,7 +7,7 @@ attends once more, under the gates that a guess of the next distance gives, and 
 off the distances.
 
 In PRPN-SYD (`parsing_network="recurrent"`) the parsing network has recurrence and a second set of distances, which is
-trained on gold trees. Its code was never released; it is a reconstruction from the paper (see `prpn_parser`).
+trained on gold trees. Its code was never released; it is a reconstruction from the paper (see models/prpn/parser.py).
 
 Shapes: B sentences, T tokens, N slots, L lookback, H hidden size, E embedding size, V vocabulary. Inside, time comes
 before the sentences. Losses are in nats.

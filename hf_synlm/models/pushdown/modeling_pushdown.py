@@ -300,8 +300,8 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             input_ids: [B, T] token ids, one sentence per row, with or without the begin token.
             attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
             attachments: [B, T] for every token the position that it is attached to, counted from 0 at the begin token
-                (see `pushdown_tape.tree_attachments`); -100 = none, as at end tokens: the search shifts those inside
-                a text with probability 1, too.
+                (see `tree_attachments` in models/pushdown/tape.py). -100 = not attached, as at end tokens, which the
+                search shifts with probability 1 inside a text, too.
             labels: [B, T] = `input_ids` with -100 where the word loss shall not count; default: all tokens.
             past_key_values: search state to continue from.
             use_cache: return the search state.
@@ -370,7 +370,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         return output
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """Count the items over which each part of the loss is a mean; see `training.steps.to_shares`.
+        """Count the items over which each part of the loss is a mean; see `training.engine.steps.to_shares`.
 
         Args:
             input_ids: [B, T], as for `forward`.

@@ -256,7 +256,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """How many sentences the parts of the loss are means over.
 
-        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
+        `training.engine.steps.to_shares` divides them by those of all calls of a step: the `loss_shares` of a call.
 
         Args:
             input_ids: [B, T], as for `forward`.
