@@ -89,7 +89,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
             The configuration.
 
         Raises:
-            ValueError: for unknown presets.
+            ValueError: if there is no such preset.
         """
         if name not in cls.presets:
             kind = cls.__name__.removesuffix("Config")

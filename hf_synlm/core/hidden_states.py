@@ -35,7 +35,7 @@ def refuse_arguments(others: Mapping[str, Any]) -> None:
 
 
 def wanted_states(config: PreTrainedConfig, output_hidden_states: HiddenStateChoice, num_states: int) -> frozenset[int]:
-    """Places, counted from 0, of the hidden states that a caller wants; empty = he wants no states.
+    """Places, counted from 0, of the hidden states that a caller wants; empty = no states.
 
     `output_hidden_states` is True (all), False, or places in the tuple of `num_states` entries, negative ones from its
     end; None = the field of `config`.

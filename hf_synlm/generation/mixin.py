@@ -28,7 +28,7 @@ from hf_synlm.generation.actions import ActionDecoder
 from hf_synlm.generation.joint import JointDecoder
 from hf_synlm.generation.words import WordGenerationMixin
 from hf_synlm.search.parsing import check_length, checked_mask, marginal_logits
-from hf_synlm.search.state import SyntacticCache, WordDecoder
+from hf_synlm.search.state import SyntacticCache, WordDecoder, check_count
 from hf_synlm.search.words import WordBeamSearch
 
 # Kept on `generation_config`: saved in generation_config.json, and accepted by `generate`.
@@ -92,7 +92,7 @@ class SyntacticGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput)
 class JointBeamScores(tuple):
     """`scores` of joint beam search: per word, log p(word | hypothesis) of all hypotheses, structure summed out.
 
-    A class of its own, because these are no shares of `sequences_scores`: see `compute_transition_scores`.
+    A class of its own, because these do not add up to `sequences_scores`: see `compute_transition_scores`.
     """
 
 
@@ -174,7 +174,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         if past_key_values is not None and not hasattr(past_key_values, "begun"):
             raise ValueError(
                 f"past_key_values is a {type(past_key_values).__name__}; pass the SyntacticCache that an earlier call "
-                "returned, or none"
+                "returned, or leave it out"
             )
         cache = past_key_values
         search = (
@@ -194,6 +194,15 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             logits = _SearchLogits.apply(logits.requires_grad_())
         keep = past_key_values is not None if use_cache is None else use_cache
         return SyntacticLMOutput(logits=logits, past_key_values=cache if keep else None)
+
+    @staticmethod
+    def _refuse_continuation(past_key_values: Any, use_cache: bool | None, logits_to_keep: Any, given: str) -> None:
+        """Raise ValueError for arguments that go with next-token logits, where trees or labels are given."""
+        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError(
+                f"past_key_values, use_cache and logits_to_keep go with next-token logits, not with {given}. "
+                "Leave them out."
+            )
 
     def wants_logits_beside(self, asked: bool | None) -> bool:
         """Whether a call with a loss wants next-token logits as well; in training only if it says so itself."""
@@ -360,7 +369,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         ends = generation_config._eos_token_tensor
         if cache is not None:
             if not hasattr(cache, "begun"):
-                raise ValueError(f"past_key_values is a {type(cache).__name__}; pass a SyntacticCache, or none")
+                raise ValueError(f"past_key_values is a {type(cache).__name__}; pass a SyntacticCache, or leave it out")
             self._check_cache(generation_config, cache)
             if generation_config.use_cache is False:
                 raise ValueError("use_cache=False with past_key_values: leave one of them out")
@@ -507,9 +516,8 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
     """Raise ValueError for options of `generate` that do not apply."""
     if config.structure_mode not in ("joint", "marginal"):
         raise ValueError(f"structure_mode={config.structure_mode!r} must be 'joint' or 'marginal'")
-    size = config.action_beam_size
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise ValueError(f"action_beam_size={size!r} must be an integer of at least 1")
+    if config.action_beam_size is not None:
+        check_count("action_beam_size", config.action_beam_size)
     for name in ("close_tree", "synchronous"):
         if not isinstance(getattr(config, name), bool):
             raise ValueError(f"{name}={getattr(config, name)!r} must be True or False")

@@ -23,7 +23,7 @@ def _spelled_word(tokenizer: Any) -> str:
     words = (tokenizer.convert_tokens_to_string([token]).strip() for token in tokenizer.get_vocab())
     word = next(filter(is_spelled, itertools.chain(["abcdef"], words)), None)
     if word is None:
-        raise ValueError(f"The vocabulary of {type(tokenizer).__name__} spells no word, so that its texts have none.")
+        raise ValueError(f"The vocabulary of {type(tokenizer).__name__} spells no word, so its texts contain no words.")
     return word
 
 

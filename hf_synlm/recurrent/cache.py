@@ -136,7 +136,7 @@ def segment_mask(
         if cache.batch_size != len(columns):
             raise ValueError(
                 f"past_key_values holds {cache.batch_size} rows and input_ids {len(columns)}. Pass the cache that "
-                "was returned for the same rows, or none."
+                "was returned for the same rows, or leave it out."
             )
         both = (len(columns), cache.num_columns + columns.shape[-1])
         if attention_mask is not None and attention_mask.shape == both:

@@ -9,12 +9,11 @@ class RecurrentConfig(SyntacticConfig):
     """Base of the configurations of ON-LSTM, PRPN and PaLM.
 
     `hidden_size` is the width of `last_hidden_state`, as elsewhere in transformers: another name of `embedding_size`.
-    Earlier versions called the width of the layers so: where no `layer_size` is given, as in their files, it is the
-    `hidden_size` that is.
+    In files of earlier versions it was the width of the layers: where `layer_size` is missing, `hidden_size` is taken.
 
     Fields:
         vocab_size: number of token ids (V).
-        embedding_size: width of the token embedding and of what the words are predicted from (E).
+        embedding_size: width of the token embedding and of the features that predict the words (E).
         layer_size: width of the other layers (H); None = that of the published model.
         num_layers: number of layers (L).
         bos_token_id, eos_token_id: the one boundary between sentences; it is read and predicted like other tokens.
@@ -65,11 +64,11 @@ class AWDConfig(RecurrentConfig):
     """Base of the configurations of ON-LSTM and PaLM: the regularization of AWD-LSTM (Merity et al., ICLR 2018).
 
     Fields:
-        embedding_dropout: of whole rows of the embedding.
-        input_dropout: of the embedded tokens; here and below the same mask at all positions.
+        embedding_dropout: drops whole rows of the embedding.
+        input_dropout: drops features of the embedded tokens; one mask for all positions, as below.
         hidden_dropout: between the layers.
-        output_dropout: of the states that the words are predicted from.
-        weight_dropout: of the recurrent weights.
+        output_dropout: drops features of the states that predict the words.
+        weight_dropout: drops recurrent weights.
         activation_regularization: weight of the mean square of the output.
         temporal_activation_regularization: weight of the mean square of the difference of neighbouring outputs.
     """

@@ -67,11 +67,11 @@ class DistanceLanguageModel(RecurrentLanguageModel):
         Args:
             input_ids: [B, T] token ids.
             attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are.
-            labels: [B, T] = `input_ids` with -100 where the loss shall not count; they are shifted here.
+            labels: [B, T] = `input_ids` with -100 where the loss does not count; they are shifted here.
             distances: [B, T] gold distances, value t of the gap before token t; NaN where there is none. They need
                 labels, and a model with supervised distances. Without them nothing is learned from trees. What ends
                 with `eos_token_id` is a sentence.
-            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls

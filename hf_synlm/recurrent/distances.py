@@ -115,7 +115,7 @@ def ranking_loss(
     reduction: str = "mean",
     sentence_ids_BT: Tensor | None = None,
 ) -> Tensor:
-    """Pairwise hinge loss of predicted distances: they shall be in the order of the gold distances.
+    """Pairwise hinge loss of predicted distances: they should be in the order of the gold distances.
 
     loss = sum over pairs (i, j) with gold_i > gold_j of max(0, margin - (predicted_i - predicted_j)), or their mean.
 

@@ -361,7 +361,7 @@ class RecurrentSequenceClassifier:
             inputs_embeds: [B, T, E] instead of `input_ids`.
             output_hidden_states: also return `hidden_states` of the bare network.
             output_attentions: also return `attentions` of the bare network.
-            **others: arguments of other models, all None.
+            **others: arguments of other models, which must be None.
 
         Returns:
             `SyntacticClassifierOutput` with `logits` [B, num_labels].

@@ -23,6 +23,7 @@ from hf_synlm.search.state import (
     WordDecoder,
     WordEdges,
     WordSearch,
+    check_count,
 )
 
 
@@ -216,11 +217,9 @@ def parse_with_search(
     Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
     the positions after the last word one too small; here they are right.
     """
-    is_count = isinstance(num_return_sequences, int) and not isinstance(num_return_sequences, bool)
-    if not is_count or not 1 <= num_return_sequences <= search.num_beams:
-        raise ValueError(
-            f"num_return_sequences={num_return_sequences!r} must be an integer from 1 to num_beams={search.num_beams}"
-        )
+    check_count("num_return_sequences", num_return_sequences)
+    if num_return_sequences > search.num_beams:
+        raise ValueError(f"num_return_sequences={num_return_sequences} must be at most num_beams={search.num_beams}")
     for name, value in (("stepwise", stepwise), ("lexical", lexical)):
         if value and not synchronous:
             raise ValueError(f"{name}=True needs a word-synchronous beam; leave synchronous=True")
@@ -419,7 +418,7 @@ def marginal_logits(
     """Log p(next token | prefix) after every token [B, T or fewer, V], and the state after the last column.
 
     Derivations are summed out over the beam; each position is normalized, uniform at padding. `input_ids` are new
-    columns after those of the `cache` (which is moved on in place); `attention_mask` covers them, or all columns so
+    columns after those of the `cache` (which is updated in place); `attention_mask` covers them, or all columns so
     far. `logits_to_keep` is the number of last columns (0 = all), or the columns in a tensor.
 
     Cost: as `parse_with_search`, with all structural successors at the columns that are kept.

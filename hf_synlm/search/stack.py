@@ -164,7 +164,7 @@ class NodePool:
         """
         first = self.reserve(nodes.depth.shape[1])
         if length is None:
-            # There are none before the start of the derivation.
+            # Nodes before the start of the derivation have no actions.
             length = torch.where(nodes.start < 0, 0, self.field("length", nodes.predecessor) + 1)
         torch.stack((*nodes, length, *further), -1, out=self.fields[:, first : self.size])
         for name, value in features.items():

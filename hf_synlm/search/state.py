@@ -22,6 +22,12 @@ from hf_synlm.search.stack import Levels, NodePool, Nodes
 NEG_INF = float("-inf")
 
 
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Raise ValueError unless the argument `name` is an integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+
+
 @dataclass
 class WordEdges:
     """Where the words of a text begin and end when tokens are word pieces: a word end is the last piece of a word.

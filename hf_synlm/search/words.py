@@ -51,6 +51,7 @@ from hf_synlm.search.state import (
     SearchState,
     StackMachine,
     WordEdges,
+    check_count,
     keep_frozen,
 )
 from hf_synlm.search.word_head import PackedWordHead, WordHead, rows_at_once
@@ -128,10 +129,7 @@ class WordBeamSearch(WordProposals):
     def __init__(
         self, machine: LevelMachine, num_beams: int, eos_token_ids: Tensor | None = None, renormalize: bool = False
     ) -> None:
-        if not isinstance(num_beams, int) or isinstance(num_beams, bool):
-            raise ValueError(f"num_beams={num_beams!r} must be an integer: the number of derivations in the beam")
-        if num_beams < 1:
-            raise ValueError(f"num_beams={num_beams}: a beam holds at least one derivation")
+        check_count("num_beams", num_beams)
         self.machine = machine
         self.num_beams = num_beams
         self.max_rows = max(4 * num_beams, _SMALL_BLOCK)  # of a block, where the search may stop early

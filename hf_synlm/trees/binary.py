@@ -58,8 +58,8 @@ def actions_to_spans(actions: Sequence[int], *, forest: bool = False) -> list[Sp
         Half-open spans of width >= 2, in the order of their COMP actions, which is post-order.
 
     Raises:
-        ValueError: an id is unknown, COMP meets fewer than two items, an action follows after padding, or several
-            items (or none) are left on the stack and `forest` is False; it names the position.
+        ValueError: an id is unknown, COMP meets fewer than two items, an action follows after padding, or the
+            actions do not leave exactly one item on the stack and `forest` is False; it names the position.
 
     Cost: O(A).
     """

@@ -2,7 +2,7 @@
 
 A **span** is a pair of boundaries `(i, j)`, 0 <= i < j <= n: the tokens i, ..., j - 1. A tree over n tokens is the list
 of its constituents of width >= 2, including the whole sentence, in post-order (children before parents, left before
-right), without leaves. A binary tree has n - 1 of them, a one-token tree has none. In brackets:
+right), without leaves. A binary tree has n - 1 of them. In brackets:
 `((fruit flies) (like (a banana)))`.
 
 A labeled tree is a list of (label, i, j), or brackets with labels: `(S (NP the cat) (VP sleeps))`. It may have
@@ -140,7 +140,7 @@ def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], wor
 
     Args:
         labeled_spans: (label, i, j) of every constituent, including the whole sentence, in any order, but unary chains
-            from bottom to top; width 1 is allowed. A single word may have none.
+            from bottom to top; width 1 is allowed. A single word needs no constituent.
         words: the n words, without white space.
 
     Returns:

@@ -59,16 +59,16 @@ LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnn
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH, 8080),
-    "rnng": (SHARED + SEARCH + "trees_given", 8910),
-    "urnng": (SHARED + SEARCH + "trees_given gpst_stack_machine rnng_forest_lstm", 6310),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4080),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4680),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3600),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3750),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9540),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 6320),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3120),
+    "gpst": (SHARED + SEARCH, 7570),
+    "rnng": (SHARED + SEARCH + "trees_given", 8200),
+    "urnng": (SHARED + SEARCH + "trees_given gpst_stack_machine rnng_forest_lstm", 5720),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3580),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4050),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3160),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3250),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 8790),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5780),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2730),
 }
 
 

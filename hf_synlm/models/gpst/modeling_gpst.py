@@ -211,7 +211,7 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
         """Induce a tree for every sentence, compose its spans and run the type and token layers over the nodes.
 
         Args:
-            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            input_ids: [B, T] token ids. A leading `bos_token_id` marks the start; it is not a token.
             attention_mask: [B, T], 1 = token. Padding may stand left or right. Without a mask, runs of `pad_token_id`
                 at both ends are padding.
             sentence_ids: [B, T] 1, 2, ... for the sentences of a context, 0 = padding. Default: one sentence a row.
@@ -232,7 +232,7 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
 
         Raises:
             ValueError: for empty rows, ids outside the vocabulary, masks with holes, contexts longer than
-                the positions, spans that are no binary trees, tensors of the wrong shape, and attentions that the
+                the positions, spans that are not binary trees, tensors of the wrong shape, and attentions that the
                 attention implementation does not give.
             TypeError: for other keyword arguments.
         """
@@ -351,9 +351,9 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         position says whether the next token begins a word, which a reader may not know there yet).
 
         Args:
-            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            input_ids: [B, T] token ids. A leading `bos_token_id` marks the start; it is not a token.
             attention_mask: [B, T], 1 = token; padding left or right.
-            labels: [B, T] = `input_ids` with -100 where the token loss shall not count.
+            labels: [B, T] = `input_ids` with -100 where the token loss does not count.
             sentence_ids: [B, T] 1, 2, ... for the sentences of a context, 0 = padding; for the objective.
             word_ends: [B, T], True at the last piece of every word, which keeps word pieces together.
             merge_order: [B, T - 1] merge order to replay.
@@ -401,11 +401,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
-        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError(
-                "past_key_values, use_cache and logits_to_keep go with next-token logits; leave them out together with "
-                "labels, spans, merge_order or output_chart."
-            )
+        given = "labels, spans, merge_order or output_chart"
+        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, given)
         trees = {"sentence_ids": sentence_ids, "word_ends": word_ends, "merge_order": merge_order, "spans": spans}
         asked |= {"output_chart": output_chart, "output_spans": output_spans}
         result = self._of_one_tree(input_ids, attention_mask, labels, loss_shares, **trees, **asked)

@@ -113,17 +113,17 @@ class LSTMModel(LSTMPreTrainedModel):
         """Read token ids from left to right.
 
         Args:
-            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            input_ids: [B, T] token ids. A leading `bos_token_id` marks the start; it is not a token.
             attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
                 all columns read so far will do. Without a mask, runs of `pad_token_id` at both ends are padding; with a
                 cache that has read something, every column is a token.
-            past_key_values: state to continue from; it is moved on in place.
+            past_key_values: state to continue from; it is updated in place.
             use_cache: return the state; default: only if one is given.
             output_hidden_states: also return `hidden_states`, all or those at the places given.
-            output_attentions: refused: there is no attention.
+            output_attentions: not possible: there is no attention.
             inputs_embeds: [B, T, E] instead of `input_ids`. The begin token is read before them, and without a mask
                 every column is a token.
-            **others: arguments of other models, all None.
+            **others: arguments of other models, which must be None.
 
         Returns:
             `LSTMModelOutput`. A masked column has the state of the column before it.
@@ -260,10 +260,10 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         it is predicted from the begin token. Nothing is predicted after the last token.
 
         Args:
-            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            input_ids: [B, T] token ids. A leading `bos_token_id` marks the start; it is not a token.
             attention_mask: [B, T], 1 = token (see `LSTMModel.forward`).
-            labels: [B, T] = `input_ids` with -100 where the loss shall not count; padding and the begin token never do.
-            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            labels: [B, T] = `input_ids` with -100 where the loss does not count; padding and the begin token never do.
+            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls

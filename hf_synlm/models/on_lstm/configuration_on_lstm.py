@@ -40,11 +40,11 @@ class ONLSTMConfig(AWDConfig, SyntacticDistanceConfig):
         num_layers: number of layers (L).
         chunk_size: units that share a pair of master gates (k); the widths of all layers are multiples of it.
     Regularization (in training):
-        embedding_dropout: of whole rows of the embedding.
-        input_dropout: of the embedded tokens; here and below the same mask at all positions.
+        embedding_dropout: drops whole rows of the embedding.
+        input_dropout: drops features of the embedded tokens; one mask for all positions, as below.
         hidden_dropout: between the layers.
-        output_dropout: of the states that the words are predicted from.
-        weight_dropout: of the recurrent weights. They are not rescaled in training; evaluation multiplies them by what
+        output_dropout: drops features of the states that predict the words.
+        weight_dropout: drops recurrent weights. They are not rescaled in training; evaluation multiplies them by what
             is kept on average, so that this number belongs to a trained model as its weights do.
         activation_regularization: weight of the mean square of the output (before its dropout).
         temporal_activation_regularization: weight of the mean square of the difference of neighbouring outputs.

@@ -105,12 +105,12 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
             input_ids: [B, T] token ids.
             attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
                 all columns read so far will do. Without a mask every column is a token.
-            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             output_hidden_states: also return `hidden_states`, all or those at the places given.
-            output_attentions: refused: there is no attention.
+            output_attentions: not possible: there is no attention.
             inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
-            **others: arguments of other models, all None.
+            **others: arguments of other models, which must be None.
 
         Returns:
             `RecurrentModelOutput` with `distances` [B, L, T] and, of a supervised model, `syd_distances` [B, S, T] in
@@ -205,16 +205,16 @@ class ONLSTMForCausalLM(DistanceLanguageModel, ONLSTMPreTrainedModel, Generation
         The surprisal of token t is `-token_log_probs[:, t]`, in nats.
 
         Args:
-            input_ids: [B, T], one sentence per row; begin token and end token are added where they do not stand.
+            input_ids: [B, T], one sentence per row; missing begin and end tokens are added.
             attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
             word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
-            method: "distance".
+            method: only "distance" is possible.
             decoder: "unbiased" or "biased" (see `distances_to_spans`).
             distances: "supervised" (those that learn from gold trees) or "language_model"; default: the first where
                 there are any.
             layer: whose distances; default: the last supervised layer, or the middle one of an unsupervised model, as
                 the authors evaluate (the second of three).
-            num_beams: changes nothing: the distances of a text, and so its tree, are a function of its words.
+            num_beams: has no effect: the words alone determine the distances, and so the tree.
 
         Returns:
             `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and

@@ -20,10 +20,10 @@ class OrderedMemoryConfig(SyntacticConfig):
         hidden_size: width of embeddings and slots (D); `embedding_size` is the same.
         num_slots: slots of the memory (N): trees are at most this high.
     Regularization (in training):
-        input_dropout: of the embedded tokens, the same mask at all positions.
+        input_dropout: drops features of the embedded tokens; one mask for all positions.
         cell_dropout: inside the cell that composes.
         attention_dropout: inside the network that chooses a slot.
-        output_dropout: of the states that the words are predicted from, the same mask at all positions.
+        output_dropout: drops features of the states that predict the words; one mask for all positions.
     Special tokens: bos_token_id and eos_token_id are the one boundary between sentences; it is read and predicted like
         every other token.
     Preset: "ordered-memory".

@@ -93,12 +93,12 @@ class OrderedMemoryModel(OrderedMemoryPreTrainedModel):
             input_ids: [B, T] token ids.
             attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
                 all columns read so far will do. Without a mask every column is a token.
-            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             output_hidden_states: also return `hidden_states`, all or those at the places given.
-            output_attentions: refused: there is no attention over tokens.
+            output_attentions: not possible: there is no attention over tokens.
             inputs_embeds: [B, T, D] instead of `input_ids`.
-            **others: arguments of other models, all None.
+            **others: arguments of other models, which must be None.
 
         Returns:
             `RecurrentModelOutput` with `distances` [B, 1, T] in [0, 1]; 0 at masked columns.
@@ -162,12 +162,12 @@ class OrderedMemoryForCausalLM(DistanceLanguageModel, OrderedMemoryPreTrainedMod
         The surprisal of token t is `-token_log_probs[:, t]`, in nats.
 
         Args:
-            input_ids: [B, T], one sentence per row; begin token and end token are added where they do not stand.
+            input_ids: [B, T], one sentence per row; missing begin and end tokens are added.
             attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
             word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
-            method: "distance".
+            method: only "distance" is possible.
             decoder: "unbiased" or "biased" (see `distances_to_spans`).
-            num_beams: changes nothing: the distances of a text, and so its tree, are a function of its words.
+            num_beams: has no effect: the words alone determine the distances, and so the tree.
 
         Returns:
             `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and

@@ -41,13 +41,13 @@ class PaLMConfig(AWDConfig):
         input_activation: of the inputs of the rational RNN: "identity" (the authors' code) or "tanh" (the paper).
         output_gate: span vectors are gated by the token that attends, and squashed (the authors' code); False: they are
             the states of the rational RNN themselves (the paper).
-        span_attention_weight: of the loss of the attention to given spans (PaLM-S).
+        span_attention_weight: weight of the loss on given spans (PaLM-S).
     Regularization (in training):
-        embedding_dropout: of whole rows of the embedding.
-        input_dropout: of the embedded tokens; here and below the same mask at all positions.
+        embedding_dropout: drops whole rows of the embedding.
+        input_dropout: drops features of the embedded tokens; one mask for all positions, as below.
         hidden_dropout: between the layers, and of the parts of the attention.
-        output_dropout: of the states that the words are predicted from.
-        weight_dropout: of the recurrent weights of the LSTM.
+        output_dropout: drops features of the states that predict the words.
+        weight_dropout: drops recurrent weights of the LSTM.
         activation_regularization: weight of the mean square of the (dropped) output.
         temporal_activation_regularization: weight of the mean square of the difference of neighbouring outputs.
     Special tokens: bos_token_id and eos_token_id are the one boundary between sentences; it is read and predicted like

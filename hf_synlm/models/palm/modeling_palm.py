@@ -180,12 +180,12 @@ class PaLMModel(PaLMPreTrainedModel):
             input_ids: [B, T] token ids.
             attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
                 all columns read so far will do. Default: every column is a token.
-            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             output_hidden_states: also return `hidden_states`, all or those at the places given.
             output_attentions: also return `attentions`.
             inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
-            **others: arguments of other models, all None.
+            **others: arguments of other models, which must be None.
 
         Returns:
             `PaLMModelOutput`. A masked column has the state of the column before it. The state holds (h, c) of
@@ -315,13 +315,13 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         Args:
             input_ids: [B, T] token ids.
             attention_mask: [B, T], 1 = token (see `PaLMModel.forward`).
-            labels: [B, T] = `input_ids` with -100 where the loss shall not count; they are shifted inside. The first
+            labels: [B, T] = `input_ids` with -100 where the loss does not count; they are shifted inside. The first
                 token of a row is not predicted.
             spans: per row the gold constituents `(i, j)`, in columns; the token that attends to one is the next token
                 after it, so that the row should go on with the end of the sentence. A span that begins in an earlier
                 segment has a negative i. Spans of one token, and longer than `config.num_spans`, do not count. In the
                 paper constituents are not binarised, and the whole sentence is left out.
-            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
@@ -390,7 +390,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
                 is_pair = len(span) == 2 and all(isinstance(x, int) for x in span)
                 if not (is_pair and span[0] < span[1] and 0 <= span[1] <= width):
                     raise ValueError(
-                        f"{span!r} in row {row} is no span (i, j) with i < j that ends in {width} columns."
+                        f"{span!r} in row {row} is not a span (i, j) with i < j that ends in {width} columns."
                     )
 
     def parse(
@@ -408,12 +408,11 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         scored, however long; the k of a tie is the first one.
 
         Args:
-            input_ids: [B, T], one sentence per row; begin and end token are added where they are missing.
+            input_ids: [B, T], one sentence per row; missing begin and end tokens are added.
             attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
             word_ends: [B, T], True at the last piece of every word; the spans scored consist of whole words.
-            method: "attention".
-            num_beams: changes nothing: the attention to the spans of a text, and so its tree, are a function of its
-                words.
+            method: only "attention" is possible.
+            num_beams: has no effect: the words alone determine the attention, and so the tree.
 
         Returns:
             `ParseOutput` with one binary tree per sentence. `log_probs` [B, 1] is log p(text), end token included, and

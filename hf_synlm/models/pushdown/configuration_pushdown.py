@@ -33,7 +33,8 @@ class PushdownConfig(SyntacticConfig):
     Search:
         scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
     Special tokens: bos_token_id is what every sequence begins with. end_token_id is the last word of a sentence in
-        the authors' data, which closes the tree; eos_token_id follows it, and belongs to no tree. None: there is none.
+        the authors' data, which closes the tree; eos_token_id follows it and belongs to no tree. None: there is no such
+        word.
 
     Raises:
         ValueError: when a field is out of range or two fields do not fit; the message names the value.
@@ -87,7 +88,7 @@ class PushdownConfig(SyntacticConfig):
         if self.end_token_id in {self.bos_token_id, self.eos_token_id, self.pad_token_id} - {None}:
             raise ValueError(
                 f"The end word (end_token_id {self.end_token_id}) is also the begin, end or padding token. It is a "
-                "word of its own before the end token; None where sentences have none."
+                "word of its own before the end token; None where sentences have no such word."
             )
 
     @property

@@ -90,7 +90,7 @@ class PushdownModel(PushdownPreTrainedModel):
 
     Args:
         config: sizes.
-        add_heads: have the heads, too, with which trees are found where none are given.
+        add_heads: also create the heads, which are needed to search for trees when none are given.
     """
 
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
@@ -139,13 +139,13 @@ class PushdownModel(PushdownPreTrainedModel):
         Args:
             input_ids: [B, T].
             mask: [B, T], True = token, the begin token left out.
-            attachments: [B, T] positions, counted from 0 at the begin token; negative = none.
+            attachments: [B, T] positions, counted from 0 at the begin token; negative = not attached.
 
         Returns:
-            Ids and attachments [B, P], negative where there are none, and the tape [B, P, P].
+            Ids and attachments [B, P] (negative = not attached), and the tape [B, P, P].
 
         Raises:
-            ValueError: attachments are no integers [B, T], or a position is attached where no constituent ends.
+            ValueError: attachments are not integers [B, T], or a position is attached where no constituent ends.
         """
         if attachments.shape != input_ids.shape or attachments.is_floating_point():
             raise ValueError(
@@ -188,8 +188,8 @@ class PushdownModel(PushdownPreTrainedModel):
             attention_mask: [B, T], 1 = token; padding left or right.
             output_hidden_states: also return `hidden_states`, all or those at the places given: the embeddings and the
                 states of every layer.
-            output_attentions: refused.
-            **kwargs: only None values, which wrappers pass for arguments of other models.
+            output_attentions: not possible: weights are not kept.
+            **kwargs: arguments of other models, which wrappers pass as None.
 
         Returns:
             `SyntacticModelOutput` with `last_hidden_state` [B, T, D]; at padding that of the token before.
@@ -224,7 +224,7 @@ def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) ->
         mask: [B, T], True = token, the begin token left out.
 
     Returns:
-        [B, T], -100 where there are none.
+        [B, T], -100 = not attached.
     """
     with evaluation_mode(model):
         search = PushdownSearch(PushdownMachine(model), model.config.scoring_num_beams)
@@ -302,17 +302,17 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             attachments: [B, T] for every token the position that it is attached to, counted from 0 at the begin token
                 (see `tree_attachments` in models/pushdown/tape.py). -100 = not attached, as at end tokens, which the
                 search shifts with probability 1 inside a text, too.
-            labels: [B, T] = `input_ids` with -100 where the word loss shall not count; default: all tokens.
+            labels: [B, T] = `input_ids` with -100 where the word loss does not count; default: all tokens.
             past_key_values: search state to continue from.
             use_cache: return the search state.
             logits_to_keep: compute `logits` for this many last positions only (0 = all), without `attachments`.
             output_logits: also return `action_logits` [B, P, P + 1] (row t attaches position t + 1; P positions) and
                 `token_logits_given_tree` [B, P, V] (row t predicts position t + 1) of the given trees.
             output_hidden_states: also return `hidden_states` of the given trees (see `PushdownModel.forward`).
-            output_attentions: refused.
+            output_attentions: not possible: weights are not kept.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`).
-            **kwargs: only None values, which wrappers pass for arguments of other models.
+            **kwargs: arguments of other models, which wrappers pass as None.
 
         Returns:
             `SyntacticLMOutput`; with `attachments` its `joint_log_prob` [B] is log p(text, tree).
@@ -334,10 +334,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
                     "hf_synlm.models.pushdown.tape.tree_attachments makes them of a binary tree."
                 )
             return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
-        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError(
-                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with attachments."
-            )
+        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "attachments")
         mask = attended_tokens(self.config, input_ids, attention_mask)
         counted = counted_words(input_ids, labels, mask)
         ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments)

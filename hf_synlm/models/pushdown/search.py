@@ -2,7 +2,7 @@
 
 A hypothesis has read the same words as the others and has attached all but the last one. One step
 
-1. attaches the last word in all legal ways (to every constituent on the stack, or none), and keeps the K best;
+1. attaches the last word in all legal ways (to a constituent on the stack, or to no constituent), and keeps the K best;
 2. runs the layers on the last word, which now sees the new tape;
 3. generates the next word.
 
@@ -28,7 +28,16 @@ from torch.nn import functional as F
 
 from hf_synlm.search.proposals import Process, add_words, draw_index
 from hf_synlm.search.stack import Levels, NodePool, Nodes, grown
-from hf_synlm.search.state import NEG_INF, Block, BlockTable, Candidates, SearchState, in_full_precision, keep_frozen
+from hf_synlm.search.state import (
+    NEG_INF,
+    Block,
+    BlockTable,
+    Candidates,
+    SearchState,
+    check_count,
+    in_full_precision,
+    keep_frozen,
+)
 from hf_synlm.search.tree_attention import PathCache
 
 WORD = 0
@@ -139,8 +148,7 @@ class PushdownSearch:
     """Word-synchronous beam search with a Pushdown language model; see the head of this file."""
 
     def __init__(self, machine: PushdownMachine, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
-        if not isinstance(num_beams, int) or isinstance(num_beams, bool) or num_beams < 1:
-            raise ValueError(f"num_beams={num_beams!r} must be an integer of at least 1: the derivations in the beam")
+        check_count("num_beams", num_beams)
         self.machine, self.num_beams, self.eos_token_ids = machine, num_beams, eos_token_ids
 
     def begin(self, batch_size: int, device: torch.device) -> SearchState:

@@ -24,7 +24,7 @@ def tree_attachments(spans: list[tuple[int, int]], num_tokens: int) -> list[int]
     The last position of the left part of the widest constituent that ends there, else the position itself.
     """
     if len(spans) != num_tokens - 1:
-        raise ValueError(f"{len(spans)} spans over {num_tokens} tokens are no binary tree. Binarize it first.")
+        raise ValueError(f"{len(spans)} spans over {num_tokens} tokens are not a binary tree. Binarize it first.")
     attachments, start_of = list(range(1, num_tokens + 1)), list(range(num_tokens))
     for i, j in spans:
         # The right part is the widest constituent so far that ends at j; the left part ends where it starts.

@@ -29,13 +29,9 @@ class TreeReading(NamedTuple):
 class TreeClassifierMixin:
     """A classifier on the state of a language model when the tree of the sentence is closed.
 
-    A model that inherits it has the classifier, `score`, and reads given trees in `_read_trees`.
+    A model that inherits it has the classifier, `score`, and a method `_read_trees`, which gives a `TreeReading` of
+    given trees.
     """
-
-    def _read_trees(
-        self, input_ids: Tensor, mask: Tensor, actions: Tensor, word_ends: Tensor | None, wanted: frozenset[int]
-    ) -> TreeReading:
-        raise NotImplementedError
 
     @can_return_tuple
     def forward(
@@ -64,8 +60,8 @@ class TreeClassifierMixin:
             actions: [B, A] derivations, 0 = padding.
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             output_hidden_states: also return `hidden_states` (see `forward` of the base model).
-            output_attentions: refused (see `forward` of the base model).
-            **kwargs: only None values, which wrappers pass for arguments of other models.
+            output_attentions: not possible (see `forward` of the base model).
+            **kwargs: arguments of other models, which wrappers pass as None.
 
         Returns:
             `SyntacticClassifierOutput`.

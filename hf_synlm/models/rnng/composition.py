@@ -30,7 +30,7 @@ class BidirectionalLSTM(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        # Only the parameters are used: the layer would want padded or packed sequences.
+        # Only the parameters are used: the layer would need padded or packed sequences.
         self.lstm = nn.LSTM(size, size, bidirectional=True)
 
     def _weights(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from hf_synlm.models.rnng.actions import SHIFT
 from hf_synlm.models.rnng.stack_machine import Phase, RNNGStackMachine, Seen
 from hf_synlm.search.stack import Nodes
-from hf_synlm.search.state import NEG_INF, Candidates, SearchState, keep_frozen
+from hf_synlm.search.state import NEG_INF, Candidates, SearchState, check_count, keep_frozen
 
 
 class Frontier(NamedTuple):
@@ -179,13 +179,9 @@ class FastTrackSearch:
         fast_track_size: int,
         eos_token_ids: Tensor | None = None,
     ) -> None:
-        for name, value, least in (
-            ("num_beams", num_beams, 1),
-            ("action_beam_size", action_beam_size, 1),
-            ("fast_track_size", fast_track_size, 0),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+        check_count("num_beams", num_beams)
+        check_count("action_beam_size", action_beam_size)
+        check_count("fast_track_size", fast_track_size, least=0)
         if action_beam_size < num_beams:
             raise ValueError(
                 f"action_beam_size={action_beam_size} is smaller than num_beams={num_beams}, the number of derivations "
@@ -258,8 +254,9 @@ class FastTrackSearch:
     def _set_aside(self, aside: SetAside, reached: Continuations, num_words: int, moves: Tensor) -> Tensor:
         """Set aside what is among the best k of a step, and by fast-track some more; which moves [B, k] are, too.
 
-        The continuation of rank r is among the best k of all if it is no worse than the move of rank k - 1 - r. The
-        fast-track adds as many as are missing to its size, which are those of the ranks below it.
+        The continuation of rank r is among the best k of all if it is no worse than the move of rank k - 1 - r: of the
+        moves -1, -4, -6 and the continuations -2, -5, with k = 3, -2 is (-2 >= -6) and -5 is not (-5 < -4); the best
+        three are -1, -2, -4. The fast-track adds as many as are missing to its size, those of the ranks below it.
         """
         size, track = self.action_beam_size, self.fast_track_size
         width = min(max(size, track), reached.scores.shape[1])

@@ -196,7 +196,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     ) -> ParseOutput:
         """Parse given text: n-best labeled trees, and prefix probabilities.
 
-        The surprisal of token t is `-token_log_probs[:, t]`, in nats; it conditions on a sentence that goes on, and
+        The surprisal of token t is `-token_log_probs[:, t]`, in nats; it assumes that the sentence goes on, and
         there is no term for its end: perplexity = exp(-sum of `token_log_probs` / number of words).
 
         Args:

@@ -92,8 +92,8 @@ class RNNGModel(RNNGPreTrainedModel):
 
     Args:
         config: sizes.
-        add_heads: have the heads, too, with which derivations are found where none are given. Models that have heads
-            of their own leave them out.
+        add_heads: also create the heads, which are needed to search for a derivation when none is given. Models with
+            heads of their own leave them out.
     """
 
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
@@ -228,8 +228,8 @@ class RNNGModel(RNNGPreTrainedModel):
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             output_hidden_states: also return `hidden_states`, all or those at the places given: the word embeddings,
                 the state of every layer of the stack LSTM after each token, and what `last_hidden_state` is.
-            output_attentions: refused: there are no attention weights over tokens.
-            **kwargs: only None values, which wrappers pass for arguments of other models.
+            output_attentions: not possible: there are no attention weights over tokens.
+            **kwargs: arguments of other models, which wrappers pass as None.
 
         Returns:
             `SyntacticModelOutput` with `last_hidden_state` [B, T, w] (the prediction vector right after each token;
@@ -270,7 +270,7 @@ class RNNGModel(RNNGPreTrainedModel):
 
         Args:
             choice: `output_hidden_states` of a call.
-            output_attentions: of a call.
+            output_attentions: the argument of the call; it is refused.
 
         Returns:
             Their places.
@@ -378,7 +378,7 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
         `config.loss_normalization` says (by all words and actions, also where `labels` leave words out); the softmaxes
         run over all classes, as in the authors' training. Without:
         `logits`, log p(next token | prefix) with the derivations summed out over the search; nothing after a position
-        changes its value. The sentence is taken to go on: the end of the tree has no part in it.
+        changes its value. These probabilities assume that the sentence goes on; closing the tree is not counted.
 
         Args:
             input_ids: [B, T] token ids, one sentence per row.
@@ -396,9 +396,9 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             output_hidden_states: also return `hidden_states` of the given derivations (see `RNNGModel.forward`).
-            output_attentions: refused: see `RNNGModel.forward`.
+            output_attentions: not possible: see `RNNGModel.forward`.
             return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
-            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
+            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss does not count; needs `actions`.
                 Trainer drops a column of this name unless it is among its `label_names`. Besides, None values, which
                 wrappers pass for arguments of other models.
 
@@ -428,10 +428,7 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
-        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError(
-                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
-            )
+        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "actions")
         for name, value in (("labels", labels), ("word_ends", word_ends)):
             if value is not None and value.shape != input_ids.shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")

@@ -22,15 +22,14 @@ from torch.nn import functional as F
 from hf_synlm.models.rnng.actions import SHIFT
 from hf_synlm.models.rnng.fast_track import Continuations, FastTrackSearch, SetAside, own_places
 from hf_synlm.models.rnng.stack_machine import Phase, RNNGStackMachine
-from hf_synlm.search.state import NEG_INF, Candidates, SearchState
+from hf_synlm.search.state import NEG_INF, Candidates, SearchState, check_count
 
 
 class ParticleSearch(FastTrackSearch):
     """Particle filter with the interface of the beam search for given words."""
 
     def __init__(self, machine: RNNGStackMachine, num_particles: int) -> None:
-        if not isinstance(num_particles, int) or isinstance(num_particles, bool) or num_particles < 1:
-            raise ValueError(f"num_particles={num_particles!r} must be an integer of at least 1")
+        check_count("num_particles", num_particles)
         super().__init__(machine, num_particles, num_particles, 0)
 
     def begin(self, batch_size: int, device: torch.device) -> SearchState:

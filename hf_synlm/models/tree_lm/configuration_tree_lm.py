@@ -140,7 +140,7 @@ class TreeLMConfig(SyntacticConfig):
 
     @property
     def consecutive_limit(self) -> int:
-        """Maximum number of labels in a row that are no REDUCE, by the name that the search knows."""
+        """Maximum number of labels other than REDUCE in a row, by the name that the search knows."""
         return self.max_open_nonterminals if not self.gives_trees else self.max_consecutive_nonterminals
 
     @property

@@ -104,8 +104,8 @@ class TreeLMModel(TreeLMPreTrainedModel):
 
     Args:
         config: sizes.
-        add_heads: have the heads, too, with which derivations are found where none are given. Models that have heads
-            of their own leave them out.
+        add_heads: also create the heads, which are needed to search for a derivation when none is given. Models with
+            heads of their own leave them out.
     """
 
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight", "label_head.weight": "embed_labels.weight"}
@@ -203,8 +203,8 @@ class TreeLMModel(TreeLMPreTrainedModel):
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             output_hidden_states: also return `hidden_states`, all or those at the places given: the embeddings and the
                 states of every layer, at the tokens.
-            output_attentions: refused: weights are not kept.
-            **kwargs: only None values, which wrappers pass for arguments of other models.
+            output_attentions: not possible: weights are not kept.
+            **kwargs: arguments of other models, which wrappers pass as None.
 
         Returns:
             `SyntacticModelOutput` with `last_hidden_state` [B, T, D] (right after each token; zeros at padding),
@@ -215,7 +215,7 @@ class TreeLMModel(TreeLMPreTrainedModel):
                 attentions are asked for, and when the search finds no tree of a sentence.
             TypeError: for other keyword arguments.
 
-        Cost: O(L P (P D + D^2)) for P positions, all at once; without `actions` that of `parse`, far more.
+        Cost: O(L P (P D + D^2)) for P positions, all at once. Without `actions`, `parse` runs first: far slower.
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
@@ -241,7 +241,7 @@ class TreeLMModel(TreeLMPreTrainedModel):
 
         Args:
             choice: `output_hidden_states` of a call.
-            output_attentions: of a call.
+            output_attentions: the argument of the call; it is refused.
 
         Returns:
             Their places.
@@ -413,8 +413,8 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         With `actions`: loss = - sum_j log p(y_j | y_<j) over the tokens y of the linearized trees, normalized as
         `config.loss_normalization` says; the softmax runs over all words and labels, legal or not, as in the authors'
         training. Its parts are "action", the labels, and "word". Without: `logits`, log p(next token | prefix) with
-        the derivations summed out over the search; nothing after a position changes its value. The sentence is taken
-        to go on: the end of the tree has no part in it.
+        the derivations summed out over the search; nothing after a position changes its value. These
+        probabilities assume that the sentence goes on; closing the tree is not counted.
 
         Args:
             input_ids: [B, T] token ids, one sentence per row.
@@ -432,10 +432,10 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             output_hidden_states: also return `hidden_states` of the given derivations (see `TreeLMModel.forward`).
-            output_attentions: refused: see `TreeLMModel.forward`.
+            output_attentions: not possible: see `TreeLMModel.forward`.
             return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
-            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
-                Besides, None values, which wrappers pass for arguments of other models.
+            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss does not count; needs `actions`.
+                Also arguments of other models, which wrappers pass as None.
 
         Returns:
             `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
@@ -463,10 +463,7 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
-        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError(
-                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
-            )
+        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "actions")
         mask = attended_tokens(self.config, input_ids, attention_mask)
         counted = counted_words(input_ids, labels, mask)
         plan = self.model.lay_out(input_ids, actions, mask, word_ends)

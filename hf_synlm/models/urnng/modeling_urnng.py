@@ -109,14 +109,14 @@ class URNNGModel(URNNGPreTrainedModel):
             input_ids: [B, T] token ids.
             actions: [B, A] GEN and COMP, -1 = padding.
             attention_mask: [B, T], 1 = token; padding left or right.
-            **kwargs: only None values, which wrappers pass for arguments of other models.
+            **kwargs: arguments of other models, which wrappers pass as None.
 
         Returns:
             `SyntacticModelOutput` with `last_hidden_state` [B, T, h] (right after each token; 0 at padding),
             `action_hidden_state` [B, A, h] (before each action) and `sentence_state` [B, h] (when the tree is built).
 
         Raises:
-            ValueError: for bad shapes and ids, and actions that are missing or no derivations of the tokens.
+            ValueError: for bad shapes and ids, and actions that are missing or do not derive the tokens.
             TypeError: for other keyword arguments.
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
@@ -194,7 +194,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
             **kwargs: `word_ends` [B, T] without actions (see `parse`); with actions `labels` [B, T] = `input_ids` with
-                -100 where the word loss shall not count. Besides, None values, which wrappers pass for arguments of
+                -100 where the word loss does not count. Besides, None values, which wrappers pass for arguments of
                 other models.
 
         Returns:
@@ -202,7 +202,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
             [B, A, 2] are the log-probabilities of GEN and COMP (0 and -inf where COMP is illegal).
 
         Raises:
-            ValueError: for bad shapes and ids, actions that are no derivations of the tokens, and options that exclude
+            ValueError: for bad shapes and ids, actions that do not derive the tokens, and options that exclude
                 each other.
             TypeError: for other keyword arguments.
 
@@ -221,10 +221,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
-        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError(
-                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
-            )
+        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "actions")
         if word_ends is not None and not self.wants_logits_beside(output_marginal_logits):
             raise ValueError("word_ends go with next-token logits: the actions say what the tree is. Leave them out.")
         mask = attended_tokens(self.config, input_ids, attention_mask)

@@ -54,7 +54,7 @@ def make_plan(actions: Tensor, mask: Tensor) -> URNNGPlan:
     top = torch.zeros(rows, 1, dtype=torch.long)
     for time, action in enumerate(actions.split(1, 1), 1):
         composes = action == COMP
-        _check(action > COMP, time - 1, f"GEN is {GEN}, COMP is {COMP}, and there are no others")
+        _check(action > COMP, time - 1, f"GEN is {GEN}, COMP is {COMP}, other ids do not exist")
         _check(composes & (top < 2), time - 1, "COMP finds fewer than two elements")
         both = stack.gather(1, torch.cat([top, (top - 1).clamp(min=0)], 1))
         parts[:, :, time] = both.T
@@ -99,4 +99,4 @@ def _check(wrong: Tensor, position: int, problem: str) -> None:
     """Raise ValueError if a row is `wrong` [B, 1]."""
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0, 0])
-        raise ValueError(f"actions of row {row} are no derivation of its tokens: {problem} (at action {position}).")
+        raise ValueError(f"actions of row {row} are not a derivation of its tokens: {problem} (at action {position}).")

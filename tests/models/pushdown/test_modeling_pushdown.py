@@ -182,7 +182,7 @@ def test_tape_of_a_tree_by_hand() -> None:
     assert tape[2:5].tolist() == [[0, 1, 1, 0, 0, 0, 0]] * 3 and tape[6].tolist() == [0, 2, 2, 2, 3, 3, 0]
     with pytest.raises(ValueError, match="position 3 of row 0 is attached to 1"):
         stack_tape(torch.tensor([[0, 1, 1, 1]]))
-    with pytest.raises(ValueError, match="no binary tree"):
+    with pytest.raises(ValueError, match="binary tree"):
         tree_attachments([(0, 3)], 3)
 
 
