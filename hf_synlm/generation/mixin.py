@@ -140,15 +140,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         return WordBeamSearch(self.stack_machine_class(self), width, eos_token_ids, renormalize)
 
     def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[WordDecoder, WordDecoder]:
-        """The search that reads prompts, and the one that generates.
-
-        Args:
-            config: Prepared generation config.
-            renormalize: As in `word_search`.
-
-        Returns:
-            Both searches.
-        """
+        """The search that reads prompts, and the one that generates, for a prepared generation config."""
         width = max(config.action_beam_size or self.config.scoring_num_beams, config.num_beams)
         return (
             self.word_search(width, renormalize=renormalize),

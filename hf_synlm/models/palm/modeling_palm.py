@@ -359,15 +359,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         )
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
-
-        Args:
-            input_ids: [B, T], as for `forward`.
-            **others: further arguments of `forward`.
-
-        Returns:
-            Counts by the names of `losses`.
-        """
+        """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`)."""
         counts = super().count_loss_items(input_ids, **others)
         if others.get("spans") is not None:
             counts["span_attention"] = counts["activation"]

@@ -279,14 +279,7 @@ class PRPNForCausalLM(DistanceLanguageModel, PRPNPreTrainedModel, GenerationMixi
         return self.config.parsing_network == "recurrent"
 
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
-        """Features of the predict network with dropout [B, T, E]; see `RecurrentLanguageModel`.
-
-        Args:
-            output: of `PRPNModel`.
-
-        Returns:
-            [B, T, E].
-        """
+        """Features of the predict network with dropout [B, T, E]; see `RecurrentLanguageModel`."""
         return drop(output.last_hidden_state, self.config.dropout, self.training)
 
     def parse(

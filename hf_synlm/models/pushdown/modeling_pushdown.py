@@ -116,17 +116,10 @@ class PushdownModel(PushdownPreTrainedModel):
         return tape.clamp(max=1 if self.config.stack_tape == "binary" else self.config.num_depths - 1)
 
     def decode(self, embedded: Tensor, mask: Tensor, distance: Tensor, tape: Tensor, cache: Any = None) -> list[Tensor]:
-        """Run the layers.
+        """Run the layers on `embedded` [B, P, D]: the embeddings and the states after each layer.
 
-        Args:
-            embedded: [B, P, D].
-            mask: [B, P, S], True = the row sees the column; the last P columns are the rows.
-            distance: [B, P, S] how far the column is before the row.
-            tape: [B, P, S] numbers on the tape.
-            cache: keys and values of the columns before; see `PushdownAttention`.
-
-        Returns:
-            The embeddings and the states after each layer, each [B, P, D].
+        `mask` [B, P, S] is True where the row sees the column; the last P columns are the rows. `distance` [B, P, S]
+        tells how far the column is before the row, `tape` [B, P, S] holds the numbers on the tape.
         """
         states, tape = [self.dropout(embedded)], self.clip_tape(tape)
         for layer in self.layers:
@@ -134,18 +127,9 @@ class PushdownModel(PushdownPreTrainedModel):
         return states
 
     def lay_out(self, input_ids: Tensor, mask: Tensor, attachments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Put the begin token before the tokens of each row, and read the attachments.
+        """Put the begin token before the tokens of each row, and read the attachments [B, T] (negative = not attached).
 
-        Args:
-            input_ids: [B, T].
-            mask: [B, T], True = token, the begin token left out.
-            attachments: [B, T] positions, counted from 0 at the begin token; negative = not attached.
-
-        Returns:
-            Ids and attachments [B, P] (negative = not attached), and the tape [B, P, P].
-
-        Raises:
-            ValueError: attachments are not integers [B, T], or a position is attached where no constituent ends.
+        Returns ids and attachments [B, P], and the tape [B, P, P].
         """
         if attachments.shape != input_ids.shape or attachments.is_floating_point():
             raise ValueError(
@@ -216,16 +200,7 @@ class PushdownModel(PushdownPreTrainedModel):
 
 @torch.no_grad()
 def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Attachments of the best trees.
-
-    Args:
-        model: with heads.
-        input_ids: [B, T].
-        mask: [B, T], True = token, the begin token left out.
-
-    Returns:
-        [B, T], -100 = not attached.
-    """
+    """Attachments [B, T] of the best trees that the search with the heads of a model finds; -100 = not attached."""
     with evaluation_mode(model):
         search = PushdownSearch(PushdownMachine(model), model.config.scoring_num_beams)
         actions = parse_with_search(search, input_ids, mask).actions[:, 0]
@@ -256,16 +231,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
     def word_search(
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
     ) -> PushdownSearch:
-        """Word-synchronous search with this model.
-
-        Args:
-            num_beams: width K; None = `config.scoring_num_beams`.
-            eos_token_ids: ids that end a generated sentence.
-            renormalize: not used.
-
-        Returns:
-            The search.
-        """
+        """Word-synchronous search with this model; `renormalize` is not used."""
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         return PushdownSearch(PushdownMachine(self), width, eos_token_ids)
 

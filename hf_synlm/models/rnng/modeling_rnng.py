@@ -129,20 +129,7 @@ class RNNGModel(RNNGPreTrainedModel):
         word_ends: Tensor | None = None,
         run_last: bool = False,
     ) -> RNNGPlan:
-        """Lay out given derivations; see `make_plan` in models/rnng/plan.py.
-
-        Args:
-            actions: [B, A], 0 = padding.
-            mask: [B, T], True = token.
-            word_ends: [B, T], True at the last piece of every word.
-            run_last: also execute the last action of each derivation.
-
-        Returns:
-            The plan, on the device of the model.
-
-        Raises:
-            ValueError: for sequences that are not valid derivations of the tokens.
-        """
+        """Lay out given derivations [B, A] on the device of the model; see `make_plan` in models/rnng/plan.py."""
         check_actions(actions, mask, word_ends)
         rows = [[action for action in row if action] for row in actions.tolist()]
         ends = None
@@ -163,17 +150,9 @@ class RNNGModel(RNNGPreTrainedModel):
         return plan.to(self.initial_element.device)
 
     def run(self, input_ids: Tensor, mask: Tensor, plan: Any, every_layer: bool = False) -> list[Tensor]:
-        """Run the stack machine on given derivations.
+        """Run the stack machine on given derivations: states [P, h] of the last layer, or of every layer.
 
-        Args:
-            input_ids: [B, T].
-            mask: [B, T], True = token.
-            plan: of the derivations (a `LevelPlan`, or a `StepPlan` if the composition reads the stack).
-            every_layer: return the states of all layers.
-
-        Returns:
-            States of the last layer of the stack LSTM, or of every layer, after every push [P, h], in the order of the
-            plan.
+        They are those after every push, in the order of the plan.
         """
         # Hooks of NEFTune expect [B, T, w] and read the length of a text from it.
         words = self.embed_tokens(input_ids.long().masked_fill(~mask, 0))[_word_places(plan, mask)]
@@ -197,14 +176,7 @@ class RNNGModel(RNNGPreTrainedModel):
         return self.composition(inputs, chains, labels, self.predictor(tops))
 
     def predictor(self, hidden: Tensor) -> Tensor:
-        """The vector that action head and word head share: ReLU(W_o h + b_o).
-
-        Args:
-            hidden: states of the last layer [..., h].
-
-        Returns:
-            [..., w].
-        """
+        """The vector [..., w] that action head and word head share: ReLU(W_o h + b_o)."""
         return F.relu(self.output(self.dropout(hidden)))
 
     @can_return_tuple
@@ -266,18 +238,7 @@ class RNNGModel(RNNGPreTrainedModel):
         )
 
     def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
-        """Places of the hidden states that a call wants.
-
-        Args:
-            choice: `output_hidden_states` of a call.
-            output_attentions: the argument of the call; it is refused.
-
-        Returns:
-            Their places.
-
-        Raises:
-            ValueError: for places that do not exist, and if attentions are wanted.
-        """
+        """Places of the hidden states that a call wants; raises ValueError for other places, and for attentions."""
         reason = "an RNNG keeps no attention weights (it attends in its composition, over children). Leave it out."
         refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
         return wanted_states(self.config, choice, self.config.num_layers + 2)
@@ -291,18 +252,9 @@ class RNNGModel(RNNGPreTrainedModel):
         states: Tensor,
         wanted: frozenset[int],
     ) -> tuple[Tensor | None, ...] | None:
-        """Hidden states after each token.
+        """Hidden states [B, T, *] after each token, 0 at padding, and None at places that are not `wanted`.
 
-        Args:
-            input_ids: [B, T].
-            mask: [B, T], True = token.
-            plan: of the derivations.
-            layers: states [P, h] of every layer after every push.
-            states: prediction vectors [A, w] before every action.
-            wanted: places to keep.
-
-        Returns:
-            Tensors [B, T, *], 0 at padding, and None at other places; None if `wanted` is empty.
+        `layers` are the states [P, h] of every layer after every push, `states` the vectors [A, w] before every action.
         """
         if not wanted:
             return None

@@ -136,16 +136,10 @@ class TreeLMModel(TreeLMPreTrainedModel):
         return torch.where(is_word[..., None], words, labels)
 
     def decode(self, embedded: Tensor, mask: Tensor, index: Tensor, cache: Any = None) -> list[Tensor]:
-        """Run the layers.
+        """Run the layers on `embedded` [B, P, D]: the embeddings and the states after each layer.
 
-        Args:
-            embedded: [B, P, D].
-            mask: [B, P, S], True = the row sees the column; the last P columns are the rows.
-            index: [B, P, S] relative positions, counted from the smallest.
-            cache: keys and values of the columns before; see `TreeLMAttention`.
-
-        Returns:
-            The embeddings and the states after each layer, each [B, P, D]. (A backbone with a cache: the last ones.)
+        `mask` [B, P, S] is True where the row sees the column; the last P columns are the rows. `index` [B, P, S] are
+        relative positions, counted from the smallest. A backbone with a cache returns the last states only.
         """
         if self.config.backbone_config is not None:
             return run_backbone(self.backbone, embedded, mask, index, cache)
@@ -161,20 +155,7 @@ class TreeLMModel(TreeLMPreTrainedModel):
         return states
 
     def lay_out(self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None) -> Linearization:
-        """Check derivations and linearize them.
-
-        Args:
-            input_ids: [B, T].
-            actions: [B, A].
-            mask: [B, T], True = token.
-            word_ends: [B, T], True at the last piece of every word; None = what the model knows.
-
-        Returns:
-            The linearization.
-
-        Raises:
-            ValueError: for sequences that are not valid derivations of the tokens.
-        """
+        """Check derivations [B, A] and linearize them; `word_ends` = None: what the model knows of its tokens."""
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
         check_actions(actions, mask, word_ends)
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
@@ -237,18 +218,7 @@ class TreeLMModel(TreeLMPreTrainedModel):
         )
 
     def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
-        """Places of the hidden states that a call wants.
-
-        Args:
-            choice: `output_hidden_states` of a call.
-            output_attentions: the argument of the call; it is refused.
-
-        Returns:
-            Their places.
-
-        Raises:
-            ValueError: for places that do not exist, and if attentions are wanted.
-        """
+        """Places of the hidden states that a call wants; raises ValueError for other places, and for attentions."""
         reason = "a Tree LM keeps no attention weights, which are over the tokens of linearized trees. Leave it out."
         refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
         return wanted_states(self.config, choice, self.config.num_hidden_layers + 1)
@@ -256,17 +226,9 @@ class TreeLMModel(TreeLMPreTrainedModel):
     def hidden_states(
         self, states: list[Tensor], plan: Linearization, actions: Tensor, mask: Tensor, wanted: frozenset[int]
     ) -> tuple[Tensor | None, ...] | None:
-        """Hidden states at each token.
+        """Hidden states [B, T, D] at each token, 0 at padding, and None at places that are not `wanted`.
 
-        Args:
-            states: embeddings and states of all layers [B, P, D].
-            plan: of the derivations.
-            actions: [B, A].
-            mask: [B, T], True = token.
-            wanted: places to keep.
-
-        Returns:
-            Tensors [B, T, D], 0 at padding, and None at other places; None if `wanted` is empty.
+        `states` are the embeddings and the states of all layers [B, P, D].
         """
         if not wanted:
             return None

@@ -76,15 +76,7 @@ class URNNGModel(URNNGPreTrainedModel):
         self.post_init()
 
     def run(self, input_ids: Tensor, mask: Tensor, plan: URNNGPlan) -> Tensor:
-        """Run the stack on given derivations.
-
-        Args:
-            input_ids: [B, T].
-            mask: [B, T], True = token.
-            plan: of the derivations.
-
-        Returns:
-            States [P, h] of the pushes, in the order of the plan.
+        """Run the stack on given derivations: states [P, h] of the pushes, in the order of the plan.
 
         Cost: as many sequential steps as trees are high and stacks deep.
         """
@@ -147,14 +139,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         self.post_init()
 
     def action_log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of GEN and COMP where both are legal.
-
-        Args:
-            hidden: states [..., h].
-
-        Returns:
-            [..., 2], float32 or wider.
-        """
+        """Log-probabilities [..., 2] of GEN and COMP where both are legal, float32 or wider."""
         logit = self.action_head(hidden)
         logit = logit.to(torch.promote_types(logit.dtype, torch.float32)).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
         return F.logsigmoid(torch.cat([-logit, logit], -1))
