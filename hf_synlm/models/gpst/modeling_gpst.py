@@ -388,7 +388,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         check_shares(loss_shares, LOSS_PARTS)
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
-        one_tree = not (labels is None and merge_order is None and spans is None and not output_chart)
+        one_tree = output_chart or any(value is not None for value in (labels, merge_order, spans))
         marginal = not one_tree or self.wants_logits_beside(output_marginal_logits)
         if sentence_ids is not None and marginal:
             raise ValueError(
@@ -404,8 +404,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         given = "labels, spans, merge_order or output_chart"
         self._refuse_continuation(past_key_values, use_cache, logits_to_keep, given)
         trees = {"sentence_ids": sentence_ids, "word_ends": word_ends, "merge_order": merge_order, "spans": spans}
-        asked |= {"output_chart": output_chart, "output_spans": output_spans}
-        result = self._of_one_tree(input_ids, attention_mask, labels, loss_shares, **trees, **asked)
+        outputs = {"output_chart": output_chart, "output_spans": output_spans, **asked}
+        result = self._of_one_tree(input_ids, attention_mask, labels, loss_shares, **trees, **outputs)
         if marginal:
             result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
         return result
