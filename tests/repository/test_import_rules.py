@@ -59,15 +59,15 @@ LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnn
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH, 7570),
-    "rnng": (SHARED + SEARCH + "trees_given", 8200),
-    "urnng": (SHARED + SEARCH + "trees_given gpst_stack_machine rnng_forest_lstm", 5720),
+    "gpst": (SHARED + SEARCH, 7560),
+    "rnng": (SHARED + SEARCH + "trees_given", 8140),
+    "urnng": (SHARED + SEARCH + "trees_given gpst_stack_machine rnng_forest_lstm", 5700),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3580),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4050),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3160),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4040),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3150),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3250),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 8790),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5780),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 8740),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5730),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 2730),
 }
 
