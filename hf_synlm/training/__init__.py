@@ -1,25 +1,22 @@
 """Training programs and what they share.
 
-`recipe.py` runs a program from its command line to its pushed model; the programs are `Recipe`s: `pretrain_gpst`,
-`train_rnng`, `train_recurrent`, `finetune_glue`, `finetune_summarization` and `finetune_grammar_induction`.
+    programs/   one module per program: `Recipe`s, which `engine/runner.py` runs; two programs use `Trainer` instead
+    tasks/      data, objectives and evaluation that several programs share
+    engine/     from the command line to the pushed model:
+        runner.py          the order of a run
+        recipe.py          what a program adds to it
+        arguments.py       flags and configuration files
+        output_folder.py   which folder a run may use, and what is resumed
+        run.py             accelerator, model, optimizer, settings of a run
+        loop.py, steps.py  training loop; optimizer steps over micro steps and processes
+        samplers.py        which samples a micro step reads
+        checkpoints.py     checkpoints and best weights
+        sample_texts.py    sentences generated on the way
+        export.py          final model, push to the Hub
+        final_report.py    trees of the saved model
+    configs/    shipped configurations, which `--config NAME` finds
+    accelerate/ configurations of `accelerate launch`
 
-    recipe.py          what a program adds, and the order of a run
-    arguments.py       flags and configuration files
-    output_folder.py   which folder a run may use, and what is resumed
-    run.py             accelerator, model, optimizer, settings of a run
-    loop.py, steps.py  training loop; optimizer steps over micro steps and processes
-    samplers.py        which samples a micro step reads
-    checkpoints.py     checkpoints and best weights
-    export.py          final model, pushes to the Hub
-    final_report.py    trees of the saved model
-    flops.py, speed.py operations of a model, and how many a second
-    tree_batches.py    data of RNNG and Tree LM; tree_evaluation.py: their evaluation
-    tree_loss.py       losses on trees in `Trainer`: treereg.py, tree_planting.py
-    stream_*.py        data, schedule and evaluation of the recurrent models
-    finetuning.py      shared by the fine-tuning programs; their tables are in example_tables.py
-    configs/           shipped configurations, which `--config NAME` finds
-    accelerate/        configurations of `accelerate launch`
-
-Resuming: `output_folder` chooses the checkpoint, `loop.start_or_resume` loads it (`checkpoints`), and the `loader` of
-the recipe continues after `state.consumed`.
+`--resume_from_checkpoint`: `output_folder.take_output_folder` chooses the checkpoint, `loop.start_or_resume` restores
+it (`checkpoints.load_checkpoint`), and the loader of the recipe continues after `state.consumed`.
 """

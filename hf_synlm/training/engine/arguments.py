@@ -70,15 +70,7 @@ class TrainingArguments:
     )
     with_tracking: bool = option(False, "Log to the trackers of --report_to.")
     report_to: str = option("tensorboard", "Tracker supported by accelerate, such as tensorboard or trackio.")
-    peak_flops: float | None = option(
-        None, "Peak FLOP/s of a device, to compute utilization; default: from a table of GPUs."
-    )
     push_to_hub: bool = option(False, "Push the final model to the Hub.")
-    hub_strategy: Literal["end", "checkpoint"] = option(
-        "end",
-        "What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every checkpoint, and the "
-        "checkpoint itself as last-checkpoint.",
-    )
     hub_model_id: str | None = option(None, "Repository of --push_to_hub.")
     hub_token: str | None = option(None, "Hub token of --push_to_hub; default: the one of `hf auth login`.")
 
@@ -101,14 +93,10 @@ class TrainingArguments:
             "num_train_epochs early_stopping_patience evaluation_steps generation_steps checkpointing_steps "
             "learning_rate weight_decay max_grad_norm",
         )
-        if self.peak_flops is not None and self.peak_flops <= 0:
-            raise ValueError(f"peak_flops must be positive and is {self.peak_flops}.")
         if not 0 <= self.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
         if self.push_to_hub and not self.hub_model_id:
             raise ValueError("push_to_hub needs a repository. Pass --hub_model_id OWNER/NAME.")
-        if self.push_to_hub and self.hub_strategy == "checkpoint" and not self.checkpointing_steps:
-            raise ValueError("hub_strategy 'checkpoint' needs checkpoints. Set checkpointing_steps.")
         if self.with_tracking:  # accelerate would ignore a tracker that is unknown or not installed
             check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
             if self.report_to not in [str(item) for item in get_available_trackers()]:
@@ -116,11 +104,7 @@ class TrainingArguments:
                 raise ValueError(f"report_to is {name!r}, which is not installed: pip install {name}.")
 
     def limit_steps(self, steps_of_epochs: int | None = None) -> None:
-        """Settle `max_train_steps`: the smaller of what was given, or the default.
-
-        Args:
-            steps_of_epochs: steps of `num_train_epochs`, if it is given.
-        """
+        """Settle `max_train_steps`: the smaller of itself and the steps of `num_train_epochs`, or the default."""
         given = [count for count in (self.max_train_steps, steps_of_epochs) if count is not None]
         self.max_train_steps = min(given, default=DEFAULT_STEPS)
 
@@ -167,16 +151,7 @@ class ModelArguments:
 
 # ---------------------------------------------------------------------------------------------- checks
 def check_minimum(arguments: Any, minimum: int, names: str) -> None:
-    """Check that arguments are not too small; `None` is allowed.
-
-    Args:
-        arguments: a dataclass.
-        minimum: smallest value.
-        names: fields, between spaces.
-
-    Raises:
-        ValueError: a field is smaller.
-    """
+    """Raise ValueError if a field is smaller than `minimum`; `None` is allowed. `names` are divided by spaces."""
     for name in names.split():
         value = getattr(arguments, name)
         if value is not None and value < minimum:
@@ -185,33 +160,15 @@ def check_minimum(arguments: Any, minimum: int, names: str) -> None:
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Check that an argument is one of some values.
-
-    Args:
-        name: of the argument.
-        value: of the argument.
-        choices: allowed values.
-
-    Raises:
-        ValueError: it is none of them.
-    """
+    """Raise ValueError if the value of an argument is not one of `choices`."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}. Choose among {', '.join(choices)}.")
 
 
 def check_overrides(config_class: type, overrides: Any, decided: Collection[str] = ()) -> dict[str, Any]:
-    """Check fields that replace those of a preset.
+    """Return `overrides` of a configuration, a mapping or `None`; integers become floats where the field is a float.
 
-    Args:
-        config_class: the configuration, a dataclass.
-        overrides: mapping from fields to values, as `parse_arguments` returns it; may be `None`.
-        decided: fields that follow from the data and cannot be overridden.
-
-    Returns:
-        The same; integers become floats where the field is a float.
-
-    Raises:
-        ValueError: the configuration has no such field, or it is one of `decided`.
+    Raises ValueError if the configuration has no such field, or if it is one of `decided`, which follow from the data.
     """
     types = {f.name: f.type for f in dataclasses.fields(config_class)}
     types |= {other: types[name] for other, name in getattr(config_class, "attribute_map", {}).items() if name in types}
@@ -227,18 +184,7 @@ def check_overrides(config_class: type, overrides: Any, decided: Collection[str]
 
 # ---------------------------------------------------------------------------------------------- command line
 def read_mapping(text: str, name: str) -> dict[str, Any]:
-    """Read a mapping given on the command line: JSON, or `key=value,key=value` with YAML values.
-
-    Args:
-        text: for example `hidden_size=64,merge_noise=0.5` or `{"hidden_size": 64}`.
-        name: the flag, for messages.
-
-    Returns:
-        The mapping.
-
-    Raises:
-        ValueError: the text has neither form.
-    """
+    """Read the mapping of a flag: JSON such as `{"hidden_size": 64}`, or `hidden_size=64,merge_noise=0.5`."""
     if text.lstrip().startswith("{"):
         value = read_yaml(text, f"--{name} {text!r}")
         if not isinstance(value, dict):
@@ -252,17 +198,7 @@ def read_mapping(text: str, name: str) -> dict[str, Any]:
 
 
 def find_config(name: str) -> str:
-    """Find the file that `--config` names.
-
-    Args:
-        name: a file, or the name of a shipped configuration, such as "gpst_tiny".
-
-    Returns:
-        Path of the file.
-
-    Raises:
-        ValueError: there is no such file or configuration.
-    """
+    """Path of what `--config` names: a file, or a shipped configuration such as "gpst_tiny"."""
     if Path(name).is_file():
         return name
     shipped = {path.stem: str(path) for path in sorted(CONFIGS.glob("*.yaml"))}
@@ -279,22 +215,11 @@ def parse_arguments(
     mappings: Sequence[str] = (),
     description: str | None = None,
 ) -> tuple[Any, ...]:
-    """Read dataclasses of arguments from `--config` and from flags; flags win.
+    """Read one instance of each dataclass from `--config` and from flags; flags win.
 
-    A field named in `mappings` arrives as a dict: the file's mapping, updated key by key with the flag's, which has
-    the form of `read_mapping`.
-
-    Args:
-        types: the dataclasses.
-        argv: command line without the program name; default: the process's.
-        mappings: names of string fields that hold mappings.
-        description: of the program, for `--help`.
-
-    Returns:
-        One instance per dataclass.
-
-    Raises:
-        ValueError: see `find_config`; also for keys and flags that no dataclass has.
+    `argv` is the command line without the program name (default: the process's). A field named in `mappings` arrives as
+    a dict: the file's mapping, updated key by key with the flag's, which has the form of `read_mapping`. Keys and flags
+    that no dataclass has are refused.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

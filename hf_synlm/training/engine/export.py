@@ -1,44 +1,27 @@
-"""Export of a run's model: the final one, and checkpoints on the Hub while training goes on."""
+"""Export the final model of a run, and push it to the Hub."""
 
-import shutil
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.logging import get_logger
-from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.data.files import PARTIAL_SUFFIX, folder_writer
+from hf_synlm.data.files import folder_writer
 from hf_synlm.hub.card import PAPERS
 from hf_synlm.hub.export import export_model, push_to_hub
 from hf_synlm.training.engine.arguments import TrainingArguments
-from hf_synlm.training.engine.checkpoints import clear_errors, link_or_copy
+from hf_synlm.training.engine.checkpoints import clear_errors
 from hf_synlm.training.engine.run import Run
-
-logger = get_logger(__name__)
-
-LAST_CHECKPOINT = "last-checkpoint"
 
 
 def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path) -> None:
-    """Export the model of a run as it is now; every process has to call.
+    """Export the model as it is now to `folder`, which replaces an older one when it is complete; every process calls.
 
-    A model of this library is exported with tokenizer, code and card, one of transformers as transformers saves it.
-
-    Args:
-        run: of this process.
-        tokenizer: of the model.
-        facts: for the card of a model of this library; the name is added.
-        folder: appears when it is complete; an older one is replaced.
-
-    Raises:
-        OSError: it cannot be written.
+    A model of this library is exported with tokenizer, code and card (of `facts` and the name), one of transformers as
+    transformers saves it.
     """
     weights = run.accelerator.get_state_dict(run.model)
     try:
@@ -50,15 +33,7 @@ def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
 
 
 def hub_facts(base_model: str | None, dataset: str | None = None) -> dict[str, Any]:
-    """Where a model comes from, for its card: names on the Hub. Folders of this machine tell readers nothing.
-
-    Args:
-        base_model: folder or name of the model that training began with.
-        dataset: folder or name of the training data.
-
-    Returns:
-        The facts that are known.
-    """
+    """Where a model comes from, for its card: names on the Hub. Folders of this machine tell readers nothing."""
     facts: dict[str, Any] = {}
     if base_model and not Path(base_model).exists():
         facts["base_model"] = base_model
@@ -68,14 +43,7 @@ def hub_facts(base_model: str | None, dataset: str | None = None) -> dict[str, A
 
 
 def model_name(name: str) -> str:
-    """Name of a model for readers elsewhere: on the Hub, or of its folder, without the folders around it.
-
-    Args:
-        name: folder, or name on the Hub.
-
-    Returns:
-        The name; of `runs/mine/model` it is "mine".
-    """
+    """Name of a model for readers elsewhere: on the Hub, or of its folder; `runs/mine/model` is "mine"."""
     if not Path(name).exists():
         return name
     folder = Path(name).resolve()
@@ -111,14 +79,7 @@ def _without_shards(model: PreTrainedModel) -> PreTrainedModel:
 
 # ---------------------------------------------------------------------------------------------- the Hub
 def check_repository(arguments: TrainingArguments) -> None:
-    """Make the repository of `push_to_hub`, so that a wrong name or token fails before training.
-
-    Args:
-        arguments: of the run.
-
-    Raises:
-        ValueError: it cannot be made.
-    """
+    """Make the repository of `push_to_hub`, so that a wrong name or token fails before training."""
     if not arguments.push_to_hub:
         return
     try:
@@ -131,14 +92,7 @@ def check_repository(arguments: TrainingArguments) -> None:
 
 
 def push_final_model(run: Run) -> None:
-    """Push `output_dir/model`, if the arguments ask for it.
-
-    Args:
-        run: ended; its results are written.
-
-    Raises:
-        RuntimeError: the push failed; the run and its model are complete.
-    """
+    """Push `output_dir/model` of a run that has ended, if the arguments ask for it."""
     if not run.arguments.push_to_hub or not run.accelerator.is_main_process:
         return
     folder, repo_id, token = run.output_dir / "model", run.arguments.hub_model_id, run.arguments.hub_token
@@ -153,66 +107,3 @@ def push_final_model(run: Run) -> None:
             f"The run is finished, and {folder} is complete, but it could not be pushed to {repo_id!r}: {error}. Push "
             f"it with `hf upload {repo_id} {folder}`."
         ) from error
-
-
-class CheckpointUploads:
-    """Pushes checkpoints in the background; the training loop calls it with every complete one.
-
-    As with `hub_strategy="checkpoint"` of transformers, the repository holds the newest model at its root and the
-    checkpoint in `last-checkpoint`, to be downloaded and named by `--resume_from_checkpoint`. A checkpoint is skipped
-    while the upload of another one is under way, and a failed upload gives a warning: training never waits.
-
-    Args:
-        run: of this process.
-        tokenizer: of the model.
-        facts: makes what the card states, at the time of an upload.
-    """
-
-    def __init__(self, run: Run, tokenizer: PreTrainedTokenizerBase, facts: Callable[[], dict[str, Any]]):
-        self.run, self.tokenizer, self.facts = run, tokenizer, facts
-        self.enabled = run.arguments.push_to_hub and run.arguments.hub_strategy == "checkpoint"
-        self.api = HfApi(token=run.arguments.hub_token)
-        self.upload: Future | None = None
-
-    def __call__(self, checkpoint: Path) -> None:
-        """Push a checkpoint; every process has to call."""
-        if not self.enabled:
-            return
-        busy = self.run.accelerator.is_main_process and self.upload is not None and not self.upload.done()
-        shared = [busy]
-        broadcast_object_list(shared)  # from the main process
-        if shared[0]:
-            logger.warning(f"{checkpoint} is not pushed: the upload of the previous one is still under way.")
-            return
-        self._report()
-        folder = self.run.output_dir / f"hub{PARTIAL_SUFFIX}"
-        if self.run.accelerator.is_main_process:
-            shutil.rmtree(folder, ignore_errors=True)
-        try:
-            export_run(self.run, self.tokenizer, self.facts(), folder)
-            if self.run.accelerator.is_main_process:
-                # Links cost no space, and the checkpoint may be deleted before it has been read.
-                shutil.copytree(checkpoint, folder / LAST_CHECKPOINT, copy_function=link_or_copy)
-        except OSError as error:
-            logger.warning(f"{checkpoint} is not pushed: {error}")
-            return
-        if self.run.accelerator.is_main_process:
-            self.upload = self.api.upload_folder(
-                repo_id=self.run.arguments.hub_model_id,
-                folder_path=str(folder),
-                commit_message=f"Training in progress, {checkpoint.name}",
-                run_as_future=True,
-            )
-
-    def finish(self) -> None:
-        """Wait for the last upload."""
-        if self.upload is not None:
-            self.upload.exception()
-            self._report()
-            shutil.rmtree(self.run.output_dir / f"hub{PARTIAL_SUFFIX}", ignore_errors=True)
-
-    def _report(self) -> None:
-        """Warn if the last upload has failed."""
-        if self.upload is not None and self.upload.exception() is not None:
-            logger.warning(f"A checkpoint could not be pushed: {self.upload.exception()}")
-        self.upload = None

@@ -1,19 +1,25 @@
-"""The training loop: steps, readings, evaluations, checkpoints, and how it ends early."""
+"""The training loop: start or resume, steps, readings, evaluations, checkpoints, and how it ends early.
+
+Resuming: `start_or_resume` restores a checkpoint of `checkpoints.py` and replaces `run.state`; `TrainingLoop` then asks
+the recipe for a loader that starts behind `state.consumed` and counts on from `state.step`. `_save` writes checkpoints:
+every `checkpointing_steps`, after the last step, and after SIGTERM or SIGINT (`_leave`).
+"""
 
 import itertools
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from hf_synlm.data.files import write_json
 from hf_synlm.training.engine.checkpoints import (
     BestModel,
     load_checkpoint,
@@ -21,10 +27,10 @@ from hf_synlm.training.engine.checkpoints import (
     remove_later,
     save_checkpoint,
 )
-from hf_synlm.training.engine.output_folder import end_run
+from hf_synlm.training.engine.output_folder import forget_results
 from hf_synlm.training.engine.recipe import Recipe
-from hf_synlm.training.engine.run import Run
-from hf_synlm.training.engine.speed import SpeedMeter, device_peak_flops
+from hf_synlm.training.engine.run import Run, end_run
+from hf_synlm.training.engine.sample_texts import log_samples
 from hf_synlm.training.engine.steps import StepReport, StopSignals, is_due, optimizer_steps
 
 Evaluate = Callable[[nn.Module, int], dict[str, Any]]
@@ -32,12 +38,7 @@ Evaluate = Callable[[nn.Module, int], dict[str, Any]]
 
 # ---------------------------------------------------------------------------------------------- readings
 class LossMeter:
-    """Collects step reports on the device; reading them takes one host sync and one reduction.
-
-    Args:
-        run: of this process.
-        batches: whose sampler names the samples of a bad batch.
-    """
+    """Collects step reports on the device; reading them takes one host sync and one reduction."""
 
     def __init__(self, run: Run, batches: DataLoader):
         self.run, self.accelerator, self.batches = run, run.accelerator, batches
@@ -45,17 +46,9 @@ class LossMeter:
         self.reports: list[StepReport] = []
 
     def read(self, step: int) -> dict[str, float]:
-        """Means over the `reports` since the last reading, at least one; every process has to call.
+        """Means of losses and gradient norm over the reports since the last reading, at least one; every process calls.
 
-        Args:
-            step: of the last report.
-
-        Returns:
-            Name -> mean of the losses of whole batches, and of the gradient norm.
-
-        Raises:
-            FloatingPointError: a loss or the gradient norm is not finite. `output_dir/not_finite_N.json` names the
-                batches.
+        Raises FloatingPointError if one of them is not finite; it names the first such step and its samples.
         """
         device, reports = self.accelerator.device, self.reports
         names = list(reports[0].losses)
@@ -66,57 +59,67 @@ class LossMeter:
         means = dict(zip([*names, "gradient_norm"], values, strict=True))
         broken = [name for name, value in means.items() if not np.isfinite(value)]
         if broken:
-            self._report_broken(broken, step, norms.tolist())
+            self._raise_broken(broken, step, losses.isfinite().all(1) & norms.isfinite())
         self.reports = []
         return means
 
-    def _report_broken(self, names: list[str], step: int, norms: list[float]) -> None:
-        """Write which batches made a loss infinite or NaN, and raise."""
-        accumulation = self.run.arguments.gradient_accumulation_steps
-        first_step, rank, rows = step - len(self.reports) + 1, self.accelerator.process_index, []
+    def _raise_broken(self, names: list[str], step: int, finite: Tensor) -> None:
+        """Raise; `finite` says which steps since the last reading are finite on this process."""
+        first_step, accumulation = step - len(finite) + 1, self.run.arguments.gradient_accumulation_steps
+        bad = gather_object([first_step + number for number, value in enumerate(finite.tolist()) if not value])
+        bad_step = min(bad, default=first_step)
         # The sampler yields the samples of the micro steps of this process again.
         sampler: Any = self.batches.batch_sampler
-        samples = itertools.islice(sampler, (first_step - 1 - self.begin_step) * accumulation, None)
-        for number, (report, norm) in enumerate(zip(self.reports, norms, strict=True)):
-            for micro, loss in enumerate(torch.stack(report.micro_losses).tolist()):
-                rows.append({"step": first_step + number, "micro_step": micro, "rank": rank, "loss": repr(loss),
-                             "finite": bool(np.isfinite(loss)), "gradient_norm": repr(norm),
-                             "sample_ids": next(samples)})  # fmt: skip
-        rows = gather_object(rows)
-        bad = [row["step"] for row in rows if not row["finite"] or row["gradient_norm"] in ("nan", "inf")]
-        bad_step = min(bad, default=first_step)
-        path = self.run.output_dir / f"not_finite_{bad_step}.json"
-        if self.accelerator.is_main_process:
-            rows = [row for row in rows if row["step"] == bad_step]
-            write_json(path, {"first_bad_step": bad_step, "names": names, "micro_batches": rows})
-        self.accelerator.wait_for_everyone()
+        begin = (bad_step - 1 - self.begin_step) * accumulation
+        samples = [item for batch in itertools.islice(sampler, begin, begin + accumulation) for item in batch]
         raise FloatingPointError(
             f"{', '.join(names)} became NaN or infinite between steps {first_step} and {step}, first at step "
-            f"{bad_step}; {path} names its batches. Look at them, lower the learning rate, lengthen the warm-up or "
-            "train in float32; then resume from the last checkpoint or start from step 0."
+            f"{bad_step}, which reads the samples {gather_object(samples)}. Look at them, lower the learning rate, "
+            "lengthen the warm-up or train in float32; then resume from the last checkpoint or start from step 0."
         )
+
+
+class SpeedMeter:
+    """Tokens per second of all processes together, without evaluations and checkpoints."""
+
+    def __init__(self) -> None:
+        self.tokens = self.all_tokens = 0
+        self.all_seconds = 0.0
+        self._begin = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside does not count."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._begin += time.perf_counter() - begin
+
+    def read(self) -> float:
+        """Speed since the last reading; call it right after a synchronization of the device."""
+        now = time.perf_counter()
+        seconds, tokens = now - self._begin, self.tokens
+        self._begin, self.tokens = now, 0
+        self.all_seconds += seconds
+        self.all_tokens += tokens
+        return tokens / seconds
+
+    def overall(self) -> dict[str, float]:
+        """`tokens_per_second` over all readings; empty before the first."""
+        return {"tokens_per_second": self.all_tokens / self.all_seconds} if self.all_tokens else {}
 
 
 # ---------------------------------------------------------------------------------------------- the run
 def start_or_resume(
     run: Run, checkpoint: Path | None, settings: dict[str, Any], evaluate: Evaluate, best: BestModel | None = None
 ) -> None:
-    """Load the checkpoint, or evaluate the untrained model.
-
-    Args:
-        run: of this process; its `state` is replaced or begun.
-        checkpoint: of `output_folder`.
-        settings: of `course_settings`.
-        evaluate: (model, step) -> the evaluation, with the key `step`.
-        best: keeps the best model.
-
-    Raises:
-        ValueError: settings or data differ from those of the checkpoint, or it is damaged.
-    """
+    """Restore the checkpoint of `take_output_folder`, or evaluate the untrained model; sets `run.state`."""
     if checkpoint is not None:
         run.state = load_checkpoint(run.accelerator, checkpoint, settings)
         if run.accelerator.is_main_process:
             remove_later(run.output_dir, run.state.step)
+            forget_results(run.output_dir)
         run.accelerator.wait_for_everyone()
         if best is not None:
             best.adopt(run, checkpoint)
@@ -132,55 +135,30 @@ class TrainingLoop:
     """Steps with readings, evaluations, samples and checkpoints on the way.
 
     SIGTERM and SIGINT to any process end the run after the current step: with a checkpoint and exit status 0.
-
-    Args:
-        run: of this process.
-        recipe: gives batches, losses, evaluations and samples.
-        best: keeps the best model and stops the run early.
-        after_checkpoint: called with every complete checkpoint but that of the last step.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        recipe: Recipe,
-        best: BestModel | None = None,
-        after_checkpoint: Callable[[Path], None] | None = None,
-    ):
-        self.run, self.recipe, self.best, self.after_checkpoint = run, recipe, best, after_checkpoint
-        accelerator, arguments = run.accelerator, run.arguments
-        self.batches, flops = recipe.loader(run), recipe.flops_per_token(accelerator.unwrap_model(run.model))
-        peak = device_peak_flops(accelerator.device, accelerator.mixed_precision, arguments.peak_flops)
-        self.speed = SpeedMeter(flops, None if peak is None else peak * accelerator.num_processes)
+    def __init__(self, run: Run, recipe: Recipe, best: BestModel | None = None):
+        self.run, self.recipe, self.best = run, recipe, best
+        self.batches, self.speed = recipe.loader(run), SpeedMeter()
         self.meter, self.saved_step = LossMeter(run, self.batches), run.state.step
         # All steps of the run with the time that is left; less often where it goes to a file.
         self.bar = tqdm(
-            total=arguments.num_steps,
+            total=run.arguments.num_steps,
             initial=run.state.step,
             unit="step",
             dynamic_ncols=True,
             mininterval=0.5 if sys.stderr.isatty() else 60,
-            disable=not accelerator.is_local_main_process,
+            disable=not run.accelerator.is_local_main_process,
         )
 
     def train(self) -> dict[str, float]:
-        """Train to the last step, or until `best` says stop.
-
-        Returns:
-            `tokens_per_second` of all processes and, where it is known, `model_flop_utilization`, over the steps of
-            this process.
-
-        Raises:
-            FloatingPointError: see `LossMeter.read`.
-            OSError: a checkpoint cannot be written.
-            SystemExit: with status 0, after a signal.
-        """
+        """Train to the last step, or until `best` says stop; returns the speed of the steps of this process."""
         run, arguments = self.run, self.run.arguments
         with StopSignals() as signals, self.bar:
             stopped_early = False
             for report in optimizer_steps(run, self.batches, self.recipe.compute_loss, signals):
                 self.meter.reports.append(report)
-                self.speed.add(report.tokens)
+                self.speed.tokens += report.tokens
                 self.bar.update()
                 if self._after_step():
                     stopped_early = True
@@ -199,7 +177,7 @@ class TrainingLoop:
         save = is_due(step, arguments.checkpointing_steps, last) or (step == last and arguments.checkpointing_steps > 0)
         evaluate = step < last and self.recipe.evaluation_due(step)
         generate = is_due(step, arguments.generation_steps, last)
-        # First: if the losses are not finite, the reading names the batch before anything else uses the model.
+        # First: if the losses are not finite, the reading names the samples before anything else uses the model.
         if save or evaluate or generate or step % arguments.logging_steps == 0 or step == last:
             self._read()
         stop = False
@@ -207,7 +185,7 @@ class TrainingLoop:
             if evaluate:
                 stop = self._evaluate()
             if generate:
-                self.recipe.generate(self.run.model, step)
+                log_samples(self.run, self.recipe.tokenizer)
             if save and not stop:  # a run resumed from here would not stop
                 self._save()
         return stop
@@ -222,23 +200,16 @@ class TrainingLoop:
         """Show and note the means since the last reading."""
         run, step = self.run, self.run.state.step
         means, speed = self.recipe.summarize(self.meter.read(step)), self.speed.read()
-        shown = {name: f"{value:.3f}" for name, value in means.items()}
-        shown["tokens/s"] = f"{speed['tokens_per_second']:.0f}"
-        if "model_flop_utilization" in speed:
-            shown["MFU"] = f"{100 * speed['model_flop_utilization']:.1f}%"
-        self.bar.set_postfix(shown)
+        self.bar.set_postfix({**{name: f"{value:.3f}" for name, value in means.items()}, "tokens/s": f"{speed:.0f}"})
         rates = {f"learning_rate/{i}": rate for i, rate in enumerate(run.schedule.get_last_lr())}
         values = {f"train/{name}": value for name, value in means.items()}
-        run.accelerator.log({**values, **rates, **{f"speed/{k}": v for k, v in speed.items()}}, step=step)
+        run.accelerator.log({**values, **rates, "speed/tokens_per_second": speed}, step=step)
         run.state.notes.setdefault("train", []).append({"step": step, **means})
 
     def _save(self) -> None:
         run, self.saved_step = self.run, self.run.state.step
         best_weights = None if self.best is None else self.best.weights(run)
-        keep = run.arguments.checkpoints_total_limit
-        folder = save_checkpoint(run.accelerator, run.output_dir, run.state, keep, best_weights)
-        if self.after_checkpoint is not None and run.state.step < run.arguments.num_steps:
-            self.after_checkpoint(folder)
+        save_checkpoint(run.accelerator, run.output_dir, run.state, run.arguments.checkpoints_total_limit, best_weights)
 
     def _leave(self, signals: StopSignals) -> None:
         """Save, and end the process without error."""

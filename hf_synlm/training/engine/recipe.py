@@ -9,27 +9,16 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import numpy as np
-import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.checkpoints import BestModel
-from hf_synlm.training.engine.run import (
-    Run,
-    make_optimizer,
-)
+from hf_synlm.training.engine.run import Run, make_optimizer
 from hf_synlm.training.engine.samplers import EpochSampler, PaddedBatchSampler, StepSampler, make_loader
 from hf_synlm.training.engine.steps import is_due, model_loss
-from hf_synlm.viz import SentenceView
-
-PACKAGE = Path(__file__).parents[2]
-# Of generated samples.
-NUM_SENTENCES = 3
-NEW_TOKENS = 20
 
 
 class Splits(NamedTuple):
@@ -43,20 +32,15 @@ class Splits(NamedTuple):
 class Recipe(ABC):
     """What a training program adds to `run_recipe`.
 
+    A new program must set `program` and `parts`, and write `check`, `load` (which sets `tokenizer`, `examples` and
+    `collate`), `settings`, `evaluate`, `card_facts` and `report`. The other methods have defaults: AdamW, shuffled
+    batches, the model's own loss, evaluation every `evaluation_steps`, and the last step as the final model.
+
     Fields:
         program: name of the module; also of the run in the trackers.
-        parts: names of the attributes that hold the arguments; their annotations are dataclasses.
+        parts: names of the attributes that hold the arguments; their annotations are dataclasses, `arguments` is last.
         mappings: names of arguments that hold mappings (see `parse_arguments`).
-        model_arguments: the model.
-        data: where examples come from.
-        arguments: of every run; in `parts`, the last one.
-        tokenizer: of the model; `load` sets it.
-        examples: to train on; `load` sets them.
-        collate: examples -> batch; `load` sets it.
-
-    Args:
-        accelerator: of the run.
-        *arguments: one instance per name in `parts`.
+        examples: what `collate` makes batches of: a sequence, indexed by the sampler.
     """
 
     program: ClassVar[str]
@@ -83,52 +67,37 @@ class Recipe(ABC):
     # ------------------------------------------------------------------------------------------ before training
     @abstractmethod
     def check(self) -> None:
-        """Complete the arguments, before anything is written.
-
-        Raises:
-            ValueError: they exclude each other or the launcher's choice.
-        """
+        """Complete the arguments; raise ValueError if they exclude each other. Nothing has been written yet."""
 
     @abstractmethod
     def load(self) -> PreTrainedModel:
-        """Read data, tokenizer and model.
+        """Read data, tokenizer and model, which stays on the CPU; every process calls.
 
-        Every process calls. Everything that would stop the run later, such as test data, is read here. The random
-        state is that of the run's seed.
-
-        Returns:
-            The model that is trained, on the CPU and not prepared.
-
-        Raises:
-            ValueError: bad input; a run that was to be replaced is kept.
+        Everything that would stop the run later, such as test data, is read here. The random state is that of the
+        run's seed.
         """
 
     @abstractmethod
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Settings that a resumed run must repeat, besides `course_settings`.
+        """JSON settings that a resumed run must repeat, besides `course_settings`.
 
-        Args:
-            model: of `load`.
-
-        Returns:
-            Name -> JSON value; "training_data" and "validation" are fingerprints.
+        "training_data" and "validation" are fingerprints.
         """
 
     def prepare(self, model: PreTrainedModel) -> tuple[nn.Module, Any, Any]:
-        """Make the optimizer and its schedule, and prepare them and the model with accelerate.
+        """Make optimizer and schedule, and prepare them and the model with accelerate; returns all three.
 
-        Args:
-            model: of `load`.
-
-        Returns:
-            Model, optimizer and schedule, for `Run`. The recipe keeps no reference to the prepared model.
+        The recipe keeps no reference to the prepared model.
         """
         return self.accelerator.prepare(model, *make_optimizer(model, self.arguments, self.learning_rates(model)))
 
     def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
-        """Learning rates of modules that differ from `learning_rate`, by name: GPST's parser has its own."""
-        rate = getattr(self.model_arguments, "parser_learning_rate", None)
-        return {} if model.config.model_type != "gpst" or rate is None else {"parser": rate}
+        """Learning rates of modules that differ from `learning_rate`, by a component of their parameters' names."""
+        return {}
+
+    def layers_to_compile(self, model: PreTrainedModel) -> list[nn.Module]:
+        """Layers that `torch_compile` compiles; default: none, and the option is refused."""
+        return []
 
     def sampler(self, consumed: int = 0) -> StepSampler | EpochSampler:
         """Training batches of this process that begin after what all processes have consumed; default: shuffled."""
@@ -167,15 +136,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
-        """Evaluate, print and log; every process calls.
-
-        Args:
-            model: of the run.
-            step: optimizer steps done.
-
-        Returns:
-            The evaluation (JSON) with the key "step".
-        """
+        """Evaluate after `step` optimizer steps, print and log; every process calls. Returns JSON with "step"."""
 
     def best_model(self) -> BestModel | None:
         """Which evaluation gives the final model and when to stop early; `None`: the last step gives it."""
@@ -189,94 +150,34 @@ class Recipe(ABC):
         """What is shown and noted of the mean losses of some steps."""
         return means
 
-    def generate(self, model: nn.Module, step: int) -> None:
-        """Print and log a few generated sentences with their trees; every process calls, the main one generates."""
-        if self.accelerator.is_main_process:
-            plain = self.accelerator.unwrap_model(model, keep_torch_compile=False)
-            # Training seeds every micro step anew, so that this changes nothing there.
-            torch.manual_seed(self.arguments.seed + step)
-            texts = generate_trees(plain, self.tokenizer)
-            self.accelerator.print(f"step {step}: generated\n" + "\n".join(texts))
-            self.accelerator.log({f"generated/{number}": text for number, text in enumerate(texts)}, step=step)
-        self.accelerator.wait_for_everyone()
-
-    def flops_per_token(self, model: PreTrainedModel) -> float | None:
-        """FLOPs of training per token (see `flops.py`); `None`: unknown, utilization is not shown."""
-        return None
-
     # ------------------------------------------------------------------------------------------ after training
     @abstractmethod
     def card_facts(self, run: Run) -> dict[str, Any]:
         """What the model card states about the run, such as "training_data" and "training_procedure"."""
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
-        """Measure the final model; every process calls.
+        """Measure the final model, which is that of `step`; every process calls.
 
-        Args:
-            run: whose model is the final one.
-            step: that it is from.
-
-        Returns:
-            Entries of `all_results.json` besides those that every run has, such as "test".
+        Returns entries of `all_results.json` besides those that every run has, such as "test".
         """
         return {}
 
     @abstractmethod
     def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
-        """Finish on the main process: what other processes need not wait for, such as loading the saved model.
+        """Finish on the main process and return the closing line.
 
-        Args:
-            run: ended; its model is not wrapped any more.
-            folder: of the saved model.
-            results: of `all_results.json`, which is written again if this changes them.
-
-        Returns:
-            The closing line.
+        This is for what other processes need not wait for, such as loading the saved model from `folder`. `run.model`
+        is not wrapped any more. `all_results.json` is written again if `results` change.
         """
 
 
 def kept_evaluation(results: dict[str, Any]) -> dict[str, Any]:
-    """Find the evaluation of the final model.
-
-    Args:
-        results: of `all_results.json`.
-
-    Returns:
-        One of its "evaluations".
-    """
+    """The evaluation of the final model in `all_results.json`."""
     step = results.get("best_step", results["step"])
     return next(item for item in results["evaluations"] if item["step"] == step)
 
 
 def improvement(results: dict[str, Any], name: str) -> str:
-    """Say how a loss of the validation text fell.
-
-    Args:
-        results: of `all_results.json`.
-        name: of the loss, such as "nats_per_sentence".
-
-    Returns:
-        The beginning of a closing line.
-    """
+    """Beginning of a closing line: how a loss of the validation text, such as "nats_per_sentence", fell."""
     before, after = (found["losses"][name] for found in (results["evaluations"][0], kept_evaluation(results)))
     return f"validation {name.replace('_', ' ')} {before:.2f} -> {after:.2f} (best at step {results['best_step']})"
-
-
-def generate_trees(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Sample sentences from the beginning of a text on.
-
-    Args:
-        model: a causal language model; its mode (train or eval) does not change.
-        tokenizer: of the model.
-
-    Returns:
-        Each sentence, followed by its tree, if the model has trees.
-    """
-    texts = []
-    prompts = [""] * NUM_SENTENCES
-    for generated in generate_texts(model, tokenizer, prompts, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=20):
-        lines = [generated.text]
-        if generated.tree.hypotheses:
-            lines.append(SentenceView(generated.tree).text())
-        texts.append("\n".join(lines))
-    return texts

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -22,17 +22,10 @@ WAITING_TIME = timedelta(hours=2)
 
 
 def make_accelerator(arguments: TrainingArguments) -> Accelerator:
-    """Make the accelerator of a run: precision and devices come from `accelerate launch`, the rest from the arguments.
+    """Make the accelerator: precision and devices come from `accelerate launch`, the rest from the arguments.
 
-    Args:
-        arguments: of the run.
-
-    Returns:
-        The accelerator.
-
-    Raises:
-        ValueError: the processes of the launcher do not find each other, or the launcher asks for an engine that
-            accelerate does not use on this machine.
+    Raises ValueError if the processes of the launcher do not find each other, or if accelerate would silently use
+    another engine than the launcher asks for.
     """
     accelerator = Accelerator(
         # Without it, the processes of torchrun do not find each other on a machine without GPUs.
@@ -81,16 +74,7 @@ class TrainingState:
 
 @dataclass
 class Run:
-    """All parts of a run.
-
-    Fields:
-        accelerator: of the run.
-        arguments: of the run.
-        model: prepared by accelerate.
-        optimizer: prepared.
-        schedule: of the learning rate; has `step` and `get_last_lr`.
-        state: goes into checkpoints.
-    """
+    """All parts of a run; model and optimizer are prepared by accelerate, the schedule has `step` and `get_last_lr`."""
 
     accelerator: Accelerator
     arguments: TrainingArguments
@@ -105,15 +89,21 @@ class Run:
         return Path(self.arguments.output_dir)
 
 
-def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash vocabulary, rules and special tokens; padding and truncation of the last call do not count.
+def end_run(run: Run) -> None:
+    """End trackers and process group of a run; its model is not wrapped afterwards. Every process calls.
 
-    Args:
-        tokenizer: fast or slow.
-
-    Returns:
-        16 hexadecimal digits.
+    The wrapper of DDP must be deleted before the process group. If it held the last reference to the group, its
+    destructor would wait for the group's threads while these wait for Python's lock, which it holds.
     """
+    accelerator = run.accelerator
+    accelerator.wait_for_everyone()
+    run.model = accelerator.unwrap_model(run.model)
+    accelerator.free_memory()
+    accelerator.end_training()
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash vocabulary, rules and special tokens (16 digits); padding and truncation of the last call do not count."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.get_vocab()
     last_call = dict.fromkeys(("padding", "truncation")) if tokenizer.is_fast else {}
     text = json.dumps([{**rules, **last_call}, tokenizer.special_tokens_map], sort_keys=True, default=str)
@@ -123,17 +113,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 def course_settings(
     arguments: TrainingArguments, config: PreTrainedConfig, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
-    """Settings that decide the course of a run and that all programs share; folders and intervals do not.
-
-    Args:
-        arguments: of the run.
-        config: of the model.
-        accelerator: of the run.
-        tokenizer: of the model.
-
-    Returns:
-        Name -> value.
-    """
+    """Settings that decide the course of a run and that all programs share; folders and intervals do not."""
     names = (
         "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon adam_bias_correction weight_decay "
         "max_grad_norm lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps "
@@ -152,20 +132,10 @@ def course_settings(
 def load_pretrained(
     model_class: type[PreTrainedModel], name: str, overrides: Any, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """Load the model that a run continues from, and check it against the tokenizer.
+    """Load the model that a run continues from, in float32.
 
-    Args:
-        model_class: of the library.
-        name: folder or Hub name.
-        overrides: `config_overrides` of the command line; must be empty.
-        tokenizer: of the run.
-
-    Returns:
-        The model in float32.
-
-    Raises:
-        ValueError: there are overrides; there is no such model, it has another architecture or lacks weights; or the
-            tokenizer has more tokens than the model.
+    Raises ValueError if `overrides` (`config_overrides`) are given, the model does not exist, has another architecture
+    or lacks weights, or the tokenizer has more tokens than the model.
     """
     if overrides:
         raise ValueError("config_overrides cannot change the model of model_name_or_path. Leave one of them out.")
@@ -203,17 +173,7 @@ def new_or_pretrained(
 ) -> PreTrainedModel:
     """Make an untrained model of preset and overrides, or load the one to continue from.
 
-    Args:
-        model_class: of the library.
-        arguments: of the command line.
-        tokenizer: of the model; the configuration takes over its size.
-        ids: special tokens of the configuration.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: an override is not a field, or follows from the tokenizer; or see `load_pretrained`.
+    The configuration takes over the size of the tokenizer and `ids`, its special tokens.
     """
     if arguments.model_name_or_path is not None:
         return load_pretrained(model_class, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
@@ -222,18 +182,10 @@ def new_or_pretrained(
     return model_class(model_class.config_class.from_preset(str(arguments.model_preset), **decided, **overrides))
 
 
-def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
+def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments, to_compile: Sequence[nn.Module]) -> None:
     """Apply `gradient_checkpointing` and `torch_compile` to a model that is not prepared yet.
 
-    Only the Transformer layers of GPST are compiled: their shapes vary only in the number of rows and slots, so that
-    two graphs serve all batches. Names of parameters do not change.
-
-    Args:
-        model: of the run.
-        arguments: of the run.
-
-    Raises:
-        ValueError: the layers of the model cannot be recomputed or compiled.
+    Names of parameters do not change.
     """
     kind = model.config.model_type
     if arguments.gradient_checkpointing:
@@ -244,13 +196,12 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
             )
         model.activation_checkpointing_enable()
     if arguments.torch_compile:
-        if kind != "gpst":
+        if not to_compile:
             raise ValueError(
                 f"torch_compile is set, but {kind} computes in loops whose lengths depend on the text, each in a "
                 "function with its own backward pass. Leave it out."
             )
-        base = model.base_model
-        for layer in (*base.type_layers.h, *base.token_layers.h, *base.parser.layers):
+        for layer in to_compile:
             layer.compile(dynamic=True)
 
 
@@ -258,19 +209,9 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
 def parameter_groups(
     model: nn.Module, learning_rate: float, module_rates: dict[str, float], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Parameter groups by learning rate and weight decay.
+    """Parameter groups by learning rate and weight decay; biases, norms and vectors are never decayed.
 
-    Args:
-        model: the model.
-        learning_rate: of all modules but those of `module_rates`.
-        module_rates: module name (a component of the parameter's name, such as "parser") -> its learning rate.
-        weight_decay: of matrices; biases, norms and vectors are never decayed.
-
-    Returns:
-        Groups for a torch optimizer.
-
-    Raises:
-        ValueError: a named module has no parameters.
+    `module_rates` maps a component of parameters' names, such as "parser", to its learning rate.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     unused = set(module_rates)
@@ -315,16 +256,7 @@ class UncorrectedAdamW(torch.optim.AdamW):
 def make_optimizer(
     model: nn.Module, arguments: TrainingArguments, module_rates: dict[str, float] | None = None
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """Make AdamW with parameter groups, and its schedule: linear warm-up, then `lr_scheduler_type`.
-
-    Args:
-        model: that is trained.
-        arguments: of the run; the decay ends at `max_train_steps`.
-        module_rates: see `parameter_groups`.
-
-    Returns:
-        Optimizer and schedule.
-    """
+    """Make AdamW with parameter groups, and its schedule: linear warm-up, then `lr_scheduler_type` to the last step."""
     groups = parameter_groups(model, arguments.learning_rate, module_rates or {}, arguments.weight_decay)
     optimizer_class = torch.optim.AdamW if arguments.adam_bias_correction else UncorrectedAdamW
     optimizer = optimizer_class(groups, betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon)

@@ -18,36 +18,32 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
-from torch import nn
 
 from hf_synlm.data.files import write_json
 from hf_synlm.training.engine.arguments import TrainingArguments, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
-from hf_synlm.training.engine.export import CheckpointUploads, check_repository, export_run, push_final_model
+from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
 from hf_synlm.training.engine.loop import TrainingLoop, start_or_resume
-from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, RESULTS_FILE, check_space, end_run, output_folder
+from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, RESULTS_FILE, take_output_folder
 from hf_synlm.training.engine.recipe import Recipe
-from hf_synlm.training.engine.run import Run, TrainingState, course_settings, make_accelerator, set_up_layers
+from hf_synlm.training.engine.run import (
+    Run,
+    TrainingState,
+    course_settings,
+    end_run,
+    make_accelerator,
+    set_up_layers,
+)
 
 PACKAGE = Path(__file__).parents[2]
 
 
 def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> None:
-    """Run a training program from its command line to the push of its model.
+    """Run a training program; `argv` is the command line without the program name (default: the process's).
 
     With the command line of the process, an error of the user is one line on stderr and exit status 2; the environment
-    variable HF_SYNLM_TRACEBACK=1 shows where it was raised.
-
-    Args:
-        recipe_type: the program.
-        argv: command line without the program name; default: the process's.
-
-    Raises:
-        ValueError: wrong arguments or input. A run that was to be replaced is put back.
-        FloatingPointError: a loss became NaN or infinite.
-        OSError: a checkpoint or the model cannot be written; the message says how to go on.
-        SystemExit: with status 0, after SIGTERM or SIGINT, when a checkpoint has been saved.
-        RuntimeError: the finished run cannot be pushed to the Hub.
+    variable HF_SYNLM_TRACEBACK=1 shows where it was raised. After SIGTERM or SIGINT the process saves a checkpoint and
+    exits with status 0.
     """
     try:
         _run(recipe_type, argv)
@@ -73,22 +69,20 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
     accelerator = make_accelerator(arguments)
     recipe = recipe_type(accelerator, *parsed)
     recipe.check()
-    with output_folder(accelerator, arguments, *others) as checkpoint:
-        set_seed(arguments.seed)
-        model = recipe.load()
-        recipe.settle_steps()
-        accelerator.print(f"{arguments.num_steps:,} steps")
-        accelerator.print(
-            f"model: {type(model).__name__}, {model.num_parameters():,} parameters, "
-            f"vocabulary {model.config.vocab_size}"
-        )
-        set_up_layers(model, arguments)
-        shared = course_settings(arguments, model.config, accelerator, recipe.tokenizer)
-        settings = {**shared, **recipe.settings(model)}
-        if checkpoint is not None:
-            read_state(checkpoint, settings)  # refuses other settings
-        preflight(accelerator, arguments, model)
-        run = Run(accelerator, arguments, *recipe.prepare(model), TrainingState())
+    preflight(accelerator, arguments)
+    checkpoint = take_output_folder(accelerator, arguments, *others)
+    set_seed(arguments.seed)
+    model = recipe.load()
+    recipe.settle_steps()
+    accelerator.print(f"{arguments.num_steps:,} steps")
+    accelerator.print(
+        f"model: {type(model).__name__}, {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}"
+    )
+    set_up_layers(model, arguments, recipe.layers_to_compile(model))
+    settings = {**course_settings(arguments, model.config, accelerator, recipe.tokenizer), **recipe.settings(model)}
+    if checkpoint is not None:
+        read_state(checkpoint, settings)  # refuses other settings
+    run = Run(accelerator, arguments, *recipe.prepare(model), TrainingState())
     _start_tracking(accelerator, recipe.program, *parsed)
     step, speed = _train(recipe, run, checkpoint, settings)
     folder = run.output_dir / "model"
@@ -112,22 +106,11 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
     push_final_model(run)
 
 
-def preflight(accelerator: Accelerator, arguments: TrainingArguments, model: nn.Module) -> None:
-    """Refuse a run that could not be finished.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        arguments: of the run.
-        model: that is trained.
-
-    Raises:
-        ValueError: the disk is too small, the repository of `push_to_hub` cannot be made, or `generation_steps` is set
-            with FSDP.
-    """
+def preflight(accelerator: Accelerator, arguments: TrainingArguments) -> None:
+    """Refuse a run that could not be finished, before anything is written or deleted; every process calls."""
     if arguments.generation_steps and accelerator.distributed_type == DistributedType.FSDP:
-        raise ValueError("generation_steps does not go with the shards of FSDP. Set it to 0, or train with DDP.")
+        raise ValueError("generation_steps does not work with the shards of FSDP. Set it to 0, or train with DDP.")
     if accelerator.is_main_process:
-        check_space(arguments, model)
         check_repository(arguments)
     accelerator.wait_for_everyone()
 
@@ -144,12 +127,13 @@ def _start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> Non
 
 
 def _train(recipe: Recipe, run: Run, checkpoint: Path | None, settings: dict[str, Any]) -> tuple[int, dict[str, float]]:
-    """Train from the checkpoint or from step 0; the step that the final model is from, and the speed."""
+    """Train, starting from the checkpoint if there is one.
+
+    Returns the step whose weights became the final model, and the speed.
+    """
     best = recipe.best_model()
     start_or_resume(run, checkpoint, settings, recipe.evaluate, best)
-    uploads = CheckpointUploads(run, recipe.tokenizer, lambda: recipe.card_facts(run))
-    speed = TrainingLoop(run, recipe, best, after_checkpoint=uploads).train()
-    uploads.finish()
+    speed = TrainingLoop(run, recipe, best).train()
     if best is None:
         return run.state.step, speed
     step = best.restore(run)

@@ -17,13 +17,7 @@ from hf_synlm.training.engine.arguments import TrainingArguments
 
 
 def seed_micro_step(seed: int, micro_step: int, rank: int) -> None:
-    """Set all random states from (seed, micro step, rank).
-
-    Args:
-        seed: of the run.
-        micro_step: number of the micro step since the start of training.
-        rank: of the process; the ranks draw different noise.
-    """
+    """Set all random states from the seed, the number of micro steps since the start of training, and the rank."""
     numpy_seed, torch_seed = np.random.SeedSequence([seed, micro_step, rank]).generate_state(2)
     random.seed(int(numpy_seed))
     np.random.seed(int(numpy_seed))
@@ -35,15 +29,7 @@ class StepSampler(Sampler[list[int]]):
 
     Sample k of the run is entry k mod n of the permutation of epoch k // n. A micro step consumes one batch per
     process, in the order of the ranks. There is no other state, and the samples of a micro step over all processes
-    do not depend on how many processes share them.
-
-    Args:
-        num_samples: n, size of the data set, at least 1.
-        batch_size: samples per process and micro step.
-        seed: of the permutations.
-        rank: of this process.
-        world_size: number of processes.
-        consumed: samples that all processes together have consumed.
+    do not depend on how many processes share them. `consumed` counts the samples of all processes together.
     """
 
     def __init__(
@@ -76,10 +62,7 @@ class StepSampler(Sampler[list[int]]):
 class EpochSampler(Sampler[list[Any]]):
     """Endless batches, epoch after epoch. A micro step consumes one batch per process, in the order of the ranks.
 
-    Args:
-        rank: of this process.
-        world_size: number of processes.
-        consumed: batches that all processes together have consumed.
+    `consumed` counts the batches of all processes together.
     """
 
     def __init__(self, rank: int = 0, world_size: int = 1, consumed: int = 0):
@@ -112,19 +95,7 @@ class PaddedBatchSampler(EpochSampler):
     The samples are sorted by length and divided into groups. In every epoch each group is shuffled and cut into
     batches, each as large as both limits allow, and the batches of all groups are shuffled. Batch k of the run is a
     function of (seed, k) for any number of processes. A sample that exceeds the limit alone is a batch by itself.
-
-    Source: Noji and Oseki (2021), section 5.1.
-
-    Args:
-        lengths: of the samples; all samples of a batch are padded to the longest one.
-        max_batch_size: largest number of samples of a batch.
-        max_padded_length: largest padded size of a batch: number of samples times the longest length.
-        group_size: samples of similar length among which batches are drawn.
-        seed: of the permutations.
-        **share: `rank`, `world_size` and `consumed` of `EpochSampler`.
-
-    Raises:
-        ValueError: when the data set is empty.
+    The padded size is the number of samples times the longest length. Source: Noji and Oseki (2021), section 5.1.
     """
 
     def __init__(
@@ -156,17 +127,7 @@ class PaddedBatchSampler(EpochSampler):
 def cut_batches(
     samples: np.ndarray, lengths: np.ndarray, max_batch_size: int, max_padded_length: int
 ) -> list[list[int]]:
-    """Cut samples into batches, each as large as the limits allow.
-
-    Args:
-        samples: ids, in the order of the batches.
-        lengths: of the samples.
-        max_batch_size: largest number of samples of a batch.
-        max_padded_length: largest padded size of a batch: number of samples times the longest length.
-
-    Returns:
-        Ids of each batch.
-    """
+    """Cut sample ids into batches in their order, each as large as the limits of `PaddedBatchSampler` allow."""
     batches: list[list[int]] = []
     longest = 0
     for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True):
@@ -188,12 +149,7 @@ def padded_batches(lengths: np.ndarray, max_batch_size: int, max_padded_length: 
 class EpochEnds:
     """Steps after which an epoch is over.
 
-    Args:
-        sampler: of the batches.
-        batches_per_step: batches that an optimizer step consumes.
-
-    Raises:
-        ValueError: from all methods, when a step would hold the end of more than one epoch.
+    All methods raise ValueError if a step of `batches_per_step` batches would hold the end of more than one epoch.
     """
 
     def __init__(self, sampler: EpochSampler, batches_per_step: int):
@@ -231,18 +187,7 @@ def make_loader(
     arguments: TrainingArguments,
     sampler: Sampler,
 ) -> DataLoader:
-    """Endless loader of the training batches; accelerate must not prepare it.
-
-    Args:
-        accelerator: of the run.
-        dataset: the samples.
-        collate: samples -> batch.
-        arguments: of the run.
-        sampler: of the batches of this process.
-
-    Returns:
-        The loader.
-    """
+    """Endless loader of the training batches of this process; accelerate must not prepare it."""
     return DataLoader(
         dataset,
         batch_sampler=sampler,

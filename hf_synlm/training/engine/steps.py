@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -30,33 +30,14 @@ ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tens
 
 
 def is_due(step: int, interval: int, last: int) -> bool:
-    """Whether something is due that happens every `interval` steps, but not after the last one.
-
-    Args:
-        step: optimizer steps done.
-        interval: in steps; 0 = never.
-        last: number of steps of the run.
-
-    Returns:
-        Whether it is due.
-    """
+    """Whether something is due after `step` that happens every `interval` steps (0 = never), but not after the last."""
     return interval > 0 and step % interval == 0 and step < last
 
 
 def to_shares(counts: Mapping[str, int], totals: Mapping[str, int]) -> dict[str, float]:
-    """Share of a piece of a batch in the items of each part of the loss.
+    """`loss_shares` of a piece of a batch: for each part of the loss, items of the piece / items of the whole batch.
 
-    share = items of the piece / items of the whole batch; 0 where the batch has none.
-
-    Args:
-        counts: `count_loss_items` of the piece.
-        totals: sum of the counts of all pieces.
-
-    Returns:
-        `loss_shares` for the `forward` of the piece.
-
-    Raises:
-        ValueError: when the names of the parts differ.
+    A share is 0 if the batch has no such item. `counts` come from `count_loss_items`.
     """
     if counts.keys() != totals.keys():
         raise ValueError(f"counts has the parts {sorted(counts)}, totals {sorted(totals)}. Give both the same parts.")
@@ -68,10 +49,7 @@ class StopSignals:
     """Notes the first SIGTERM or SIGINT inside a `with` block, so that the run can save before it ends.
 
     Schedulers send SIGTERM at the end of a job's time; Ctrl-C sends SIGINT. The training loop reads `received` between
-    steps. A second signal acts as it does outside the block.
-
-    Fields:
-        received: name of the signal, or `None`.
+    steps: the name of the signal, or `None`. A second signal acts as it does outside the block.
     """
 
     def __init__(self) -> None:
@@ -100,28 +78,12 @@ class StopSignals:
 
 # ---------------------------------------------------------------------------------------------- batches
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Move everything in a batch that has `to`: tensors, and plans made of tensors.
-
-    Args:
-        batch: of a collate function.
-        device: of the model.
-
-    Returns:
-        The batch on the device.
-    """
+    """Move everything in a batch that has `to`: tensors, and plans made of tensors."""
     return {k: v.to(device, non_blocking=True) if hasattr(v, "to") else v for k, v in batch.items()}
 
 
 def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the loss of a batch.
-
-    Args:
-        model: prepared or not.
-        batch: inputs of the model.
-
-    Returns:
-        The loss (scalar) and its named parts, detached; there may be none.
-    """
+    """The loss of a batch (scalar) and its named parts, detached; there may be no parts."""
     output = model(**batch)
     return output.loss, dict(getattr(output, "losses", None) or {})
 
@@ -133,17 +95,10 @@ def map_rows(
     work: Callable[[list[int]], Sequence[Any]],
     description: str,
 ) -> list[Any]:
-    """Apply a function to every row of a data set, in batches of similar length, shared among the processes.
+    """Apply `work` (row numbers -> one result each) to all rows, in batches of similar length; every process calls.
 
-    Args:
-        accelerator: of the run. Every process has to call.
-        lengths: of the rows, for batches with little padding; batches do not depend on the number of processes.
-        batch_size: rows per process and batch.
-        work: rows -> one result per row, which can be pickled.
-        description: of the progress bar.
-
-    Returns:
-        The results in the order of the rows, on every process.
+    The processes share the batches, which do not depend on the number of processes. Every process gets all results, in
+    the order of the rows.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
@@ -166,10 +121,6 @@ class StepPlanner:
 
     Cost: one all-reduce of a few integers on the hosts (gloo) per step, none in a single process; no device is
     synchronized. The same all-reduce tells all processes about a signal.
-
-    Args:
-        accelerator: of the run.
-        model: prepared or not.
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module):
@@ -179,15 +130,11 @@ class StepPlanner:
         self.group = torch.distributed.new_group(backend="gloo") if accelerator.num_processes > 1 else None
 
     def plan(self, batches: list[dict[str, Any]], stop: bool) -> tuple[bool, int, list[dict[str, float]] | None]:
-        """Agree on a step; every process has to call.
+        """Agree on a step, given the batches of this process on the host; every process calls.
 
-        Args:
-            batches: of the micro steps of this process, on the host.
-            stop: whether this process received a signal.
-
-        Returns:
-            Whether a process received a signal, and the step does not take place; tokens of all processes; by micro
-            step the `loss_shares` of the model, `None` for a model that does not count.
+        `stop` says whether this process received a signal. Returns whether any process did, so that the step does not
+        take place; the tokens of all processes; and for each micro step the `loss_shares` of the model, or `None` for a
+        model that does not count.
         """
         counts = [] if self.count_items is None else [self.count_items(**batch) for batch in batches]
         names = list(counts[0]) if counts else []
@@ -208,14 +155,12 @@ class StepReport:
     Fields:
         losses: this process's share of each named mean over the batch of the step; "loss" is the objective.
         gradient_norm: before clipping.
-        micro_losses: objective of each micro step of this process.
         tokens: of all processes.
     """
 
     losses: dict[str, Tensor]
     gradient_norm: Tensor
-    micro_losses: list[Tensor] = field(default_factory=list)
-    tokens: int = 0
+    tokens: int
 
 
 def optimizer_steps(
@@ -223,15 +168,9 @@ def optimizer_steps(
 ) -> Iterator[StepReport]:
     """Train until `max_train_steps` or until a process receives a signal; yields after every optimizer step.
 
-    Args:
-        run: of this process; `step` and `consumed` of its state are advanced.
-        batches: of `make_loader`.
-        compute_loss: (model, batch) -> the scalar objective and its named parts, detached. The batch is that of the
-            loader with `loss_shares`, if the model counts its items; the objective is a mean otherwise.
-        signals: read between steps.
-
-    Yields:
-        `StepReport`, after the state has been advanced.
+    `compute_loss` is (model, batch) -> the scalar objective and its named parts, detached. The batch is that of the
+    loader with `loss_shares`, if the model counts its items; the objective is a mean otherwise. `step` and `consumed`
+    of `run.state` are advanced before the yield.
     """
     accelerator, arguments, state, model = run.accelerator, run.arguments, run.state, run.model
     planner = StepPlanner(accelerator, model)
@@ -245,7 +184,7 @@ def optimizer_steps(
         stop, tokens, shares = planner.plan(host_batches, signals.received is not None)
         if stop:
             return
-        report = StepReport({}, torch.zeros(()), tokens=tokens)
+        report = StepReport({}, torch.zeros(()), tokens)
         for number, host_batch in enumerate(host_batches):
             batch = to_device(host_batch, accelerator.device)
             if shares is not None:
@@ -256,7 +195,6 @@ def optimizer_steps(
                 share = 1.0 if shares is not None else 1.0 / pieces
                 # Gradients are averaged over micro steps (by accelerate) and processes (by DDP or FSDP).
                 accelerator.backward(loss * (share * pieces))
-                report.micro_losses.append(loss.detach())
                 for name, value in {"loss": loss.detach(), **parts}.items():
                     old = report.losses.get(name)
                     report.losses[name] = value * share if old is None else old + value * share

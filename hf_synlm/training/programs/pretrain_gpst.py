@@ -41,12 +41,12 @@ from hf_synlm.training.engine.arguments import ModelArguments, check_choice, che
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.final_report import load_report_treebanks, parse_together, report_saved_model
-from hf_synlm.training.engine.flops import decoder_flops_per_token, gpst_flops_per_token
-from hf_synlm.training.engine.recipe import Recipe, kept_evaluation
+from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run, load_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.steps import model_loss, to_device, to_shares
 from hf_synlm.training.programs.prepare_text import CorpusArguments, PreparedText, is_prepared, prepare
+from hf_synlm.training.tasks.gpst_training import GPSTTraining
 
 Collate = Callable[[list[Any]], dict[str, Any]]
 
@@ -356,7 +356,7 @@ def _count_tokens(attention_mask: Tensor, **_: Tensor) -> dict[str, int]:
 
 
 # ---------------------------------------------------------------------------------------------- the run
-class GPSTRecipe(Recipe):
+class GPSTRecipe(GPSTTraining):
     """Pretrain GPST on contexts of raw text; treebanks are read for evaluation only."""
 
     program = "pretrain_gpst"
@@ -453,12 +453,6 @@ class GPSTRecipe(Recipe):
         if not (self.evaluation.load_best_model_at_end or patience):
             return None
         return BestModel(lambda result: result["losses"]["loss"], patience)
-
-    def flops_per_token(self, model: PreTrainedModel) -> float:
-        """By the formula of the architecture."""
-        if isinstance(model, GPSTForCausalLM):
-            return gpst_flops_per_token(model.config, self.data.context_length)
-        return decoder_flops_per_token(model, self.data.context_length)
 
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Names of the texts, steps and contexts."""

@@ -102,12 +102,6 @@ class PushdownRecipe(RNNGRecipe):
         system = TransitionSystem("top_down", len(self.labels))
         return AttachmentCollator(self.tokenizer.pad_token_id, self.config.closing, system)
 
-    def flops_per_token(self, model: PreTrainedModel) -> float:
-        """Six for each parameter and position, and the products of attention (Kaplan et al. 2020)."""
-        positions = self.examples.lengths("input_ids") + 1
-        attention = 12 * self.config.num_hidden_layers * self.config.hidden_size * (positions**2).sum()
-        return float(6 * model.num_parameters() * positions.sum() + attention) / float((positions - 1).sum())
-
 
 main = partial(run_recipe, PushdownRecipe)
 """Run the program with a command line (default: the process's)."""

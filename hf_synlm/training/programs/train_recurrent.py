@@ -25,7 +25,6 @@ from hf_synlm.evaluation.trees.treebank_parsing import score_baselines, score_nu
 from hf_synlm.training.engine.arguments import ModelArguments
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.final_report import report_saved_model
-from hf_synlm.training.engine.flops import recurrent_flops_per_token
 from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
 from hf_synlm.training.engine.run import Run, new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
@@ -282,10 +281,6 @@ class RecurrentRecipe(Recipe):
     def best_model(self) -> EpochControl:
         """The epoch with the lowest validation loss; it decides about the phases of the schedule, too."""
         return self.control
-
-    def flops_per_token(self, model: PreTrainedModel) -> float:
-        """By the number of parameters."""
-        return recurrent_flops_per_token(model)
 
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Files, steps and epochs."""

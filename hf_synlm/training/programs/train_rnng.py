@@ -29,7 +29,6 @@ from hf_synlm.training.engine.arguments import ModelArguments, check_choice, che
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.final_report import load_report_treebanks, report_saved_model
-from hf_synlm.training.engine.flops import recurrent_flops_per_token, rnng_flops_per_token
 from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
 from hf_synlm.training.engine.run import Run, load_pretrained
 from hf_synlm.training.engine.runner import run_recipe
@@ -318,13 +317,6 @@ class RNNGRecipe(Recipe):
     def best_model(self) -> BestModel:
         """The evaluation with the lowest negative log-likelihood of all validation trees, in nats."""
         return BestModel(lambda evaluation: evaluation["losses"]["nats"], self.arguments.early_stopping_patience)
-
-    def flops_per_token(self, model: PreTrainedModel) -> float:
-        """By the formula of the architecture."""
-        if not self._is_grammar:
-            return recurrent_flops_per_token(model)
-        actions, tokens = (self.examples.lengths(name).sum() for name in ("actions", "input_ids"))
-        return rnng_flops_per_token(model.config, actions / tokens)
 
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Files, steps and sentences."""

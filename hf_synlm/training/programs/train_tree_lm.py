@@ -10,8 +10,6 @@ Inductive Biases at Scale" (TACL 2022).
 from dataclasses import dataclass
 from functools import partial
 
-from transformers import PreTrainedModel
-
 from hf_synlm.data.arguments import option
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.programs.train_rnng import RNNGModelArguments, RNNGRecipe
@@ -40,16 +38,6 @@ class TreeLMRecipe(RNNGRecipe):
 
     program = "train_tree_lm"
     model_arguments: TreeLMModelArguments
-
-    def flops_per_token(self, model: PreTrainedModel) -> float:
-        """Six for each parameter and position, and the products of attention (Kaplan et al. 2020)."""
-        actions, tokens = self.examples.lengths("actions"), self.examples.lengths("input_ids")
-        config = self.config
-        composes = config.structure_attention == "stack_compose"
-        # As many closings as openings: half of what is not a word stands twice.
-        positions = actions + (actions - tokens) / 2 * composes
-        attention = 12 * config.num_hidden_layers * config.hidden_size * (positions**2).sum()
-        return float(6 * model.num_parameters() * positions.sum() + attention) / float(tokens.sum())
 
 
 main = partial(run_recipe, TreeLMRecipe)

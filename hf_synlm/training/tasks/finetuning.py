@@ -29,18 +29,18 @@ from hf_synlm.training.engine.arguments import check_overrides
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts, model_name
 from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, EVALUATION_FILE
-from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.training.engine.run import Run, check_vocabulary
 from hf_synlm.training.engine.steps import map_rows, model_loss, to_device
 from hf_synlm.training.tasks.example_tables import ExampleDataset
+from hf_synlm.training.tasks.gpst_training import GPSTTraining
 
 Collate = Callable[[list[Any]], dict[str, Any]]
 
 # Arguments that do not change the scores, or whose content is described elsewhere in the result.
 _PLACES = frozenset(
-    """output_dir overwrite_output_dir resume_from_checkpoint with_tracking report_to push_to_hub hub_strategy
+    """output_dir overwrite_output_dir resume_from_checkpoint with_tracking report_to push_to_hub
     hub_model_id logging_steps checkpointing_steps checkpoints_total_limit dataloader_num_workers
-    preprocessing_num_workers peak_flops model_name_or_path trust_remote_code dataset_name
+    preprocessing_num_workers model_name_or_path trust_remote_code dataset_name
     dataset_config_name""".split()
 )
 # Suffixes of the arguments that name files.
@@ -194,7 +194,7 @@ def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) 
 
 
 # ---------------------------------------------------------------------------------------------- the recipe
-class FineTuning(Recipe):
+class FineTuning(GPSTTraining):
     """Train on examples, evaluate, go back to the best model. The untrained model is evaluated, but never the best.
 
     Fields:
