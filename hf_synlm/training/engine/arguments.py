@@ -123,11 +123,7 @@ class TrainingArguments:
 
 @dataclass
 class ModelArguments:
-    """The model to train.
-
-    Fields:
-        presets: architecture -> its default preset; empty: any architecture, no default.
-    """
+    """The model to train; `presets` maps an architecture to its default preset (empty: any, no default)."""
 
     presets: ClassVar[dict[str, str]] = {}
 

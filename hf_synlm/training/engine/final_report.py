@@ -32,20 +32,7 @@ from hf_synlm.viz import tree_to_text
 def load_report_treebanks(
     path: str | None, treatments: Sequence[str], max_sentences: int | None = None, split_leaves: bool = False
 ) -> dict[str, Treebank]:
-    """Read the trees of the report.
-
-    Args:
-        path: a treebank; `None`: there is no report.
-        treatments: of punctuation (`make_treebank`).
-        max_sentences: read only so many of the first sentences.
-        split_leaves: as in `read_treebank`.
-
-    Returns:
-        The trees by treatment of punctuation.
-
-    Raises:
-        ValueError: as `load_treebank`.
-    """
+    """Read the trees of the report, for each treatment of punctuation (`make_treebank`); no path, no report."""
     treebanks = {}
     for name in treatments if path is not None else ():
         try:
@@ -63,19 +50,7 @@ def parse_together(
     batch_size: int = 32,
     **options: Any,
 ) -> list[list[Span]]:
-    """Parse the sentences of a treebank; the processes share them.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        model: with or without the wrapper of the run.
-        tokenizer: of the model.
-        treebank: whose sentences are parsed.
-        batch_size: sentences per process and call.
-        **options: of `model.parse`.
-
-    Returns:
-        Per sentence the best tree, on every process; see `parse_words`.
-    """
+    """Best tree of each sentence of a treebank (see `parse_words`), on every process; every process calls."""
     plain = accelerator.unwrap_model(model)
 
     def parse(rows: list[int]) -> list[list[Span]]:
@@ -94,20 +69,9 @@ def report_saved_model(
 ) -> dict[str, Any]:
     """Load a saved model in a clean process, print its scores and a generated sentence with its tree.
 
-    Args:
-        folder: the exported model.
-        tokenizer: its tokenizer.
-        treebanks: by treatment of punctuation, held-out trees.
-        methods: by kind of tree, options of `model.parse`.
-        seed: of the generated sentence.
-        convention: how spans are counted, by its name in `hf_synlm.evaluation.trees.parsing`.
-
-    Returns:
-        For JSON: `trees`, by treatment of punctuation the convention and the scores by kind of tree, the model's first;
-        `generated`, the text of the sentence.
-
-    Raises:
-        RuntimeError: the clean process fails; the message shows the end of what it wrote.
+    `treebanks` are held-out trees by treatment of punctuation, `methods` options of `model.parse` by kind of tree,
+    `convention` a name in `hf_synlm.evaluation.trees.parsing`. Returns JSON: `trees`, by treatment of punctuation the
+    convention and the scores by kind of tree, the model's first; and `generated`, the text of the sentence.
     """
     words = {name: treebank.words for name, treebank in treebanks.items()}
     ends = {name: [encode_words(tokenizer, sentence)[1] for sentence in words[name]] for name in words}

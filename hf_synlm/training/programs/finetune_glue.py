@@ -106,13 +106,7 @@ class GlueArguments:
 # ---------------------------------------------------------------------------------------------- examples
 @dataclass
 class Part:
-    """Rows of one split with their labels, not yet encoded.
-
-    Fields:
-        place: file, or data set, configuration and split.
-        table: the rows.
-        labels: [n], class ids or numbers.
-    """
+    """Rows of one split, not yet encoded, with their `labels` [n] (class ids or numbers) and where they are from."""
 
     place: str
     table: Dataset
@@ -120,18 +114,7 @@ class Part:
 
 
 def read_tables(accelerator: Accelerator, data: GlueArguments) -> tuple[TextTask, dict[str, Part]]:
-    """Read training and validation rows, and check columns, texts and labels.
-
-    Args:
-        accelerator: the main process reads first, the others find its cache.
-        data: arguments.
-
-    Returns:
-        The task, and by name its parts: "training" and one or two for validation.
-
-    Raises:
-        ValueError: for files, columns, texts or labels that cannot be used.
-    """
+    """Read and check all rows: the task, and by name its parts, "training" and one or two for validation."""
     named = None if data.task_name is None else glue_task(data.task_name)
     splits = (("validation", "validation"),) if named is None else named.validation_splits
     name = data.dataset_name or GLUE_DATASET
@@ -153,18 +136,7 @@ def read_tables(accelerator: Accelerator, data: GlueArguments) -> tuple[TextTask
 
 
 def infer_task(table: Dataset, source: str) -> TextTask:
-    """Describe a user's own task: one or two columns of text, and classes or numbers as labels.
-
-    Args:
-        table: the training rows.
-        source: their origin, for messages.
-
-    Returns:
-        The task.
-
-    Raises:
-        ValueError: when there is no column of labels, or not one or two columns of text.
-    """
+    """Describe a user's own task: one or two columns of text, and classes or numbers as labels."""
     check_columns(table, [LABEL], source)
     texts = [name for name in table.column_names if name != LABEL and _is_text(table, name)]
     if not 1 <= len(texts) <= 2:
@@ -192,19 +164,7 @@ def _is_text(table: Dataset, name: str) -> bool:
 
 
 def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
-    """Labels of a table: class ids (also from names of classes), or numbers.
-
-    Args:
-        task: of the table.
-        table: the rows.
-        source: their origin, for messages.
-
-    Returns:
-        Labels [n].
-
-    Raises:
-        ValueError: for missing columns and labels, and labels that the task does not have; names the row.
-    """
+    """Labels [n] of a table: class ids (also from names of classes), or numbers. A row without a valid one is named."""
     check_columns(table, [*task.text_columns, LABEL], source)
     low, high = task.target_range or (-np.inf, np.inf)
     numbers = []
@@ -224,15 +184,10 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
 def encode_texts(
     texts: list[list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int | None
 ) -> dict[str, list[list[int]]]:
-    """Encode texts by the tokenizer alone, so that pipelines give the model the inputs it was trained on.
+    """Encode one or two columns by the tokenizer alone, so that pipelines give the model the inputs it was trained on.
 
-    Args:
-        texts: one or two columns.
-        tokenizer: of the model, with the layout of classifiers (`add_classification_template`).
-        max_length: in tokens; longer texts are cut.
-
-    Returns:
-        `input_ids`, and what else the tokenizer gives, per row.
+    The tokenizer has the layout of classifiers (`add_classification_template`). Texts beyond `max_length` tokens are
+    cut.
     """
     options = {} if max_length is None else {"truncation": True, "max_length": max_length}
     encoded = dict(tokenizer(*texts, verbose=False, **options))
@@ -249,19 +204,9 @@ def encode_batch(
     max_length: int,
     max_tokens: int | None,
 ) -> dict[str, list]:
-    """Encode examples.
+    """Encode columns of texts as `encode_texts` does, with `labels`, those of the whole table.
 
-    Args:
-        batch: columns of texts.
-        rows: their numbers in the table.
-        tokenizer: of the model.
-        task: names the columns.
-        labels: of the whole table.
-        max_length: longer examples are cut to this many tokens.
-        max_tokens: examples with more tokens before the cut are left out.
-
-    Returns:
-        Columns of `encode_texts`, and `labels`.
+    Examples with more than `max_tokens` tokens are left out, and then longer ones than `max_length` are cut.
     """
     texts = [batch[name] for name in task.text_columns]
     encoded: dict[str, list] = {**encode_texts(texts, tokenizer, max_length), "labels": [labels[row] for row in rows]}

@@ -150,16 +150,7 @@ class InductionArguments:
 def encode_sentences(
     sentences: list[list[str]], tokenizer: PreTrainedTokenizerBase, max_tokens: int | None
 ) -> ExampleDataset:
-    """Encode sentences as contexts.
-
-    Args:
-        sentences: words of each.
-        tokenizer: of the model.
-        max_tokens: leave longer sentences out.
-
-    Returns:
-        Examples with `input_ids` and `word_ends`.
-    """
+    """Encode sentences as contexts with `input_ids` and `word_ends`; those of more than `max_tokens` are left out."""
     encoded = [encode_words(tokenizer, words) for words in sentences]
     kept = [(ids, ends) for ids, ends in encoded if max_tokens is None or len(ids) <= max_tokens]
     return ExampleDataset(Dataset.from_dict({"input_ids": [i for i, _ in kept], "word_ends": [e for _, e in kept]}))

@@ -148,18 +148,7 @@ class DecodingArguments:
 
 # ---------------------------------------------------------------------------------------------- examples
 def read_tables(accelerator: Accelerator, data: SummaryArguments) -> dict[str, Dataset]:
-    """Read documents and summaries, and check them.
-
-    Args:
-        accelerator: the main process reads first, the others find its cache.
-        data: arguments.
-
-    Returns:
-        Tables `train`, `validation`, `test` with the columns `text` and `references` (a list).
-
-    Raises:
-        ValueError: for files, columns or rows that cannot be used.
-    """
+    """Read and check the tables `train`, `validation` and `test`: columns `text` and `references` (a list)."""
     limits = {"train": data.max_train_samples, "validation": data.max_eval_samples, "test": data.max_predict_samples}
     tables: dict[str, Dataset] = {}
     with accelerator.main_process_first():
@@ -191,12 +180,8 @@ def _find_column(table: Dataset, flag: str, given: str | None, usual: tuple[str,
 class ContextLayout:
     """How a document and its summary become a context.
 
-    Fields:
-        by_sentences: encode the document sentence by sentence (GPST); otherwise as running text.
-        begin_ids: tokens that the tokenizer puts before every text, such as a begin token.
-        end_id: token after the summary, or `None`.
-        max_source, max_target: limits in tokens.
-        prompt, language: see `SummaryArguments`.
+    `by_sentences`: encode the document sentence by sentence (GPST); otherwise as running text. `begin_ids` are what the
+    tokenizer puts before every text, `end_id` follows the summary, limits are in tokens.
     """
 
     by_sentences: bool
@@ -208,14 +193,9 @@ class ContextLayout:
     language: str
 
     def encode(self, batch: dict[str, list], tokenizer: PreTrainedTokenizerBase) -> dict[str, list]:
-        """Encode texts and their first references.
+        """Encode columns `text` and `references`, of which the first is the summary.
 
-        Args:
-            batch: columns `text` and `references`.
-            tokenizer: of the model.
-
-        Returns:
-            Columns `input_ids`, `sentence_lengths`, and `prompt_length`, that of document and prompt.
+        Returns `input_ids`, `sentence_lengths`, and `prompt_length`, that of document and prompt.
         """
         gap = "" if self.by_sentences else " "
         summaries = [gap + " ".join(references[0].split()) for references in batch["references"]]
@@ -258,19 +238,7 @@ def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[lis
 
 
 def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ContextLayout:
-    """Choose the layout for a model.
-
-    Args:
-        data: arguments.
-        model: the model.
-        tokenizer: of the model.
-
-    Returns:
-        The layout.
-
-    Raises:
-        ValueError: the tokenizer has no end token, or the contexts do not fit the model.
-    """
+    """Choose the layout for a model; contexts that do not fit its positions are refused."""
     if data.end_token and tokenizer.eos_token_id is None:
         raise ValueError(
             "The tokenizer has no end token. Pass --end_token false; summaries then end at max_new_tokens."

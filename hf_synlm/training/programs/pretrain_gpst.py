@@ -145,11 +145,7 @@ class EvaluationArguments:
         check_minimum(self, 0, "search_num_beams")
 
     def complete(self, data: DataArguments) -> None:
-        """Settle the treebanks; words of validation trees are validation text, if treebanks are all training text.
-
-        Args:
-            data: tells whether the training text is embedded; completed, too.
-        """
+        """Settle the treebanks; words of validation trees become validation text if all training text is treebanks."""
         default = EMBEDDED if data.is_embedded else "none"
         for name, sample in (("validation_trees", "trees.valid.txt"), ("test_trees", "trees.test.txt")):
             value = getattr(self, name) or default
@@ -167,19 +163,7 @@ class EvaluationArguments:
 
 # ---------------------------------------------------------------------------------------------- model
 def make_config(arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> GPSTConfig:
-    """Make the configuration of an untrained model: preset, overrides, and what depends on tokenizer and data.
-
-    Args:
-        arguments: of the command line.
-        tokenizer: whose special tokens and size the configuration takes over.
-        context_length: longest context in tokens.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: an override is not a field, or a context is longer than the positions of the model.
-    """
+    """Configuration of an untrained model: preset, overrides, special tokens and size of the tokenizer."""
     overrides = check_overrides(GPSTConfig, arguments.config_overrides)
     config = GPSTConfig.from_preset(
         str(arguments.model_preset),
@@ -196,19 +180,7 @@ def make_config(arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBas
 def make_model(
     arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> PreTrainedModel:
-    """Make an untrained model, or load the one to continue from.
-
-    Args:
-        arguments: of the command line.
-        tokenizer: of the model.
-        context_length: longest context in tokens.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: see `make_config`, `make_baseline` and `load_pretrained`.
-    """
+    """Make an untrained model for contexts of up to `context_length` tokens, or load the one to continue from."""
     if arguments.is_baseline:
         return make_baseline(arguments.architecture, arguments.config_overrides, tokenizer, context_length)
     if arguments.model_name_or_path is None:
@@ -225,21 +197,7 @@ def make_model(
 def make_baseline(
     model_type: str, overrides: Any, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> PreTrainedModel:
-    """Make an untrained causal language model of transformers.
-
-    Args:
-        model_type: as transformers knows it, such as "gpt2".
-        overrides: `config_overrides` of the command line; see `check_overrides`.
-        tokenizer: whose size and special tokens the configuration takes over.
-        context_length: longest context in tokens.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: the model type has no causal language model; an override is not a field of its configuration; the
-            tokenizer has no begin token; a context and that token are longer than the positions of the model.
-    """
+    """Make an untrained causal language model of transformers, of a model type such as "gpt2"."""
     try:
         config_class = type(AutoConfig.for_model(model_type))
     except ValueError as error:
@@ -260,35 +218,14 @@ def make_baseline(
 
 
 def collate_plain(rows: Sequence[Any], pad_token_id: int, begin_token_id: int) -> dict[str, Tensor]:
-    """Collate contexts without the inputs that only GPST reads; each begins with the begin token.
-
-    Args:
-        rows: contexts with `input_ids`.
-        pad_token_id: of the tokenizer.
-        begin_token_id: of the tokenizer.
-
-    Returns:
-        `input_ids`, `attention_mask` and `labels`, each [B, T].
-    """
+    """Collate contexts without the inputs that only GPST reads, each after the begin token: three tensors [B, T]."""
     batch = collate_contexts([{"input_ids": [begin_token_id, *row["input_ids"]]} for row in rows], pad_token_id)
     return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
 
 
 # ---------------------------------------------------------------------------------------------- data
 def load_contexts(data: DataArguments, corpus: PreparedCorpus, end_of_document_id: int | None) -> ContextDataset:
-    """Contexts of a prepared corpus.
-
-    Args:
-        data: arguments.
-        corpus: training or validation text.
-        end_of_document_id: id that follows every document as a separate sentence, or `None`.
-
-    Returns:
-        The contexts.
-
-    Raises:
-        ValueError: no contexts are left.
-    """
+    """Contexts of a prepared corpus; `end_of_document_id` follows every document as a separate sentence."""
     return ContextDataset(
         corpus,
         data.context_length,
@@ -303,21 +240,11 @@ def load_contexts(data: DataArguments, corpus: PreparedCorpus, end_of_document_i
 def evaluate_losses(
     accelerator: Accelerator, model: nn.Module, contexts: ContextDataset, collate: Collate, batch_size: int
 ) -> dict[str, float]:
-    """Mean validation losses in nats, without noise on the merge order and without dropout.
+    """Mean validation losses in nats, without noise on the merge order and without dropout; every process calls.
 
     Every part is a mean over its items in all contexts and does not depend on the batches. Losses of models that do not
     count their items are weighted by tokens. Every process takes its share of the batches and calls the model equally
     often.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        model: prepared.
-        contexts: validation text.
-        collate: contexts -> batch.
-        batch_size: contexts per process and call.
-
-    Returns:
-        "loss" and the names of its parts -> means.
     """
     starts = list(range(0, len(contexts), batch_size))
     rank, world = accelerator.process_index, accelerator.num_processes

@@ -38,12 +38,9 @@ class PushdownModelArguments(RNNGModelArguments):
 
 @dataclass
 class AttachmentCollator:
-    """Encoded sentences -> a right-padded batch with attachments, each sentence with what closes it.
+    """Encoded sentences -> a right-padded batch with attachments.
 
-    Fields:
-        pad_token_id: fills `input_ids`.
-        closing: ids behind the words of every sentence, with their attachments; see `PushdownConfig.closing`.
-        system: of the rows' actions.
+    Each sentence ends with the ids of `closing` and their attachments (see `PushdownConfig.closing`).
     """
 
     pad_token_id: int

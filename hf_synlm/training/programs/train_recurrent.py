@@ -81,18 +81,7 @@ class RecurrentModelArguments(ModelArguments):
 
 # ---------------------------------------------------------------------------------------------- model
 def make_model(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Make an untrained model, or load the one to continue from.
-
-    Args:
-        arguments: of the command line.
-        tokenizer: of the model.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: see `new_or_pretrained`; or PaLM and AWD-LSTM were mixed up.
-    """
+    """Make an untrained model, or load the one to continue from; PaLM and AWD-LSTM are not mixed up."""
     boundary = tokenizer.eos_token_id
     ids = {"bos_token_id": boundary, "eos_token_id": boundary, "pad_token_id": tokenizer.pad_token_id}
     model = new_or_pretrained(MODELS[arguments.architecture], arguments, tokenizer, ids)
@@ -105,18 +94,7 @@ def make_model(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenize
 
 
 def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | None:
-    """What a model learns from gold trees.
-
-    Args:
-        config: of the model.
-        tree_supervision: whether it is trained on gold trees.
-
-    Returns:
-        "distances" or "spans"; `None` without supervision.
-
-    Raises:
-        ValueError: this model does not learn from trees.
-    """
+    """What a model learns from gold trees: "distances" or "spans"; `None` without supervision."""
     if not tree_supervision:
         return None
     if config.model_type == "on_lstm":
@@ -137,20 +115,7 @@ def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | No
 def load_data(
     accelerator: Accelerator, model_arguments: RecurrentModelArguments, data: StreamDataArguments, output_dir: Path
 ) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
-    """Make or load tokenizer and model, and encode the text for them.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        model_arguments: the model.
-        data: files and tokenizer.
-        output_dir: of the run; its tokenizer is saved there.
-
-    Returns:
-        Encoded text, tokenizer and model.
-
-    Raises:
-        ValueError: a file, the tokenizer or the model cannot be used.
-    """
+    """Make or load tokenizer and model, and encode the text for them; every process calls."""
     source = data.tokenizer_name or model_arguments.model_name_or_path
     tokenizer = make_stream_tokenizer(accelerator, data, source, output_dir)
     model = make_model(model_arguments, tokenizer)

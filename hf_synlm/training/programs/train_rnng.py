@@ -126,19 +126,9 @@ class EvaluationArguments:
 def make_config(
     arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase, labels: list[str], subwords: bool
 ) -> PreTrainedConfig:
-    """Make the configuration of an untrained model: preset, overrides, and what depends on tokenizer and trees.
+    """Configuration of an untrained model: preset, overrides, and what depends on tokenizer and trees.
 
-    Args:
-        arguments: of the command line.
-        tokenizer: whose size and special tokens the configuration takes over.
-        labels: of the nonterminals.
-        subwords: whether tokens are pieces of words.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: an override is not a field, or follows from tokenizer and trees.
+    `subwords` says whether tokens are pieces of words.
     """
     config_class = MODELS[arguments.architecture].config_class
     pad = tokenizer.pad_token_id
@@ -152,19 +142,7 @@ def make_config(
 
 
 def make_model(arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase, labels: list[str]) -> PreTrainedModel:
-    """Make an untrained model, or load the one to continue from.
-
-    Args:
-        arguments: of the command line.
-        tokenizer: of the model; tells RNNG which tokens are an end of word.
-        labels: of the nonterminals.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: see `make_config` and `load_pretrained`.
-    """
+    """Make an untrained model, or load the one to continue from; the tokenizer tells RNNG which tokens end a word."""
     model_class, name = MODELS[arguments.architecture], arguments.model_name_or_path
     if name is not None:
         return load_pretrained(model_class, name, arguments.config_overrides, tokenizer)
@@ -184,20 +162,7 @@ def make_model(arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase
 def load_data(
     accelerator: Accelerator, model_arguments: RNNGModelArguments, data: TreeDataArguments, output_dir: Path
 ) -> tuple[Splits, list[str], PreTrainedTokenizerBase, PreTrainedModel]:
-    """Read the trees, make or load tokenizer and model, and encode the trees for them.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        model_arguments: the model.
-        data: files and tokenizer.
-        output_dir: of the run; its tokenizer is saved there.
-
-    Returns:
-        Encoded trees, their labels, tokenizer and model.
-
-    Raises:
-        ValueError: a file, the tokenizer or the model cannot be used.
-    """
+    """Read and encode the trees; make or load tokenizer and model. Returns trees, their labels, tokenizer and model."""
     parts = (data.train_files, data.validation_files, data.test_files)
     trees = [load_trees(accelerator, files, data.split_leaves) for files in parts if files]
     backbone = getattr(model_arguments, "backbone", None)

@@ -24,15 +24,7 @@ from hf_synlm.training.tasks.tree_planting import (
 
 @torch.no_grad()
 def measure_planting(trainer: TreePlantingTrainer, examples: list[dict[str, Any]]) -> float:
-    """Loss of tree-planting on sentences: the mean over their words, whatever the batches.
-
-    Args:
-        trainer: with model and collator.
-        examples: of `encode_sentence`.
-
-    Returns:
-        Nats per word.
-    """
+    """Loss of tree-planting in nats per word: the mean over the words of all sentences, whatever the batches."""
     model, total, count = trainer.model.eval(), 0.0, 0
     for batch in trainer.get_eval_dataloader(examples):
         batch = {name: values.to(model.device) for name, values in batch.items()}

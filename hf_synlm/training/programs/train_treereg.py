@@ -107,15 +107,7 @@ def check_output_folder(arguments: TrainingArguments) -> None:
 
 
 def parse_batches(trainer: TreeRegTrainer, examples: list[dict[str, Any]]) -> list[list[tuple[int, int]]]:
-    """Trees of sentences by the score of TreeReg.
-
-    Args:
-        trainer: with model and collator.
-        examples: of `encode_sentence`.
-
-    Returns:
-        Word spans of each sentence.
-    """
+    """Word spans of the trees of sentences (of `encode_sentence`) by the score of TreeReg."""
     trees, model = [], trainer.model.eval()
     for batch in trainer.get_eval_dataloader(examples):
         batch = {name: values.to(model.device) for name, values in batch.items()}
@@ -132,16 +124,10 @@ def prepare_training(
     arguments_type: type,
     encode: Callable[[PreTrainedTokenizerBase, TreebankSentence], dict[str, Any]],
 ) -> tuple[Any, dict[str, Any], int, list[TreebankSentence]]:
-    """Read the command line of a program that adds a loss of trees, its treebanks, and its model.
+    """Read the command line of a program that adds the loss `name` on trees, its treebanks, and its model.
 
-    Args:
-        argv: the command line; default: the process's.
-        name: of the loss.
-        arguments_type: its options, a dataclass.
-        encode: tokenizer and sentence -> example.
-
-    Returns:
-        The options of the loss, those of `Trainer`, the padding of the batches, and the validation sentences.
+    `arguments_type` has the options of the loss, `encode` turns tokenizer and sentence into an example. Returns the
+    options of the loss, those of `Trainer`, the padding of the batches, and the validation sentences.
     """
     types = (ModelAndDataArguments, arguments_type, TrainingArguments)
     data, method, arguments = parse_arguments(types, argv, ["config_overrides"], f"Train a language model with {name}.")
@@ -156,12 +142,7 @@ def prepare_training(
 
 
 def train_and_measure(trainer: Trainer, measure: Callable[[], dict[str, float]]) -> None:
-    """Train, save the model, and write its perplexity and more.
-
-    Args:
-        trainer: with model and data.
-        measure: gives the further numbers of the trained model, by name.
-    """
+    """Train, save the model, and write its perplexity and what `measure` gives, numbers by name."""
     trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     trainer.save_model()
     metrics = trainer.evaluate()

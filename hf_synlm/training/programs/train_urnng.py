@@ -120,10 +120,7 @@ class URNNGTrainingArguments(RecurrentTrainingArguments):
 class BinaryTreeCollator:
     """Encoded sentences -> a right-padded batch of words, each with the end token.
 
-    Fields:
-        pad_token_id: fills `input_ids`.
-        eos_token_id: ends every sentence.
-        system: of the rows' actions, to add the binarized trees of the words; `None` leaves the trees out.
+    `system` is that of the rows' actions, to add the binarized trees of the words; `None` leaves the trees out.
     """
 
     pad_token_id: int
@@ -151,15 +148,7 @@ class BinaryTreeCollator:
 
 # ---------------------------------------------------------------------------------------------- optimization
 def count_halvings(losses: Sequence[float], decay_epoch: int) -> int:
-    """How often the rates have been halved after epochs with these validation losses.
-
-    Args:
-        losses: after each epoch.
-        decay_epoch: see `VariationalArguments`.
-
-    Returns:
-        The number.
-    """
+    """How often the rates have been halved after epochs with these validation losses (see `VariationalArguments`)."""
     best, decays, count = math.inf, False, 0
     for epoch, loss in enumerate(losses, start=1):
         decays = decays or (loss >= best and epoch > decay_epoch)
@@ -171,17 +160,8 @@ def count_halvings(losses: Sequence[float], decay_epoch: int) -> int:
 class TwoOptimizers:
     """SGD for the model and Adam for the inference network, each with its own clipping.
 
-    It replaces a torch optimizer in `optimizer_steps`. accelerate writes both to checkpoints.
-
-    Args:
-        accelerator: of the run.
-        model: SGD, prepared.
-        network: Adam, prepared.
-        arguments: limits of the norms.
-
-    Fields:
-        scale: factor of all rates.
-        trains_network: whether the network learns in this step.
+    It replaces a torch optimizer in `optimizer_steps`; accelerate writes both to checkpoints. `scale` is a factor of
+    all rates, `trains_network` says whether the network learns in this step.
     """
 
     def __init__(self, accelerator: Accelerator, model: Any, network: Any, arguments: VariationalArguments):
@@ -211,13 +191,7 @@ class TwoOptimizers:
 
 
 class RateControl(BestModel):
-    """After every epoch: keep the best weights, and halve the rates.
-
-    Args:
-        optimizer: of the run.
-        variational: arguments.
-        arguments: of the run.
-    """
+    """After every epoch: keep the best weights, and halve the rates."""
 
     def __init__(self, optimizer: TwoOptimizers, variational: VariationalArguments, arguments: URNNGTrainingArguments):
         super().__init__(lambda evaluation: evaluation["losses"]["nats"], arguments.early_stopping_patience)
@@ -241,15 +215,7 @@ class RateControl(BestModel):
 
 # ---------------------------------------------------------------------------------------------- the run
 def score_trees(spans: Sequence[list[Span]], dataset: TreeDataset) -> dict[str, float]:
-    """Compare trees with the gold trees of a data set.
-
-    Args:
-        spans: of every sentence.
-        dataset: the gold trees.
-
-    Returns:
-        Sentence F1 in percent, of these trees and of right-branching ones (convention "gpst", punctuation not counted).
-    """
+    """Sentence F1 in percent of trees and of right-branching ones (convention "gpst", punctuation not counted)."""
     gold = [dataset.sentence(row) for row in range(len(dataset))]
     sizes, correct = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
     keep = [keep_words(sentence.words, sentence.tags, dataset.punctuation_by) for sentence in gold]

@@ -24,13 +24,8 @@ class BinaryTreeCRF:
     """Binary trees of sentences, with the probability exp(sum of the scores of the spans) / Z.
 
     A tree is a table [N, N] of bools, true at [i, j] if it has a span over the words i to j, j included. Single words
-    are spans, too.
-
-    Args:
-        scores: [B, N, N], that of the words i to j at [i, j]; those with j < i or j behind the end are not used.
-        lengths: [B] numbers of words, at least 1.
-
-    Cost: N sequential steps, O(B N^3) operations.
+    are spans, too. `scores` [B, N, N] are laid out alike; those with j < i or j behind the end are not used. Cost: N
+    sequential steps, O(B N^3) operations.
     """
 
     def __init__(self, scores: Tensor, lengths: Tensor) -> None:
@@ -76,16 +71,7 @@ class BinaryTreeCRF:
 
     @torch.no_grad()
     def sample(self, count: int) -> Tensor:
-        """Draw trees.
-
-        Args:
-            count: number K of trees of every sentence.
-
-        Returns:
-            [B, K, N, N].
-
-        Cost: N sequential steps, O(B K N^2 log N) operations.
-        """
+        """Draw K = `count` trees of every sentence [B, K, N, N]: N sequential steps, O(B K N^2 log N) operations."""
 
         def draw(width: int) -> Tensor:
             share = self._splits[width - 1].softmax(2).cumsum(2)
@@ -126,14 +112,7 @@ class BinaryTreeCRF:
 
 
 def tree_actions(trees: Tensor) -> Tensor:
-    """Write trees as GEN and COMP.
-
-    Args:
-        trees: [..., N, N], see `BinaryTreeCRF`.
-
-    Returns:
-        [..., A] actions in post-order, `PAD_ACTION` behind the end.
-    """
+    """Write trees [..., N, N] (see `BinaryTreeCRF`) as GEN and COMP in post-order [..., A], padded by `PAD_ACTION`."""
     size = trees.shape[-1]
     words = torch.arange(size, device=trees.device)
     ending = trees.sum(-2)  # spans that end with each word, the word itself included

@@ -19,18 +19,9 @@ _FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parqu
 def load_table(
     path: str | None, dataset: tuple[str | None, str | None, str], max_samples: int | None = None
 ) -> Dataset:
-    """Read a table of examples.
+    """Read a table of at least one row: a json, jsonl, csv or parquet file, or a data set (name, configuration, split).
 
-    Args:
-        path: json, jsonl, csv or parquet file, or `None` for a data set.
-        dataset: name on the Hub or folder, configuration, split.
-        max_samples: keep this many rows from the beginning.
-
-    Returns:
-        The table, with at least one row.
-
-    Raises:
-        ValueError: for a missing, empty or damaged file, or another format.
+    Only the first `max_samples` rows are kept.
     """
     if path is not None:
         if not Path(path).is_file():
@@ -63,20 +54,9 @@ def name_split(name: str | None, config: str | None, split: str) -> str:
 def describe_table(
     role: str, path: str, table: Dataset, columns: Sequence[str], labels: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """Origin and content of a table.
+    """Origin and content of the rows that are used: `role`, `path`, `rows`, and `sha256_of_rows`.
 
-    Args:
-        role: its use.
-        path: its file, or data set (`name_split`).
-        table: the rows that are used.
-        columns: of the texts.
-        labels: [n], of the rows.
-
-    Returns:
-        `role`, `path`, `rows`, and `sha256_of_rows`, which depends on texts, labels and their order, not on the format
-        of the file.
-
-    Cost: O(characters).
+    The checksum depends on texts, labels and their order, not on the format of the file. Cost: O(characters).
     """
     digest = hashlib.sha256()
     for batch in table.select_columns(list(columns)).iter(1000):
@@ -88,32 +68,14 @@ def describe_table(
 
 
 def check_columns(table: Dataset, names: Iterable[str], source: str) -> None:
-    """Check that a table has all columns.
-
-    Args:
-        table: the table.
-        names: of the columns.
-        source: its origin, for the message.
-
-    Raises:
-        ValueError: a column is missing.
-    """
+    """Raise ValueError if a column is missing; `source` names the origin of the table."""
     missing = [name for name in names if name not in table.column_names]
     if missing:
         raise ValueError(f"{source} has no column {missing[0]!r}. Its columns are {', '.join(table.column_names)}.")
 
 
 def check_texts(table: Dataset, name: str, source: str) -> None:
-    """Check that every row has a text.
-
-    Args:
-        table: the table.
-        name: of the column.
-        source: its origin, for the message.
-
-    Raises:
-        ValueError: a row has another value, or only white space.
-    """
+    """Raise ValueError if a row of a column holds something else than text, or only white space."""
     for row, text in enumerate(table[name]):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{source}: {name} of row {row} (counted from 0) is {text!r}. Remove it or fill it in.")
@@ -155,17 +117,9 @@ def encode_table(
     num_workers: int | None,
     rows: bool = False,
 ) -> ExampleDataset:
-    """Encode all rows of a table.
+    """Encode all rows of a table; the main process encodes first, the others find its cache.
 
-    Args:
-        accelerator: the main process encodes first, the others find its cache.
-        table: the rows.
-        encode: columns of some rows (and their numbers, with `rows`) -> encoded columns.
-        num_workers: processes.
-        rows: whether `encode` takes the numbers of the rows.
-
-    Returns:
-        The encoded examples.
+    `encode` turns columns of some rows (and their numbers, with `rows`) into encoded columns.
     """
     with accelerator.main_process_first():
         encoded = table.map(

@@ -77,18 +77,7 @@ class ModelArguments:
 
 # ---------------------------------------------------------------------------------------------- model and tokenizer
 def read_config(arguments: ModelArguments, **fields: Any) -> PreTrainedConfig:
-    """Configuration of the pretrained model.
-
-    Args:
-        arguments: of the command line, with overrides.
-        **fields: further changes; the overrides win.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: for an override that is not a field or not valid.
-    """
+    """Configuration of the pretrained model, changed by `fields` and by the overrides, which win."""
     options = {"trust_remote_code": arguments.trust_remote_code}
     plain = AutoConfig.from_pretrained(arguments.model_name_or_path, **options)
     given: Any = arguments.config_overrides  # a mapping, once the command line is parsed
@@ -104,17 +93,9 @@ def read_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Tokenizer of the pretrained model, with all special tokens that fine-tuning needs.
 
-    Args:
-        arguments: of the command line.
-        config: of the model.
-        roles: "cls_token", "sep_token". A missing one gets the name of GPST's token. A missing padding token is always
-            added: the end token, if there is one.
-
-    Returns:
-        The tokenizer. It may have more tokens than the model, which `load_model` then resizes.
-
-    Raises:
-        ValueError: it belongs to another model: before tokens are added it has more of them than the model.
+    A missing token of `roles` ("cls_token", "sep_token") gets the name of GPST's; for missing padding the end token is
+    taken, if there is one. The tokenizer may then have more tokens than the model, which `load_model` resizes. One that
+    has more before belongs to another model and is refused.
     """
     name = arguments.tokenizer_name or arguments.model_name_or_path
     if config.model_type == "gpst":
@@ -134,20 +115,7 @@ def read_tokenizer(
 def load_model(
     auto_class: Any, arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """The pretrained model in float32, with an embedding for every token and the tokenizer's special token ids.
-
-    Args:
-        auto_class: such as `AutoModelForCausalLM`.
-        arguments: of the command line.
-        config: of `read_config`.
-        tokenizer: of `read_tokenizer`.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: the architecture has no such model.
-    """
+    """The pretrained model in float32, with an embedding for every token and the tokenizer's special token ids."""
     kind = auto_class.__name__.removeprefix("AutoModel")
     if kind not in getattr(config, "model_classes", (kind,)):
         raise ValueError(
@@ -177,17 +145,7 @@ def takes(model: nn.Module, name: str) -> bool:
 
 
 def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) -> None:
-    """Check that a text fits the positions of a model.
-
-    Args:
-        config: of the model.
-        length: in tokens.
-        what: the text, for the message.
-        remedy: what to do, for the message.
-
-    Raises:
-        ValueError: it does not fit.
-    """
+    """Raise ValueError if a text (`what`) of `length` tokens does not fit the positions of a model."""
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise ValueError(f"{what} is {length} tokens, and the model has {limit} positions. {remedy}")
@@ -197,9 +155,8 @@ def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) 
 class FineTuning(GPSTTraining):
     """Train on examples, evaluate, go back to the best model. The untrained model is evaluated, but never the best.
 
-    Fields:
-        task: name of the model's task on the Hub.
-        sources: what was read: `role` (an argument), `path`, and a checksum of the content; `load` sets them.
+    `task` is the name of the model's task on the Hub. `load` sets `sources`: the `role` (an argument), `path`, and
+    checksum of everything that was read.
     """
 
     task: ClassVar[str] = "text-generation"
@@ -283,12 +240,6 @@ class FineTuning(GPSTTraining):
         Options are the arguments of `arguments.json` that change the scores, number of processes, and precision. Runs
         that differ in them, in the data, or in architecture and size of the model are not averaged. The weights they
         begin with may differ: the seed of pretraining varies, too.
-
-        Args:
-            run: ended.
-            task: such as "glue/rte".
-            scores: flat mapping from names to numbers.
-            results: of `all_results.json`.
         """
         arguments = json.loads((run.output_dir / ARGUMENTS_FILE).read_text(encoding="utf-8"))
         model = run.accelerator.unwrap_model(run.model)
@@ -319,17 +270,9 @@ class FineTuning(GPSTTraining):
 def mean_losses(
     accelerator: Accelerator, model: nn.Module, examples: ExampleDataset, collate: Collate, batch_size: int
 ) -> dict[str, float]:
-    """Objective and its parts on held-out texts in evaluation mode; batches are weighted by their labeled tokens.
+    """Objective and its parts in nats on held-out texts in evaluation mode; every process calls.
 
-    Args:
-        accelerator: of the run. Every process has to call.
-        model: with or without the wrapper of the run.
-        examples: the texts.
-        collate: examples -> batch with `labels` [B, T].
-        batch_size: rows per process and batch.
-
-    Returns:
-        "loss" and the model's names of its parts -> mean in nats.
+    Batches are weighted by their labeled tokens.
     """
     plain = accelerator.unwrap_model(model)
 

@@ -23,12 +23,8 @@ from hf_synlm.training.tasks.binary_tree_crf import BinaryTreeCRF
 class InferenceNetwork(nn.Module):
     """Scores of spans from both ends of an LSTM over the sentence.
 
-    Args:
-        embedding_size: width w of the word embeddings.
-        hidden_size: width q of the LSTM's states in each direction.
-        max_length: longest sentence in words.
-        dropout: on the embeddings, and before the scores.
-        initializer_range: draw all parameters from U(-x, x).
+    The LSTM has `hidden_size` q in each direction. Dropout falls on the embeddings (width w) and before the scores. All
+    parameters are drawn from U(-x, x), x = `initializer_range`.
     """
 
     def __init__(
@@ -50,19 +46,9 @@ class InferenceNetwork(nn.Module):
             nn.init.uniform_(parameter, -initializer_range, initializer_range)
 
     def forward(self, embedded: Tensor, lengths: Tensor, temperature: float = 1.0) -> BinaryTreeCRF:
-        """Distribution over the trees of sentences.
+        """Distribution over the trees of sentences of `embedded` words [B, N, w], padded on the right, `lengths` [B].
 
-        Args:
-            embedded: [B, N, w] word embeddings, padding on the right.
-            lengths: [B] numbers of words, at least 1.
-            temperature: divides the scores; above 1, trees become more alike.
-
-        Returns:
-            The distribution.
-
-        Raises:
-            ValueError: a sentence is longer than `max_length`.
-
+        The temperature divides the scores; above 1, trees become more alike. Sentences beyond `max_length` are refused.
         Cost: O(B N q^2 + B N^2 q) multiplications and those of `BinaryTreeCRF`.
         """
         size = embedded.shape[1]

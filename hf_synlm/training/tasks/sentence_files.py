@@ -117,21 +117,10 @@ def load_or_make_tokenizer(
     read_words: Callable[[], Sentences],
     *special_tokens: str,
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer, or make one and keep it in `output_dir/tokenizer`, where a resumed run finds it.
+    """Load a fast tokenizer, or make one (`name` is `None`) and keep it in `output_dir/tokenizer` for a resumed run.
 
-    Args:
-        accelerator: the main process makes it, the others load.
-        data: arguments.
-        name: folder or Hub name, or `None` to make one.
-        output_dir: of the run.
-        read_words: reads the words of the training sentences.
-        *special_tokens: that the model needs, such as "pad_token".
-
-    Returns:
-        A fast tokenizer.
-
-    Raises:
-        ValueError: it lacks a special token, or the one in `output_dir` was made from something else.
+    The main process makes it from the words of the training sentences, the others load it. One that lacks a special
+    token (such as "pad_token"), or was made from something else, is refused.
     """
     source = name
     if source is None:

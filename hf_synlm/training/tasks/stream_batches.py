@@ -120,19 +120,7 @@ def check_text(*paths: str) -> None:
 def read_trees(
     paths: Sequence[str], preprocessing: Preprocessing = "none", split_leaves: bool = False
 ) -> Iterator[TreebankSentence]:
-    """Read treebank files and preprocess their sentences; those without words are left out.
-
-    Args:
-        paths: the files.
-        preprocessing: see `StreamDataArguments`.
-        split_leaves: see `StreamDataArguments`.
-
-    Yields:
-        The sentences.
-
-    Raises:
-        ValueError: see `read_treebank`; or "words-only" where tags do not tell words.
-    """
+    """Read treebank files and preprocess their sentences; those without words are left out."""
     keep_tags = WORD_TAGS if preprocessing == "words-only" else None
     if preprocessing == "words-only":
         _check_tags(tuple(paths), split_leaves)
@@ -151,14 +139,9 @@ def _check_tags(paths: tuple[str, ...], split_leaves: bool) -> None:
 
 
 def read_words(paths: Sequence[str], data: StreamDataArguments) -> Iterator[Sequence[str]]:
-    """Words of every sentence of files; blank lines of a text are sentences without words, as in WikiText's counts.
+    """Words of every sentence of up to `max_sentence_words`.
 
-    Args:
-        paths: the files.
-        data: arguments; longer sentences than `max_sentence_words` are left out.
-
-    Returns:
-        The words of one sentence after the other.
+    Blank lines of a text are sentences without words, as in WikiText's counts.
     """
     if data.file_format == "treebank":
         trees = read_trees(paths, data.preprocessing, data.split_leaves)
@@ -171,20 +154,7 @@ def read_words(paths: Sequence[str], data: StreamDataArguments) -> Iterator[Sequ
 def make_stream_tokenizer(
     accelerator: Accelerator, data: StreamDataArguments, name: str | None, output_dir: Path
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer, or make one from the training text.
-
-    Args:
-        accelerator: the main process makes it, the others load.
-        data: arguments.
-        name: folder or Hub name, or `None` to make one.
-        output_dir: of the run.
-
-    Returns:
-        A fast tokenizer with a padding token and an end token, which is the boundary of sentences.
-
-    Raises:
-        ValueError: see `load_or_make_tokenizer`.
-    """
+    """Load the tokenizer `name`, or make one from the training text; its end token is the boundary of sentences."""
     words = partial(read_words, data.train_files, data)
     return load_or_make_tokenizer(accelerator, data, name, output_dir, words, "pad_token", "eos_token")
 
@@ -192,20 +162,7 @@ def make_stream_tokenizer(
 def load_stream(
     data: StreamDataArguments, paths: Sequence[str], tokenizer: PreTrainedTokenizerBase, gold: str | None = None
 ) -> TokenStream:
-    """Encode files as a stream.
-
-    Args:
-        data: arguments.
-        paths: the files.
-        tokenizer: of the model.
-        gold: "distances" or "spans" of the trees, or `None`.
-
-    Returns:
-        The stream.
-
-    Raises:
-        ValueError: when there is no text.
-    """
+    """Encode files as a stream, with `gold` "distances" or "spans" of the trees, or `None`."""
     codes: Iterable[SentenceCode]
     if gold is None:
         codes = _encode_lines(read_words(paths, data), tokenizer)
@@ -275,22 +232,12 @@ class SegmentSampler(EpochSampler):
     """Segments, as batches of one; all processes read the same columns, each in rows of its own.
 
     The length of a segment is drawn from N(base, 5), rounded down, at least 5, where base is `bptt`, or half of it in
-    one of twenty cases; the learning rate is scaled by the drawn length over `bptt`. An epoch ends with the rows:
-    the last segment is cut there, and less than 5 tokens that would be left are part of the one before. Which tokens
-    are left over by rows of equal length differs from epoch to epoch. Epoch e is a function of (seed, e).
+    one of twenty cases; the learning rate is scaled by the drawn length over `bptt`. Without `variable`, all lengths
+    are `bptt`. An epoch ends with the rows: the last segment is cut there, and less than 5 tokens that would be left
+    are part of the one before. Which tokens are left over by rows of equal length differs from epoch to epoch. Epoch e
+    is a function of (seed, e). `num_rows` and `consumed` (segments) count all processes together.
 
     Source: Merity et al. (2018), section 5, and their code; the offset is PRPN's.
-
-    Args:
-        num_tokens: length of the stream.
-        num_rows: rows of all processes together.
-        bptt: usual length.
-        variable: draw lengths; otherwise all are `bptt`.
-        seed: of lengths and offsets.
-        consumed: segments that have been consumed.
-
-    Raises:
-        ValueError: when the stream is too short for so many rows.
     """
 
     def __init__(self, num_tokens: int, num_rows: int, bptt: int, variable: bool, seed: int, consumed: int = 0):
@@ -321,13 +268,7 @@ class SegmentSampler(EpochSampler):
 
 
 class SegmentDataset(torch.utils.data.Dataset):
-    """Rows of a stream; the item of a `Segment` is a batch for `forward`.
-
-    Args:
-        stream: the stream.
-        num_rows: rows of all processes together.
-        rows: those of this process.
-    """
+    """Rows of a stream, of all processes and of this one (`rows`); the item of a `Segment` is a batch for `forward`."""
 
     def __init__(self, stream: TokenStream, num_rows: int, rows: range):
         self.stream, self.num_rows, self.rows = stream, num_rows, rows

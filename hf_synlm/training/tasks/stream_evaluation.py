@@ -70,15 +70,7 @@ class ParsingArguments:
         check_files(*self.parsing_files, *self.final_parsing_files)
 
     def complete(self, data: StreamDataArguments, architecture: str) -> None:
-        """Complete the arguments.
-
-        Args:
-            data: gives the values that are missing here.
-            architecture: of the model.
-
-        Raises:
-            ValueError: trees are asked of a model that has none.
-        """
+        """Complete the arguments from those of the data; refuse trees of a model that has none."""
         for name in ("parsing_files", "final_parsing_files", "parse_options", "final_report"):
             if architecture == "awd_lstm" and getattr(self, name):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but AWD-LSTM has no trees. Leave it out.")
@@ -98,16 +90,7 @@ class ParsingArguments:
         return self.final_parsing_files or self.parsing_files
 
     def treebank(self, paths: list[str], split_leaves: bool, max_sentences: int | None = None) -> Treebank:
-        """Read gold trees.
-
-        Args:
-            paths: the files.
-            split_leaves: see `StreamDataArguments`.
-            max_sentences: read only this many.
-
-        Returns:
-            The trees.
-        """
+        """Read gold trees."""
         trees = read_trees(paths, self.parsing_preprocessing or "none", split_leaves)
         return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
 
@@ -118,16 +101,9 @@ class ParsingArguments:
 
 
 def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, float]:
-    """Likelihood of a text in the usual units.
+    """Likelihood of a text in the usual units: `nats`, `tokens` (boundaries included), `nats_per_token`, and one more.
 
-    Args:
-        nats: negative log-likelihood of all tokens.
-        num_tokens: how many there are, boundaries included.
-        of_characters: tokens are characters.
-
-    Returns:
-        `nats`, `tokens`, `nats_per_token`; `bits_per_character` = nats per token / ln 2 for characters, otherwise
-        `perplexity` = exp(nats per token).
+    That is `bits_per_character` = nats per token / ln 2 for characters, otherwise `perplexity` = exp(nats per token).
     """
     mean = nats / num_tokens
     losses = {"nats": nats, "tokens": num_tokens, "nats_per_token": mean}
@@ -138,12 +114,7 @@ def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, 
 
 @torch.no_grad()
 def share_buffers(accelerator: Accelerator, model: nn.Module) -> None:
-    """Broadcast the buffers of the main process, whose model is saved; DDP does so only before training steps.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        model: with or without the wrapper of the run.
-    """
+    """Broadcast the buffers of the main process, whose model is saved; DDP does so only before training steps."""
     for buffer in accelerator.unwrap_model(model).buffers():
         broadcast(buffer)
 
@@ -152,20 +123,11 @@ def share_buffers(accelerator: Accelerator, model: nn.Module) -> None:
 def evaluate_stream(
     accelerator: Accelerator, model: nn.Module, stream: TokenStream, num_rows: int, segment_length: int
 ) -> float:
-    """Negative log-likelihood of a stream in nats, every token but the first boundary predicted once.
+    """Negative log-likelihood of a stream in nats; every process calls.
 
-    The processes share the rows; up to rounding, the sum does not depend on their number. With one row every token is
-    predicted from all tokens before it; with more, each row begins without context.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        model: with or without the wrapper of the run.
-        stream: held-out text.
-        num_rows: rows of all processes together.
-        segment_length: tokens per row and call.
-
-    Returns:
-        The sum over all tokens.
+    Every token but the first boundary is predicted once. The processes share the `num_rows` rows; up to rounding, the
+    sum does not depend on their number. With one row every token is predicted from all tokens before it; with more,
+    each row begins without context.
     """
     plain = accelerator.unwrap_model(model)
     rows = StreamRows(stream, num_rows, complete=True)
@@ -184,18 +146,10 @@ def evaluate_stream(
 def evaluate_sentences(
     accelerator: Accelerator, model: nn.Module, stream: TokenStream, pad_token_id: int, batch_size: int, max_tokens: int
 ) -> float:
-    """Negative log-likelihood in nats of the sentences of a stream, each read alone; every process has to call.
+    """Negative log-likelihood in nats of the sentences of a stream, each read alone; every process calls.
 
-    Args:
-        accelerator: of the run.
-        model: with or without the wrapper of the run.
-        stream: held-out text without empty lines.
-        pad_token_id: of the model.
-        batch_size: sentences per call.
-        max_tokens: largest padded size of a call.
-
-    Returns:
-        The sum over all words and the boundary after each sentence.
+    The sum is over all words and the boundary after each sentence. A call has up to `batch_size` sentences and
+    `max_tokens` padded tokens.
     """
     plain = accelerator.unwrap_model(model)
     sentences = SentenceDataset(stream)
@@ -213,13 +167,8 @@ def evaluate_sentences(
 class TreeScorer:
     """F1 of induced trees on a treebank.
 
-    Fields:
-        treebank: gold trees.
-        tokenizer: of the model.
-        convention: how spans are counted, by its name in `hf_synlm.evaluation.trees.parsing`.
-        options: for `model.parse`.
-        batch_size: sentences per call.
-        max_sentences: number of sentences to parse, spread evenly; `None`: all.
+    `options` are those of `model.parse`, `convention` a name in `hf_synlm.evaluation.trees.parsing`. `max_sentences`
+    are spread evenly; `None`: all.
     """
 
     treebank: Treebank
@@ -230,14 +179,7 @@ class TreeScorer:
     max_sentences: int | None = None
 
     def rehearse(self, model: PreTrainedModel) -> None:
-        """Parse and score one sentence.
-
-        Args:
-            model: with `parse`.
-
-        Raises:
-            ValueError: `parse` does not take an option.
-        """
+        """Parse and score one sentence, so that a wrong option of `parse` fails before training."""
         known = set(inspect.signature(model.parse).parameters) - {"input_ids", "attention_mask", "word_ends"}
         for name in self.options:
             if name not in known:
@@ -258,19 +200,9 @@ class TreeScorer:
 
 @dataclass
 class TextEvaluator:
-    """Evaluates held-out text and, if there is a treebank, induced trees; the main process prints the result.
+    """Evaluates held-out text and, if there is a scorer, induced trees; the main process prints the result.
 
-    Fields:
-        accelerator: of the run.
-        name: of the text, for messages.
-        stream: held-out text.
-        data: arguments.
-        pad_token_id: of the model.
-        batch_size: rows of the stream, or sentences.
-        scorer: of trees; may be missing.
-
-    Raises:
-        ValueError: the text is too short for `batch_size` rows, or has no sentence with words.
+    `batch_size` counts rows of the stream, or sentences. A text that is too short for them is refused at once.
     """
 
     accelerator: Accelerator

@@ -99,33 +99,18 @@ class RecurrentTrainingArguments(TrainingArguments):
 
 # ---------------------------------------------------------------------------------------------- phases
 class Phase(NamedTuple):
-    """What an epoch is trained with.
-
-    Fields:
-        name: "first", "averaging" or "finetuning".
-        learning_rate: before it is scaled by the length of a segment.
-    """
+    """What an epoch is trained with: name ("first", "averaging", "finetuning") and learning rate of a usual segment."""
 
     name: str
     learning_rate: float
 
 
 def phase_after(losses: Sequence[float], schedule: ScheduleArguments, learning_rate: float) -> Phase:
-    """Phase of the epoch that follows after validation losses.
+    """Phase of the epoch that follows after epochs with these validation losses. Cost: O(epochs squared) comparisons.
 
     Source: `main.py` of Ordered-Neurons for "sgd-asgd" (non-monotone trigger of Merity et al. 2018; fine-tuning begins
     only if averaging has begun before), Peng et al. (2019), section 4, for "adam-asgd", `main_LM.py` of PRPN for
     "adam-plateau" (`ReduceLROnPlateau` with threshold 0).
-
-    Args:
-        losses: validation loss after each epoch so far.
-        schedule: arguments.
-        learning_rate: of the first phase.
-
-    Returns:
-        The phase.
-
-    Cost: O(epochs squared) comparisons.
     """
     if schedule.schedule == "adam-plateau":
         return Phase("first", learning_rate * schedule.plateau_factor ** _count_plateaus(losses, schedule))
@@ -164,15 +149,10 @@ def validation_loss(evaluation: dict[str, Any]) -> float:
 
 # ---------------------------------------------------------------------------------------------- optimizers
 class PhasedOptimizer:
-    """The optimizer of the first phase and the averaging one; one of them is in use.
+    """The optimizer of the first phase (SGD or Adam) and the averaging one (ASGD); one of them is in use.
 
     It replaces a torch optimizer and its schedule in `optimizer_steps`. accelerate prepares both optimizers and writes
     them to checkpoints; the state of the one that is not in use is empty.
-
-    Args:
-        first: SGD or Adam, prepared.
-        averaging: ASGD, prepared.
-        phase: the phase to begin with.
     """
 
     def __init__(self, first: Any, averaging: Any, phase: Phase):
@@ -199,14 +179,7 @@ class PhasedOptimizer:
         return [self.phase.learning_rate]
 
     def enter(self, phase: Phase) -> bool:
-        """Continue with a phase; a new phase begins with an optimizer without history.
-
-        Args:
-            phase: the phase of the next epoch.
-
-        Returns:
-            Whether the phase is new.
-        """
+        """Continue with a phase and return whether it is new; a new phase begins with an optimizer without history."""
         is_new = phase.name != self.phase.name
         if is_new:
             self.first.optimizer.state.clear()
@@ -245,19 +218,10 @@ class PhaseSchedule:
 def make_phased_optimizer(
     accelerator: Accelerator, model: nn.Module, schedule: ScheduleArguments, arguments: TrainingArguments
 ) -> tuple[nn.Module, PhasedOptimizer, PhaseSchedule]:
-    """Prepare the model and the optimizers of a schedule.
+    """Prepare the model and the optimizers of a schedule: model, optimizer and schedule, for `Run`.
 
     ASGD is torch's, with lambd = 0 and t0 = 0 as in the authors' code. Two of its properties are part of the published
     method: a step uses the rate of the step before, and the averages leave out the first step.
-
-    Args:
-        accelerator: of the run.
-        model: the model.
-        schedule: arguments.
-        arguments: of the run.
-
-    Returns:
-        Prepared model, optimizer and schedule, for `Run`.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
@@ -274,13 +238,7 @@ def make_phased_optimizer(
 
 
 class EpochControl(BestModel):
-    """After every evaluation: keep the best weights (averages, if these were evaluated) and choose the next phase.
-
-    Args:
-        optimizer: of the run.
-        schedule: arguments.
-        arguments: of the run.
-    """
+    """After every evaluation: keep the best weights (averages, if these were evaluated) and choose the next phase."""
 
     def __init__(self, optimizer: PhasedOptimizer, schedule: ScheduleArguments, arguments: TrainingArguments):
         super().__init__(validation_loss, arguments.early_stopping_patience)
@@ -312,14 +270,10 @@ class EpochControl(BestModel):
 
 
 class StreamObjective:
-    """Loss of a batch that starts from the hidden-state cache of the previous one.
+    """Loss of a batch that starts from the hidden-state cache of the previous one, if `carry` is set.
 
-    The cache is part of checkpoints: `accelerate` saves and loads it by `state_dict` and `load_state_dict`.
-
-    Args:
-        accelerator: of the run.
-        optimizer: takes the scale of the learning rate from the batch.
-        carry: keep the cache from batch to batch.
+    The cache is part of checkpoints: `accelerate` saves and loads it by `state_dict` and `load_state_dict`. The
+    optimizer takes the scale of the learning rate from the batch.
     """
 
     def __init__(self, accelerator: Accelerator, optimizer: PhasedOptimizer, carry: bool):

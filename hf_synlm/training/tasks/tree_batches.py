@@ -87,19 +87,7 @@ class TreeDataArguments(SentenceFileArguments):
 
 # ---------------------------------------------------------------------------------------------- trees
 def load_trees(accelerator: Accelerator, paths: Sequence[str], split_leaves: bool = False) -> Dataset:
-    """Read treebank files.
-
-    Args:
-        accelerator: the main process reads first, the others use its cache.
-        paths: files of bracketed trees.
-        split_leaves: see `read_treebank`.
-
-    Returns:
-        A data set with the columns of `TREE_FEATURES`.
-
-    Raises:
-        ValueError: for malformed trees; names file and line.
-    """
+    """Read bracketed trees: columns of `TREE_FEATURES`. The main process reads first, the others use its cache."""
     # Time stamps are part of the cache key, so that an edited file is read again.
     stamps = [(os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
     with accelerator.main_process_first():
@@ -206,21 +194,10 @@ def encode_treebanks(
     transition_system: Literal["top_down", "in_order", "binary", "no_opening"],
     labels: Sequence[str],
 ) -> Splits:
-    """Encode the words and write the trees as actions.
+    """Encode the words of training, validation and perhaps test trees, and write the trees as actions.
 
-    Args:
-        accelerator: the main process encodes first, the others use its cache.
-        data: arguments; sentences longer than `max_sentence_tokens` are left out of training.
-        treebanks: of `load_trees`, for training, validation and test; the last one may be missing.
-        tokenizer: for the words.
-        transition_system: "top_down", "in_order", "binary" or "no_opening".
-        labels: of the nonterminals, in the order of their actions.
-
-    Returns:
-        The encoded sentences, each part a `TreeDataset`.
-
-    Raises:
-        ValueError: a tree has another label (names file and line), or no sentences are left.
+    The main process encodes first, the others use its cache. `labels` are in the order of their actions; a tree that
+    has another label is refused. Sentences beyond `max_sentence_tokens` are left out of training.
     """
     system, limit = TransitionSystem(transition_system, len(labels)), data.max_sentence_tokens
     parts: list[TreeDataset] = []
@@ -257,10 +234,8 @@ def _encode_batch(
 class TreeCollator:
     """Encoded sentences -> a right-padded batch for `forward`.
 
-    Fields:
-        pad_token_id: fills `input_ids`.
-        config: of the grammar. The plan of the derivations of an RNNG is made here, in the workers of the loader.
-            `None`: leave the trees out and give `labels`, for a model of words alone.
+    The plan of the derivations of an RNNG is made here, in the workers of the loader. Without `config`, that of a
+    grammar, the trees are left out and `labels` are given, for a model of words alone.
     """
 
     pad_token_id: int

@@ -31,16 +31,11 @@ from hf_synlm.trees.spans import Span, fold_tokens
 
 # ---------------------------------------------------------------------------------------------- given trees
 def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
-    """Perplexities from sums (or from means over the same batches).
+    """Perplexities exp(nats / count) from sums (or from means over the same batches).
 
-    exp(nats / count). A grammar predicts tokens given the actions before them, which gives no word perplexity.
-
-    Args:
-        totals: `word_nats`, `tokens`, `words`, and for grammars `action_nats`, `actions`; others are passed on.
-
-    Returns:
-        The others, `token_perplexity`, and for grammars `action_perplexity` and `perplexity` (of both), for models of
-        words alone `word_perplexity`.
+    `totals` has `word_nats`, `tokens`, `words`, and for grammars `action_nats`, `actions`; others are passed on. Added
+    are `token_perplexity`, and for grammars `action_perplexity` and `perplexity` (of both), for models of words alone
+    `word_perplexity`: a grammar predicts tokens given the actions before them, which gives no word perplexity.
     """
     values = dict(totals)
     word_nats, tokens, words = (values.pop(name) for name in ("word_nats", "tokens", "words"))
@@ -61,8 +56,7 @@ def _exp(value: float) -> float:
 class Objective:
     """The loss of a micro batch; its parts are the sums from which perplexities are computed.
 
-    Args:
-        config: of the model; a grammar has `loss_normalization`, an LSTM takes the mean over tokens.
+    A grammar has `loss_normalization`, an LSTM takes the mean over tokens.
     """
 
     def __init__(self, config: Any):
@@ -92,21 +86,10 @@ def evaluate_given_trees(
     max_batch_size: int,
     max_batch_actions: int,
 ) -> dict[str, float]:
-    """Negative log-likelihood of held-out trees (for a model of words: of their words) and perplexities.
+    """Negative log-likelihood of held-out trees (for a model of words: of their words); every process calls.
 
-    The processes share the batches. Their number changes the sums by rounding only.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        model: with or without the wrapper of the run.
-        dataset: held-out trees.
-        collate: makes the batches.
-        objective: of the model.
-        max_batch_size: sentences per process and batch.
-        max_batch_actions: largest padded size of a batch.
-
-    Returns:
-        `nats` of all sentences, `nats_per_sentence`, and perplexities.
+    Returns `nats` of all sentences, `nats_per_sentence`, and perplexities. The processes share the batches of up to
+    `max_batch_size` sentences and `max_batch_actions` padded actions; their number changes the sums by rounding only.
     """
     plain = accelerator.unwrap_model(model)
     batches = padded_batches(dataset.lengths("actions"), max_batch_size, max_batch_actions)
@@ -139,29 +122,18 @@ def search_trees(
     batch_size: int,
     beam: dict[str, Any],
 ) -> tuple[dict[str, Any], str]:
-    """Parse held-out sentences by beam search and score the best trees.
+    """Parse the sentences `rows` by beam search and score the best trees; every process calls.
 
-    Args:
-        accelerator: of the run. Every process has to call; each takes its share of the sentences.
-        model: with or without the wrapper of the run.
-        dataset: held-out trees.
-        rows: sentences to parse.
-        pad_token_id: fills the batches.
-        batch_size: sentences per process and batch.
-        beam: for `model.parse`: `num_beams`, `action_beam_size`, `fast_track_size`.
+    `beam` holds `num_beams`, `action_beam_size`, `fast_track_size` for `model.parse`. Returns a line that says the
+    scores, and the scores for JSON (F1 in percent):
 
-    Returns:
-        The scores, on every process, for JSON, and a line that says them. F1 is in percent:
-
-        - `labeled_f1`, `labeled_precision`, `labeled_recall`: EVALB's (COLLINS.prm); missing for unlabeled trees.
-        - `unlabeled_f1`: the same brackets without their labels.
-        - `induction_sentence_f1`: as for models that induce their trees (convention "gpst", punctuation not counted).
-        - `right_branching_sentence_f1`: the same for right-branching trees.
-        - `punctuation_by`: how punctuation was recognized for these two; see `TreeDataset.punctuation_by`.
-        - `word_perplexity`: exp(- sum of the words' log prefix-probability ratios / number of words).
-        - `num_sentences`: sentences parsed.
-        - `num_failures`: sentences without a complete tree in the beam; their gold brackets count as missed.
-        - `beam`: widths of the search.
+    - `labeled_f1`, `labeled_precision`, `labeled_recall`: EVALB's (COLLINS.prm); missing for unlabeled trees.
+    - `unlabeled_f1`: the same brackets without their labels.
+    - `induction_sentence_f1`: as for models that induce their trees (convention "gpst", punctuation not counted).
+    - `right_branching_sentence_f1`: the same for right-branching trees.
+    - `punctuation_by`: how punctuation was recognized for these two; see `TreeDataset.punctuation_by`.
+    - `word_perplexity`: exp(- sum of the words' log prefix-probability ratios / number of words).
+    - `num_failures`: sentences without a complete tree in the beam; their gold brackets count as missed.
     """
     plain, lengths = accelerator.unwrap_model(model), dataset.lengths("input_ids")
 

@@ -16,17 +16,9 @@ from hf_synlm.data.collate import LABEL_PADDING, encode_words
 
 
 def encode_framed(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> dict[str, list[Any]]:
-    """Encode a sentence between special tokens.
+    """Encode a sentence between special tokens: `input_ids`, and `word_spans`, the half-open tokens of each word.
 
-    Args:
-        tokenizer: fast, with an id of the end of a text; it also begins the text where there is none for that.
-        words: of the sentence.
-
-    Returns:
-        `input_ids`, with the first and last special token, and `word_spans`, the half-open tokens of each word.
-
-    Raises:
-        ValueError: the words cannot be encoded.
+    The end token of the tokenizer also begins a text if there is no begin token.
     """
     ids, is_end = encode_words(tokenizer, words)
     ends = [token + 2 for token, end in enumerate(is_end) if end]
@@ -38,14 +30,9 @@ def encode_framed(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> d
 
 
 def collate_framed(rows: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
-    """Collate sentences of `encode_framed` into a right-padded batch.
+    """Collate sentences of `encode_framed` into a right-padded batch; `pad_token_id` may be any id.
 
-    Args:
-        rows: the sentences.
-        pad_token_id: fills `input_ids`; any id.
-
-    Returns:
-        `input_ids`, `attention_mask` and `labels` [B, T], and `word_spans` [B, W, 2], padded by (0, 0).
+    Returns `input_ids`, `attention_mask` and `labels` [B, T], and `word_spans` [B, W, 2], padded by (0, 0).
     """
     ids = [torch.tensor(row["input_ids"]) for row in rows]
     words = [torch.tensor(row["word_spans"]).view(-1, 2) for row in rows]
@@ -61,16 +48,10 @@ def collate_framed(rows: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict
 
 
 class TreeLossTrainer(Trainer, ABC):
-    """`Trainer` of a causal language model that adds a loss on trees to the model's own in training.
+    """`Trainer` of a causal language model that adds a loss on trees, times `weight`, every `every` optimizer steps.
 
     Evaluation gives the loss of the language model alone. The log has the mean of the added loss. Subclasses set the
     fields and implement `tree_loss`.
-
-    Args:
-        *args: of `Trainer`.
-        weight: factor of the added loss.
-        every: add it in every this many optimizer steps.
-        **options: of `Trainer`.
     """
 
     loss_name: str
@@ -88,15 +69,7 @@ class TreeLossTrainer(Trainer, ABC):
 
     @abstractmethod
     def tree_loss(self, outputs: Any, trees: dict[str, Tensor]) -> Tensor:
-        """The added loss of a batch.
-
-        Args:
-            outputs: of the model.
-            trees: by the names in `tree_inputs`.
-
-        Returns:
-            Scalar, the mean over what it counts.
-        """
+        """The added loss of a batch, a mean over what it counts; `trees` are by the names in `tree_inputs`."""
 
     def compute_loss(
         self,

@@ -54,17 +54,7 @@ class TreePlantingArguments:
         check_minimum(self, 0, "planting_head planting_weight")
 
     def attention(self, attentions: Sequence[Tensor]) -> Tensor:
-        """The attention that the loss reads.
-
-        Args:
-            attentions: of a model that was called with `output_attentions=True`.
-
-        Returns:
-            [B, T, T].
-
-        Raises:
-            ValueError: the model has fewer layers or heads, or no attention.
-        """
+        """The attention [B, T, T] that the loss reads, from a model that was called with `output_attentions=True`."""
         if not attentions:
             raise ValueError("The model returns no attention, so no tree can be planted in it. Choose another model.")
         layer = len(attentions) if self.planting_layer is None else self.planting_layer
@@ -77,18 +67,10 @@ class TreePlantingArguments:
 
 
 def edge_counts(spans: Sequence[tuple[int, int]], num_words: int) -> Tensor:
-    """Number of edges between the words of a sentence, begin and end token included.
+    """Number of edges between the words of a sentence, begin and end token included: [n + 2, n + 2], 0 on the diagonal.
 
-    With n_i constituents around word i, and n_ij around both i and j, there are n_i + n_j - 2 n_ij + 2.
-
-    Args:
-        spans: half-open word spans of all constituents, the whole sentence and unary chains included.
-        num_words: length n of the sentence.
-
-    Returns:
-        [n + 2, n + 2], 0 on the diagonal.
-
-    Cost: O(n^2 s) for s spans.
+    With n_i constituents around word i, and n_ij around both i and j, there are n_i + n_j - 2 n_ij + 2. `spans` are the
+    half-open word spans of all s constituents, the whole sentence and unary chains included. Cost: O(n^2 s).
     """
     word = torch.arange(num_words)
     inside = torch.zeros(len(spans) + 1, num_words + 2)
@@ -101,17 +83,10 @@ def edge_counts(spans: Sequence[tuple[int, int]], num_words: int) -> Tensor:
 
 
 def tree_planting_loss(attention: Tensor, word_spans: Tensor, edges: Tensor) -> Tensor:
-    """The loss of tree-planting.
+    """The loss of tree-planting in nats: the mean over the words of the batch but the first one of each sentence.
 
-    Args:
-        attention: [B, T, T] of one head; T tokens with begin and end token.
-        word_spans: [B, W, 2] tokens of each word, begin and end token included; (0, 0) = padding.
-        edges: [B, W, W], see `edge_counts`; anything at padding.
-
-    Returns:
-        Scalar, in nats: the mean over the words of the batch but the first one of each sentence.
-
-    Cost: O(W T^2) for each sentence.
+    `attention` [B, T, T] is that of one head, `word_spans` [B, W, 2] the tokens of each word, (0, 0) = padding, `edges`
+    [B, W, W] are `edge_counts`; begin and end token count as words. Cost: O(W T^2) for each sentence.
     """
     token = torch.arange(attention.shape[1], device=attention.device)
     start, end = word_spans[..., None].unbind(2)
@@ -133,18 +108,9 @@ def tree_planting_loss(attention: Tensor, word_spans: Tensor, edges: Tensor) -> 
 def encode_sentence(
     tokenizer: PreTrainedTokenizerBase, words: Sequence[str], labeled_spans: Sequence[tuple[str, int, int]]
 ) -> dict[str, list[Any]]:
-    """Encode a sentence and its tree for `TreePlantingCollator`.
+    """Encode a sentence and its tree of (label, i, j) for `TreePlantingCollator`.
 
-    Args:
-        tokenizer: see `encode_framed`.
-        words: of the sentence.
-        labeled_spans: (label, i, j) of all constituents.
-
-    Returns:
-        `input_ids`; `word_spans`, begin and end token included; and `spans` of the tree, in words.
-
-    Raises:
-        ValueError: the words cannot be encoded.
+    Returns `input_ids`; `word_spans`, begin and end token included; and `spans` of the tree, in words.
     """
     encoded = encode_framed(tokenizer, words)
     length = len(encoded["input_ids"])
@@ -154,11 +120,7 @@ def encode_sentence(
 
 @dataclass
 class TreePlantingCollator:
-    """Sentences of `encode_sentence` -> a right-padded batch for `TreePlantingTrainer`.
-
-    Fields:
-        pad_token_id: fills `input_ids`; any id.
-    """
+    """Sentences of `encode_sentence` -> a right-padded batch for `TreePlantingTrainer`; any `pad_token_id` will do."""
 
     pad_token_id: int
 
@@ -174,14 +136,9 @@ class TreePlantingCollator:
 class TreePlantingTrainer(TreeLossTrainer):
     """`Trainer` of a causal language model that adds the loss of tree-planting to the model's own in training.
 
-    Evaluation gives the loss of the language model alone. The log has the mean of the added loss, `planting_loss`. The
-    model computes its attention step by step ("eager"), as other implementations do not return it. In training, the
-    loss sees attention after its dropout, as in the authors' program.
-
-    Args:
-        *args: of `Trainer`.
-        planting: which head, and how much.
-        **options: of `Trainer`; `data_collator` is a `TreePlantingCollator`.
+    The log has its mean, `planting_loss`. The model computes its attention step by step ("eager"), as other
+    implementations do not return it. In training, the loss sees attention after its dropout, as in the authors'
+    program. `data_collator` is a `TreePlantingCollator`.
     """
 
     loss_name, tree_inputs, asks_for = "planting_loss", ("word_spans", "edges"), "output_attentions"

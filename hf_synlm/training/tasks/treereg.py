@@ -57,17 +57,7 @@ class TreeRegArguments:
             raise ValueError(f"treereg_part must be above 0 and at most 1 and is {self.treereg_part}.")
 
     def vectors(self, hidden_states: Sequence[Tensor]) -> Tensor:
-        """The vectors that the loss reads.
-
-        Args:
-            hidden_states: of a model that was called with `output_hidden_states=True`.
-
-        Returns:
-            [B, T, part of the width].
-
-        Raises:
-            ValueError: the model has fewer layers.
-        """
+        """The vectors [B, T, part of the width] that the loss reads, from all hidden states of a model."""
         depth = len(hidden_states) - 1
         layer = round(0.75 * depth) if self.treereg_layer is None else self.treereg_layer
         if layer > depth:
@@ -80,16 +70,9 @@ class TreeRegArguments:
 
 # ---------------------------------------------------------------------------------------------- scores
 def orthogonal_norms(base: Tensor, other: Tensor) -> Tensor:
-    """Norm of the part of each vector that is orthogonal to each of others.
+    """Norm [.., N, K] of the part of each vector of `base` [.., N, D] that is orthogonal to each of `other` [.., K, D].
 
-    Args:
-        base: [.., N, D].
-        other: [.., K, D].
-
-    Returns:
-        [.., N, K], float32 or higher. Its gradient is 0 where the norm is 0.
-
-    Cost: O(N K D).
+    It is float32 or higher; its gradient is 0 where the norm is 0. Cost: O(N K D).
     """
     wide = torch.promote_types(base.dtype, torch.float32)
     with torch.autocast(base.device.type, enabled=False):
@@ -106,9 +89,8 @@ def orthogonal_norms(base: Tensor, other: Tensor) -> Tensor:
 def _charts(vectors: Tensor, word_spans: Tensor) -> tuple[Tensor, Tensor]:
     """O between ends of words, and between neighbours.
 
-    Returns:
-        [B, W + 1, W + 1]: at (i, k) O(last_{i-1}, last_{k-1}), 0 where i is 0; and [B, W + 1]: at k
-        O(last_{k-1}, first_k), 0 at both ends.
+    That is [B, W + 1, W + 1]: at (i, k) O(last_{i-1}, last_{k-1}), 0 where i is 0; and [B, W + 1]: at k O(last_{k-1},
+    first_k), 0 at both ends.
     """
     index = word_spans[..., None].expand(-1, -1, -1, vectors.shape[-1])
     first = vectors.gather(1, index[:, :, 0])
@@ -118,18 +100,12 @@ def _charts(vectors: Tensor, word_spans: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tree_regularization_loss(vectors: Tensor, word_spans: Tensor, splits: Tensor) -> Tensor:
-    """The loss of TreeReg: cross entropy of the gold splits of spans of three words or more.
+    """The loss of TreeReg in nats: cross entropy of the gold splits of spans of three words or more.
 
-    Args:
-        vectors: [B, T, D] of one layer, or of some of its dimensions.
-        word_spans: [B, W, 2] tokens of each word; (0, 0) = padding.
-        splits: [B, M, 3] words (start, first word of the right part, end) of each span; (0, 0, 0) = padding.
-
-    Returns:
-        Scalar, in nats: the mean over spans of each sentence, then over sentences, where those without spans count as
-        0, as in the authors' program.
-
-    Cost: O(W^2 D + M W) for each sentence.
+    `vectors` [B, T, D] are those of one layer, or some of its dimensions; `word_spans` [B, W, 2] the tokens of each
+    word, (0, 0) = padding; `splits` [B, M, 3] the words (start, first word of the right part, end) of each span, (0, 0,
+    0) = padding. The mean is over spans of each sentence, then over sentences, where those without spans count as 0, as
+    in the authors' program. Cost: O(W^2 D + M W) for each sentence.
     """
     chart, neighbours = _charts(vectors, word_spans)
     start, split, end = splits.unbind(2)
@@ -148,14 +124,8 @@ def tree_regularization_loss(vectors: Tensor, word_spans: Tensor, splits: Tensor
 def greedy_parse(vectors: Tensor, word_spans: Tensor) -> list[tuple[list[Span], float]]:
     """Parse from top to bottom: split each span where the score of TreeReg is highest.
 
-    Args:
-        vectors: [B, T, D] of one layer, or of some of its dimensions.
-        word_spans: [B, W, 2] tokens of each word; (0, 0) = padding.
-
-    Returns:
-        For each sentence the word spans of a binary tree in post-order, and the sum of the scores of its splits.
-
-    Cost: O(W^2 D) on the device, then O(W^2) for each sentence.
+    Arguments are as for `tree_regularization_loss`. Returns for each sentence the word spans of a binary tree in
+    post-order, and the sum of the scores of its splits. Cost: O(W^2 D) on the device, then O(W^2) for each sentence.
     """
     charts, neighbours = (values.cpu().double().numpy() for values in _charts(vectors, word_spans))
     parses = []
@@ -175,17 +145,9 @@ def greedy_parse(vectors: Tensor, word_spans: Tensor) -> list[tuple[list[Span], 
 
 # ---------------------------------------------------------------------------------------------- examples
 def gold_splits(spans: Sequence[Span], num_words: int) -> list[tuple[int, int, int]]:
-    """List the splits of a tree, binarized to the right.
+    """List the splits of a tree, binarized to the right; spans are half-open and hold the whole sentence.
 
-    Args:
-        spans: half-open word spans of two or more words, with the whole sentence.
-        num_words: length of the sentence.
-
-    Returns:
-        (start, first word of the right part, end) of each span of three words or more, in post-order.
-
-    Raises:
-        ValueError: the spans are not a tree.
+    A split is (start, first word of the right part, end) of a span of three words or more; they come in post-order.
     """
     if num_words < 3:
         return []
@@ -199,29 +161,13 @@ def gold_splits(spans: Sequence[Span], num_words: int) -> list[tuple[int, int, i
 def encode_sentence(
     tokenizer: PreTrainedTokenizerBase, words: Sequence[str], spans: Sequence[Span]
 ) -> dict[str, list[Any]]:
-    """Encode a sentence and its tree for `TreeRegCollator`.
-
-    Args:
-        tokenizer: fast, with an id of the end of a text; it also begins the text where there is none for that.
-        words: of the sentence.
-        spans: of its tree, in words.
-
-    Returns:
-        `input_ids`, with the first and last special token, `word_spans` and `splits`.
-
-    Raises:
-        ValueError: the words cannot be encoded, or the spans are not a tree.
-    """
+    """Encode a sentence and its tree for `TreeRegCollator`: `encode_framed` with the `splits` of the tree."""
     return {**encode_framed(tokenizer, words), "splits": gold_splits(spans, len(words))}
 
 
 @dataclass
 class TreeRegCollator:
-    """Sentences of `encode_sentence` -> a right-padded batch for `TreeRegTrainer`.
-
-    Fields:
-        pad_token_id: fills `input_ids`; any id.
-    """
+    """Sentences of `encode_sentence` -> a right-padded batch for `TreeRegTrainer`; `pad_token_id` may be any id."""
 
     pad_token_id: int
 
@@ -235,12 +181,7 @@ class TreeRegCollator:
 class TreeRegTrainer(TreeLossTrainer):
     """`Trainer` of a causal language model that adds the loss of TreeReg to the model's own in training.
 
-    Evaluation gives the loss of the language model alone. The log has the mean of the added loss, `treereg_loss`.
-
-    Args:
-        *args: of `Trainer`.
-        treereg: which vectors, how often, and how much.
-        **options: of `Trainer`; `data_collator` is a `TreeRegCollator`.
+    The log has its mean, `treereg_loss`. `data_collator` is a `TreeRegCollator`.
     """
 
     loss_name, tree_inputs, asks_for = "treereg_loss", ("word_spans", "splits"), "output_hidden_states"

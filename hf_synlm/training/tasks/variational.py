@@ -49,17 +49,7 @@ def save_network(network: InferenceNetwork, folder: Path) -> None:
 
 
 def load_network(folder: Path) -> InferenceNetwork:
-    """Load the network of `save_network`.
-
-    Args:
-        folder: of the model beside which it lies.
-
-    Returns:
-        The network in evaluation mode.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Load the network that `save_network` has written to the folder of a model, in evaluation mode."""
     file = folder / NETWORK_FILE
     if not file.is_file():
         raise ValueError(f"{folder} holds no {NETWORK_FILE}. Name the folder of a model that train_urnng has written.")
@@ -71,15 +61,7 @@ def load_network(folder: Path) -> InferenceNetwork:
 
 
 def with_end_token(actions: Tensor, lengths: Tensor) -> Tensor:
-    """Append the end token to the trees of words: GEN and COMP.
-
-    Args:
-        actions: [B, ..., A], those of trees over words.
-        lengths: [B] numbers of words.
-
-    Returns:
-        [B, ..., A + 2].
-    """
+    """Append the end token, GEN and COMP, to trees over words [B, ..., A], `lengths` [B]: [B, ..., A + 2]."""
     place = (2 * lengths - 1).view(-1, *[1] * (actions.dim() - 1)).expand(*actions.shape[:-1], 1)
     padded = F.pad(actions, (0, 2), value=PAD_ACTION).scatter(-1, place, GEN)
     return padded.scatter(-1, place + 1, COMP)
@@ -99,16 +81,10 @@ class Sampled(NamedTuple):
 
 
 def read_trees(model: Any, network: InferenceNetwork, batch: dict[str, Any], temperature: float = 1.0) -> BinaryTreeCRF:
-    """What the network thinks of the trees of a batch.
+    """The network's distribution over trees of the words, the end token left out.
 
-    Args:
-        model: without wrapper.
-        network: its inference network.
-        batch: `input_ids` and `attention_mask`, padded on the right, every row with an end token.
-        temperature: see `InferenceNetwork.forward`.
-
-    Returns:
-        The distribution over trees of the words, the end token left out.
+    `batch` has `input_ids` and `attention_mask`, padded on the right, every row with an end token. For the temperature
+    see `InferenceNetwork.forward`.
     """
     embedded = model.get_input_embeddings()(batch["input_ids"][:, :-1])
     return network(embedded, batch["attention_mask"].sum(1) - 1, temperature)
@@ -117,20 +93,7 @@ def read_trees(model: Any, network: InferenceNetwork, batch: dict[str, Any], tem
 def sample_trees(
     model: nn.Module, crf: BinaryTreeCRF, batch: dict[str, Any], count: int, action_weight: float = 1.0
 ) -> Sampled:
-    """Draw trees and score them with the model.
-
-    Args:
-        model: with or without the wrapper of a run.
-        crf: that trees are drawn from.
-        batch: see `read_trees`.
-        count: number K of trees of every sentence.
-        action_weight: w.
-
-    Returns:
-        Their probabilities.
-
-    Cost: that of the model for B K sentences.
-    """
+    """Draw K = `count` trees of every sentence and score them with the model: the cost of B K sentences."""
     trees = crf.sample(count)
     actions = with_end_token(tree_actions(trees), crf.lengths).flatten(0, 1)
     ids, mask = (batch[name].repeat_interleave(count, 0) for name in ("input_ids", "attention_mask"))
@@ -145,18 +108,11 @@ def sample_trees(
 def variational_loss(
     model: nn.Module, plain: Any, batch: dict[str, Any], count: int, weight: float, train_network: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of the evidence lower bound, a mean over sentences.
+    """The loss of the evidence lower bound, a mean over sentences; K = `count` trees of each, w = `weight`.
 
-    Args:
-        model: with the wrapper of the run.
-        plain: the same without it, with `inference_network`.
-        batch: see `read_trees`; also `loss_shares`.
-        count: number K of trees of every sentence.
-        weight: w.
-        train_network: whether the network gets gradients.
-
-    Returns:
-        Loss, and detached means over sentences: `word_nats`, `action_nats`, `entropy`, `network_nats` and `tokens`.
+    `plain` is the model without its wrapper, `batch` as for `read_trees`, with `loss_shares`. The network gets
+    gradients only with `train_network`. Returns the loss, and detached means over sentences: `word_nats`,
+    `action_nats`, `entropy`, `network_nats` and `tokens`.
     """
     crf = read_trees(plain, plain.inference_network, batch)
     sampled = sample_trees(model, crf, batch, count, weight)
@@ -174,13 +130,8 @@ def variational_loss(
 def supervised_loss(model: nn.Module, plain: Any, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of given trees, for the model and the network: - log p(x, z) - log q(z | x), a mean over sentences.
 
-    Args:
-        model: with the wrapper of the run.
-        plain: the same without it, with `inference_network`.
-        batch: see `read_trees`; also `actions` [B, A] of the words' trees, their `trees` [B, N, N], `loss_shares`.
-
-    Returns:
-        As `variational_loss`.
+    Arguments and results are those of `variational_loss`; `batch` also has `actions` [B, A] of the words' trees and
+    their `trees` [B, N, N].
     """
     crf = read_trees(plain, plain.inference_network, batch)
     actions = with_end_token(batch["actions"], crf.lengths)
@@ -213,18 +164,10 @@ class Bounds(NamedTuple):
 def estimate(
     model: Any, network: InferenceNetwork, batch: dict[str, Any], count: int, temperature: float = 1.0, rows: int = 64
 ) -> Bounds:
-    """Estimate the probability of sentences, trees summed out.
+    """Estimate the probability of sentences, trees summed out, from K = `count` trees of each, `rows` in one pass.
 
-    Args:
-        model: without wrapper, in evaluation mode.
-        network: in evaluation mode.
-        batch: see `read_trees`.
-        count: number K of trees of every sentence.
-        temperature: of the network; the authors take 2 with 1,000 trees, so that all trees are drawn.
-        rows: trees of one pass of the model.
-
-    Returns:
-        The estimates.
+    Model and network are in evaluation mode. The authors take temperature 2 with 1,000 trees, so that all trees are
+    drawn.
     """
     crf = read_trees(model, network, batch, temperature)
     per_pass = max(1, rows // len(crf.lengths))
