@@ -28,6 +28,7 @@ from hf_synlm.training.engine.loop import TrainingLoop
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ROOT / "training"
+PACKAGE_FILES = ROOT / "hf_synlm" / "training"  # configs/ and accelerate/
 SCRIPTS = ("pretrain_gpst", "train_rnng", "train_recurrent")
 SMALL_GPST = "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32"
 

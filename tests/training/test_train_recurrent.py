@@ -1,11 +1,8 @@
-"""Training of recurrent language models: schedules, segments, exact resume, perplexity, F1, and what is refused."""
+"""Training of recurrent language models: schedules, segments, perplexity, F1, and what is refused."""
 
 import dataclasses
-import functools
 import json
 import math
-import shutil
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,12 +22,12 @@ from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.training.engine import arguments as run_arguments
-from hf_synlm.training.engine import checkpoints, samplers
 from hf_synlm.training.engine import run as common
+from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import train_recurrent
 from hf_synlm.training.tasks import stream_batches, stream_evaluation
 from hf_synlm.training.tasks import stream_schedule as schedules
-from tests.helpers.training_runs import TRAINING, cut_off, results_of, sample_files
+from tests.helpers.training_runs import PACKAGE_FILES, results_of, sample_files
 
 TYPES = (
     train_recurrent.RecurrentModelArguments,
@@ -250,7 +247,7 @@ def test_ends_of_epochs() -> None:
     assert [step for step in range(1, 7) if step in ends(2, 3, 4, 2, 9)] == [2, 4, 5] and ends(2, 3, 4, 2).step(2) == 5
     four = ends(4, 4, 5, 3, 9)
     assert [four.step(0), four.step(1), four.count(1), four.count(2)] == [1, 3, 1, 1]
-    with pytest.raises(ValueError, match="An epoch has only 3 batches, fewer than the 4 of an optimizer step"):
+    with pytest.raises(ValueError, match="3 batches.* 4 "):
         four.count(4)
 
 
@@ -303,7 +300,7 @@ def test_units() -> None:
 
 
 def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict[str, str], tmp_path: Path) -> None:
-    config = ("--config", str(TRAINING / "configs/prpn_wsj10.yaml"))
+    config = ("--config", str(PACKAGE_FILES / "configs/prpn_wsj10.yaml"))
     files = ("--train_files", corpus["train"], "--validation_files", corpus["train"])
     model, data, parsing, *_ = parse(*config, *files, "--final_parsing_files", corpus["train"])
     parsing.complete(data, model.architecture)
@@ -369,73 +366,12 @@ def test_tags_have_to_tell_words_where_words_are_asked_for(corpus: dict[str, str
     sentences = [sentence.words for sentence in stream_batches.read_trees(paths, "words-only")]
     assert sentences[-1] == ("cat",) and len(sentences) > 1
     assert "words count as punctuation" in caplog.text and "AFX" in caplog.text
-    with pytest.raises(ValueError, match="1 of 2 words have tags .*: leave out .* 'words-only' of .*strange.txt"):
+    with pytest.raises(ValueError, match="1 of 2 words.*'words-only'.*strange.txt"):
         list(stream_batches.read_trees([str(strange)], "words-only"))
     assert [sentence.words for sentence in stream_batches.read_trees([str(strange)])] == [("ex", "cat")]
 
 
 # ---------------------------------------------------------------------------------------------- runs
-COURSES = {
-    # Averaging begins after the first epoch, fine-tuning after the third.
-    "on_lstm": ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--finetuning_epoch", "3"),
-    "prpn": ("--schedule", "adam-plateau", "--plateau_patience", "0", "--batching", "sentences"),
-    "palm": ("--schedule", "sgd-asgd", "--non_monotone_interval", "1", "--learning_rate", "10"),
-    "awd_lstm": ("--schedule", "adam-plateau", "--tokenizer_type", "characters", "--bptt", "60"),
-}
-SUPERVISED = {"on_lstm": ",supervised_layers=[1]", "prpn": ",parsing_network=recurrent", "palm": ",output_gate=False"}
-
-
-def run_flags(corpus: dict[str, str], output_dir: Path, architecture: str) -> list[str]:
-    """Four epochs with checkpoints on the way; all but AWD-LSTM learn from gold trees."""
-    more = ["--num_train_epochs", "4", "--checkpointing_steps", "7", "--checkpoints_total_limit", "99"]
-    if architecture in SUPERVISED:
-        more += ["--tree_supervision", "--config_overrides", SMALL[architecture] + SUPERVISED[architecture]]
-    rate = ["--learning_rate", "0.01"]
-    return [*flags(corpus, output_dir, architecture, *rate), *more, *COURSES[architecture]]
-
-
-def same_run(straight: Path, resumed: Path) -> None:
-    """Bit-equal results, weights and optimizer."""
-    for key in ("step", "best_step", "train", "evaluations", "test"):
-        assert results_of(resumed)[key] == results_of(straight)[key], key
-    newest = [checkpoints.list_checkpoints(folder)[-1] for folder in (straight, resumed)]
-    assert newest[0].name == newest[1].name
-    for name in ("model.safetensors", "optimizer.bin", "optimizer_1.bin", "custom_checkpoint_0.pkl"):
-        first, second = ((folder / name).read_bytes() for folder in newest)
-        assert first == second, name
-
-
-@pytest.fixture(scope="module")
-def straight_run(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of a run that nothing has disturbed, by architecture."""
-
-    @functools.cache
-    def run(architecture: str) -> Path:
-        folder = tmp_path_factory.mktemp("straight") / architecture
-        train_recurrent.main(run_flags(corpus, folder, architecture))
-        return folder
-
-    return run
-
-
-@pytest.mark.parametrize("architecture", list(COURSES))
-def test_resumed_run_is_bit_equal(
-    architecture: str, straight_run: Callable[[str], Path], corpus: dict[str, str], tmp_path: Path
-) -> None:
-    straight, resumed = straight_run(architecture), tmp_path / "resumed"
-    found = results_of(straight)
-    saved = checkpoints.list_checkpoints(straight)
-    assert len(found["evaluations"]) == 5 and len(saved) >= 3
-    # In the middle of an epoch and of a phase.
-    cut_off(straight, resumed, int(saved[-2].name.removeprefix("step_")))
-    train_recurrent.main([*run_flags(corpus, resumed, architecture), "--resume_from_checkpoint", "latest"])
-    same_run(straight, resumed)
-    if architecture in ("on_lstm", "palm"):
-        state = torch.load(saved[-1] / "optimizer_1.bin", weights_only=False)["state"]
-        assert all("ax" in item for item in state.values()) and state
-        assert not torch.load(saved[-1] / "optimizer.bin", weights_only=False)["state"]
-
-
 @pytest.mark.usefixtures("warm_probe")
 def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, str], tmp_path: Path) -> None:
     output_dir = tmp_path / "out"
@@ -462,7 +398,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     assert {
         "config.json",
         "model.safetensors",
-        "models/on_lstm/modeling_on_lstm.py",
+        "modeling_on_lstm.py",
         "tokenizer.json",
         "README.md",
     } <= saved
@@ -487,23 +423,23 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
     ("flags", "message"),
     [
         (("--architecture", "gru"), "architecture is 'gru'"),
-        (("--tokenizer_type", "characters", "--lowercase"), "lowercase is True, which belongs to words"),
-        (("--gradient_checkpointing",), "gradient_checkpointing is set, but these models"),
-        (("--file_format", "text"), "train_files are not set"),
-        (("--file_format", "text", "--tree_supervision"), "tree_supervision is True, which needs trees"),
-        (("--train_files", __file__), "validation_files are not set"),
-        (("--train_files", "nowhere.txt", "--validation_files", "nowhere.txt"), "no file 'nowhere.txt'"),
-        (("--bptt", "0"), "bptt must be at least 1"),
-        (("--num_train_epochs", "-1"), "num_train_epochs must not be negative"),
-        (("--averaging_epoch", "0"), "averaging_epoch must be at least 1"),
-        (("--plateau_factor", "1"), "plateau_factor must be between 0 and 1"),
-        (("--averaging_learning_rate", "0"), "averaging_learning_rate must be positive"),
-        (("--parsing_max_words", "0"), "parsing_max_words must be at least 1"),
-        (("--schedule", "adam-plateau", "--finetuning_epoch", "3"), "finetuning_epoch goes with averaged weights"),
-        (("--lr_scheduler_type", "linear"), "lr_scheduler_type is 'linear', but the rate follows schedule"),
-        (("--evaluation_steps", "10"), "evaluations end epochs"),
+        (("--tokenizer_type", "characters", "--lowercase"), "lowercase is True"),
+        (("--gradient_checkpointing",), "gradient_checkpointing"),
+        (("--file_format", "text"), "train_files"),
+        (("--file_format", "text", "--tree_supervision"), "tree_supervision is True"),
+        (("--train_files", __file__), "validation_files"),
+        (("--train_files", "nowhere.txt", "--validation_files", "nowhere.txt"), "nowhere.txt"),
+        (("--bptt", "0"), "bptt"),
+        (("--num_train_epochs", "-1"), "num_train_epochs"),
+        (("--averaging_epoch", "0"), "averaging_epoch"),
+        (("--plateau_factor", "1"), "plateau_factor"),
+        (("--averaging_learning_rate", "0"), "averaging_learning_rate"),
+        (("--parsing_max_words", "0"), "parsing_max_words"),
+        (("--schedule", "adam-plateau", "--finetuning_epoch", "3"), "finetuning_epoch"),
+        (("--lr_scheduler_type", "linear"), "lr_scheduler_type is 'linear'"),
+        (("--evaluation_steps", "10"), "evaluation"),
         (("--parsing_convention", "wsj"), "parsing_convention is 'wsj'"),
-        (("--parse_sentences", "-1"), "parse_sentences must not be negative"),
+        (("--parse_sentences", "-1"), "parse_sentences"),
     ],
 )
 def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
@@ -514,19 +450,19 @@ def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str
 @pytest.mark.parametrize(
     ("architecture", "more", "message"),
     [
-        ("on_lstm", ("--tree_supervision",), "does not learn from trees. Set supervised_layers"),
-        ("palm", ("--config_overrides", "vocab_size=9"), "vocab_size follows from the tokenizer"),
-        ("palm", ("--gradient_accumulation_steps", "2"), "gradient_accumulation_steps is 2, but the segments"),
-        ("palm", ("--per_device_train_batch_size", "999"), "cannot be cut into 999 rows"),
-        ("palm", ("--tokenizer_name", "{model}"), "has no pad_token"),
-        ("awd_lstm", ("--parse_options", "method=attention"), "AWD-LSTM has no trees"),
-        ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), "fewer than the 99"),
+        ("on_lstm", ("--tree_supervision",), "tree_supervision.*supervised_layers"),
+        ("palm", ("--config_overrides", "vocab_size=9"), "vocab_size"),
+        ("palm", ("--gradient_accumulation_steps", "2"), "gradient_accumulation_steps is 2"),
+        ("palm", ("--per_device_train_batch_size", "999"), "999 rows"),
+        ("palm", ("--tokenizer_name", "{model}"), "pad_token"),
+        ("awd_lstm", ("--parse_options", "method=attention"), "parse_options.*AWD-LSTM"),
+        ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), " 99 "),
         # Otherwise, these would show after the training.
-        ("palm", ("--parse_options", "decoder=biased"), "parse does not take 'decoder'. Choose among method"),
-        ("on_lstm", ("--parse_options", "layer=7"), "Layer 7 has no"),
-        ("prpn", ("--final_parsing_files", "{words}"), "stands outside of all trees"),
-        ("prpn", ("--test_batch_size", "999"), "test text: .*cannot be cut into 999 rows"),
-        ("prpn", ("--file_format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text: All sent"),
+        ("palm", ("--parse_options", "decoder=biased"), "decoder.*method"),
+        ("on_lstm", ("--parse_options", "layer=7"), "Layer 7"),
+        ("prpn", ("--final_parsing_files", "{words}"), "test.words.txt"),
+        ("prpn", ("--test_batch_size", "999"), "test text: .*999 rows"),
+        ("prpn", ("--file_format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -546,23 +482,6 @@ def test_what_does_not_go_together_is_refused(
     assert not (tmp_path / "out" / "all_results.json").exists()
 
 
-def test_resume_with_other_settings_is_refused(
-    straight_run: Callable[[str], Path], corpus: dict[str, str], tmp_path: Path
-) -> None:
-    shutil.copytree(straight_run("awd_lstm"), tmp_path / "out")
-    before = (tmp_path / "out" / "arguments.json").read_bytes()
-    others = {
-        r"bptt 60 \(now 9\)": ("--bptt", "9"),
-        r"schedule_schedule 'adam-plateau' \(now 'sgd-asgd'\)": ("--schedule", "sgd-asgd"),
-        r"validation '.*' \(now '.*'\)": ("--validation_files", corpus["test"]),
-    }
-    for message, other in others.items():
-        more = (*other, "--resume_from_checkpoint", "latest")
-        with pytest.raises(ValueError, match=f"other settings or data: .*{message}.*Resume"):
-            train_recurrent.main([*run_flags(corpus, tmp_path / "out", "awd_lstm"), *more])
-    assert (tmp_path / "out" / "arguments.json").read_bytes() == before
-
-
 def test_continues_from_a_model_with_trees_or_without(corpus: dict[str, str], tmp_path: Path) -> None:
     *_, tokenizer, model = small_model(corpus, tmp_path, "palm")
     model.save_pretrained(tmp_path / "palm")
@@ -579,7 +498,7 @@ def test_text_that_is_trees_is_refused(corpus: dict[str, str], tmp_path: Path) -
         return stream_batches.StreamDataArguments(*files, file_format="text")
 
     for content in ("\n(S (NN a) (VB b))\n", "( (S\n   (NN a)\n   (VB b)))\n", "(S (NN New York) (VB b))\nx\n"):
-        with pytest.raises(ValueError, match="begins with a tree. Use --file_format treebank"):
+        with pytest.raises(ValueError, match="--file_format treebank"):
             text(content)
     for content in ("( laughter ) yes\n", "(laughter continues)\n", "(a (b\n", "\n", "a (S (NN a))\n"):
         text(content)

@@ -1,4 +1,4 @@
-"""Training of RNNG and its LSTM baseline: batches, exact resume, the best model, evaluation, and what is refused."""
+"""Training of RNNG and its LSTM baseline: batches, the best model, evaluation, and what is refused."""
 
 import math
 from collections import Counter
@@ -17,11 +17,10 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
-from hf_synlm.training.engine.checkpoints import list_checkpoints
 from hf_synlm.training.programs import train_rnng
 from hf_synlm.training.tasks import tree_batches
 from hf_synlm.training.tasks.tree_evaluation import Objective, evaluate_given_trees, spread
-from tests.helpers.training_runs import cut_off, run_here, sample_files
+from tests.helpers.training_runs import run_here, sample_files
 
 TYPES = (
     train_rnng.RNNGModelArguments,
@@ -108,7 +107,7 @@ def test_batches_depend_on_seed_and_number_only() -> None:
     together = [batch for step in zip(*shares, strict=True) for batch in step]
     assert together == whole[: len(together)]
     assert sampler().consumed_in(2) == sum(len(sampler().epoch_batches(epoch)) for epoch in range(2))
-    with pytest.raises(ValueError, match="are empty"):
+    with pytest.raises(ValueError, match="empty"):
         samplers.PaddedBatchSampler([], 1, 1, 1, 0)
 
 
@@ -119,26 +118,10 @@ def test_evaluation_batches_hold_every_sentence_once() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- runs
-@pytest.mark.parametrize("architecture", ["rnng", "lstm"])
-def test_resumed_run_is_bit_equal(architecture: str, run: Callable[..., dict], tmp_path: Path) -> None:
-    flags = ("--num_train_epochs", "1", "--checkpointing_steps", "3", "--evaluation_steps", "2")
-    flags = (*flags, "--gradient_accumulation_steps", "2")
-    if architecture == "rnng":
-        flags = (*flags, "--final_search_sentences", "0", "--final_report", "False")
-    straight = run(tmp_path / "straight", architecture, *flags)
-    killed, step = tmp_path / "killed", list_checkpoints(tmp_path / "straight")[0].name.removeprefix("step_")
-    cut_off(tmp_path / "straight", killed, int(step))
-    resumed = run(killed, architecture, *flags)
-    assert "resumed from" in resumed["stdout"] and straight["step"] > int(step)
-    for key in ("step", "best_step", "sentences", "train", "evaluations", "test"):
-        assert resumed[key] == straight[key]
-    weights = [path / "model" / "model.safetensors" for path in (tmp_path / "straight", killed)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    first, last = straight["evaluations"][0]["losses"], straight["evaluations"][-1]["losses"]
-    assert last["nats"] < first["nats"] and straight["sentences"] >= 40
-    kinds = {"rnng": ["", "action_", "token_"], "lstm": ["word_", "token_"]}[architecture]
-    for row in (*straight["train"], first, straight["test"]["losses"]):
-        assert {name for name in row if "perplexity" in name} == {f"{kind}perplexity" for kind in kinds}
+def perplexities(results: dict) -> set[frozenset[str]]:
+    """Names of the perplexities of training, evaluation and test."""
+    rows = (*results["train"], results["evaluations"][0]["losses"], results["test"]["losses"])
+    return {frozenset(name.removesuffix("perplexity") for name in row if "perplexity" in name) for row in rows}
 
 
 @pytest.mark.usefixtures("warm_probe")
@@ -150,6 +133,8 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     results = run(tmp_path / "out", "rnng", *flags)
     first, *later = results["evaluations"]
     assert "search" not in first and len(later) == 2
+    assert later[-1]["losses"]["nats"] < first["losses"]["nats"] and results["sentences"] >= 10
+    assert perplexities(results) == {frozenset(("", "action_", "token_"))}
     assert "step 0: no sentence is parsed with an untrained model" in results["stdout"]
     for search, count in [(item["search"], 3) for item in later] + [(results["test"]["search"], 6)]:
         assert search["punctuation_by"] == "tag"
@@ -162,7 +147,7 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     # The process without the package finds the same trees.
     assert report["search (beams 2 and 6)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
     saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
-    assert {"config.json", "model.safetensors", "models/rnng/modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
+    assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
 
 
 @pytest.mark.usefixtures("warm_probe")
@@ -200,7 +185,7 @@ def test_treebanks_with_other_tags(run: Callable[..., dict], tmp_path: Path) -> 
     trees.write_text("(S (NP (Nab 他)) (VP (VC2 看) (NP (Nab 書))))\n" * 8)
     files = [part for name in ("train", "validation", "test") for part in (f"--{name}_files", str(trees))]
     flags = (*files, "--max_train_steps", "2", "--num_beams", "2", "--action_beam_size", "4")
-    with pytest.raises(ValueError, match="report_punctuation 'ignore'.* do not tell punctuation here: .* keep"):
+    with pytest.raises(ValueError, match="report_punctuation 'ignore'"):
         run(tmp_path / "refused", "rnng", *flags)
     assert not list((tmp_path / "refused").glob("step_*")) and not (tmp_path / "refused/model").exists()
     results = run(tmp_path / "out", "rnng", *flags, "--report_punctuation", "keep")
@@ -218,6 +203,7 @@ def test_early_stopping_keeps_and_saves_the_best_model(
     results = run(tmp_path / "out", "lstm", *flags.split())
     assert (results["step"], results["best_step"], len(results["evaluations"])) == (2, 0, 3)
     assert "no better evaluation" in results["stdout"]
+    assert perplexities(results) == {frozenset(("word_", "token_"))}
     assert [path.name for path in (tmp_path / "out").glob("best_*")] == ["best_0"]
     model = LSTMForCausalLM.from_pretrained(tmp_path / "out" / "model")
     nats = results["evaluations"][0]["losses"]["nats"]
@@ -287,9 +273,9 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
     ("flags", "message"),
     [
         (("--architecture", "gru"), "architecture is 'gru'"),
-        (("--tokenizer_type", "bpe", "--lowercase"), "belong to words"),
-        (("--max_batch_actions", "0"), "max_batch_actions must be at least 1"),
-        (("--num_beams", "0"), "num_beams must be at least 1"),
+        (("--tokenizer_type", "bpe", "--lowercase"), "lowercase"),
+        (("--max_batch_actions", "0"), "max_batch_actions"),
+        (("--num_beams", "0"), "num_beams"),
         (("--report_punctuation", "none"), "report_punctuation is 'none'"),
     ],
 )
@@ -310,7 +296,7 @@ def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) 
 def test_an_lstm_has_no_trees_to_search() -> None:
     for flag in ("search_sentences", "num_beams", "action_beam_size"):
         _, _, course, _ = parse("--architecture", "lstm", f"--{flag}", "3")
-        with pytest.raises(ValueError, match=f"{flag} is 3, but an LSTM has no trees"):
+        with pytest.raises(ValueError, match=f"{flag} is 3"):
             course.check_architecture("lstm")
         course.check_architecture("rnng")
 
@@ -324,8 +310,8 @@ def test_overrides_that_the_data_decide_are_refused(corpus: dict[str, str], tmp_
 
     config = train_rnng.make_config(train_rnng.RNNGModelArguments(), Tokenizer(), ["NP", "S"], False)
     assert (config.vocab_size, config.nonterminals, config.bos_token_id) == (7, ["NP", "S"], 0)
-    messages = {name: f"{name} follows from" for name in ("vocab_size", "nonterminals", "subwords")}
-    for field, message in {**messages, "hidden": "no field 'hidden'"}.items():
+    messages = {name: name for name in ("vocab_size", "nonterminals", "subwords")}
+    for field, message in {**messages, "hidden": "'hidden'"}.items():
         arguments = train_rnng.RNNGModelArguments(config_overrides={field: 3})
         with pytest.raises(ValueError, match=message):
             train_rnng.make_config(arguments, Tokenizer(), ["S"], False)

@@ -17,7 +17,7 @@ from hf_synlm.training.programs.finetune_glue import GlueRecipe
 from hf_synlm.training.programs.finetune_grammar_induction import InductionRecipe
 from hf_synlm.training.programs.finetune_summarization import SummarizationRecipe
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
-from tests.helpers.training_runs import TRAINING, sample_files
+from tests.helpers.training_runs import PACKAGE_FILES, sample_files
 
 RECIPES = (GPSTRecipe, train_rnng.RNNGRecipe, train_tree_lm.TreeLMRecipe, train_urnng.URNNGRecipe)
 RECIPES = (
@@ -31,7 +31,7 @@ RECIPES = (
 RECIPES = {recipe.program: recipe for recipe in RECIPES}
 # Those of programs that use `Trainer` are in test_treereg.py and test_tree_planting.py.
 OF_TRAINER = ("treereg_bllip", "treereg_tiny", "tree_planting_tiny")
-CONFIGS = sorted(path for path in (TRAINING / "configs").glob("*.yaml") if path.stem not in OF_TRAINER)
+CONFIGS = sorted(path for path in (PACKAGE_FILES / "configs").glob("*.yaml") if path.stem not in OF_TRAINER)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
     """The recipe of a configuration, and its arguments by name of the field."""
-    text = (TRAINING / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (PACKAGE_FILES / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
     recipe = RECIPES[re.search(r"training/(\w+)\.py", text)[1]]
     given = files["text" if "file_format: text" in text else "trees"]
     flags = ["--config", name, "--output_dir", "x"]
@@ -166,7 +166,7 @@ def test_published_fine_tuning(
 
 
 def test_configurations_are_found_by_name_or_path(files: dict[str, str]) -> None:
-    types, path = GPSTRecipe.argument_types(), str(TRAINING / "configs" / "gpst_small_owt.yaml")
+    types, path = GPSTRecipe.argument_types(), str(PACKAGE_FILES / "configs" / "gpst_small_owt.yaml")
     flags = ("--output_dir", "x", "--config")
     by_name, by_path = (
         parse_arguments(types, [*flags, config], GPSTRecipe.mappings) for config in ("gpst_small_owt", path)

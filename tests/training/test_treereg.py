@@ -166,12 +166,12 @@ def test_program_trains_a_new_model_and_measures_it(config: str, tmp_path: Path)
     results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
     assert 0 <= results["eval_f1"] < 100 and results["eval_perplexity_per_token"] > 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.n_embd == 16
-    with pytest.raises(ValueError, match="is not empty"):
+    with pytest.raises(ValueError, match="not empty"):
         train_treereg.main([*command, "--output_dir", str(tmp_path / "run")])
 
 
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="treereg_part must be above 0"):
+    with pytest.raises(ValueError, match="treereg_part"):
         TreeRegArguments(treereg_part=0.0)
-    with pytest.raises(ValueError, match="treereg_layer is 7, but the model has 2 layers"):
+    with pytest.raises(ValueError, match="treereg_layer is 7"):
         TreeRegArguments(treereg_layer=7).vectors([torch.zeros(1, 1, 4)] * 3)

@@ -164,7 +164,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfi
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
             f"The tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}. "
-            "Pass --tokenizer_name with the model's own tokenizer."
+            "Pass the model's own tokenizer as --tokenizer_name."
         )
 
 

@@ -61,12 +61,12 @@ class GlueArguments:
     train_file: str | None = option(
         None, "json(l), csv or parquet file with the columns of the task and `label`; default: from the Hub."
     )
-    validation_file: str | None = option(None, "The same for validation; MNLI: matched.")
-    validation_mismatched_file: str | None = option(None, "The second one of MNLI.")
+    validation_file: str | None = option(None, "Validation file of the same form; for MNLI, the matched part.")
+    validation_mismatched_file: str | None = option(None, "For MNLI, the mismatched validation file.")
     dataset_name: str | None = option(
         None, "Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
     )
-    dataset_config_name: str | None = option(None, "Its configuration; default: task_name.")
+    dataset_config_name: str | None = option(None, "Configuration of the data set; default: task_name.")
     max_length: int = option(
         128, "Longest input in tokens, at most the positions of the model; the longer text of a pair is cut."
     )

@@ -65,10 +65,10 @@ class SummaryArguments:
     """Documents and summaries, and how they become contexts."""
 
     dataset_name: str | None = option(None, "Data set of the Hub, or a folder.")
-    dataset_config_name: str | None = option(None, "Its configuration, such as 3.0.0.")
+    dataset_config_name: str | None = option(None, "Configuration of the data set, such as 3.0.0.")
     train_file: str | None = option(None, "json(l), csv or parquet file, which replaces the data set (of a --config).")
-    validation_file: str | None = option(None, "The same for validation.")
-    test_file: str | None = option(None, "The same for the final summaries; default: the validation file.")
+    validation_file: str | None = option(None, "Validation file of the same form.")
+    test_file: str | None = option(None, "File that the final model summarizes; default: the validation file.")
     text_column: str | None = option(None, f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}.")
     summary_column: str | None = option(
         None,
@@ -90,7 +90,7 @@ class SummaryArguments:
     def __post_init__(self):
         """Check the values."""
         if self.train_file is None and self.dataset_name is None:
-            raise ValueError("No training data are given. Pass --dataset_name, or --train_file and --validation_file.")
+            raise ValueError("Training data are missing. Pass --dataset_name, or --train_file and --validation_file.")
         if self.train_file is not None and self.validation_file is None:
             raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
         if self.train_file is not None:
@@ -128,7 +128,7 @@ class DecodingArguments:
     )
     max_new_tokens: int | None = option(None, "Longest summary in tokens; default: max_target_length.")
     num_validation_summaries: int = option(
-        0, "Summaries generated at each evaluation; the best ROUGE selects the model. 0: the lowest loss."
+        0, "Summaries generated at each evaluation; the best ROUGE selects the model. With 0, the lowest loss does."
     )
     use_stemmer: bool = option(False, "ROUGE on stemmed words. The authors do not stem.")
 

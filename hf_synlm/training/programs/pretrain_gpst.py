@@ -124,7 +124,7 @@ class EvaluationArguments:
         "Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
         "otherwise none.",
     )
-    test_trees: str | None = option(None, "The same for the final report.")
+    test_trees: str | None = option(None, "Treebank file for the final report, in the same way.")
     punctuation: Literal["remove", "ignore", "keep"] = option(
         "remove", "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
     )
@@ -306,8 +306,8 @@ class GPSTRecipe(GPSTTraining):
             return
         if self.best_model() is not None:
             raise ValueError(
-                "load_best_model_at_end and early_stopping_patience do not go with the shards of FSDP. Leave them out, "
-                "or use DDP."
+                "load_best_model_at_end and early_stopping_patience do not work with the shards of FSDP. Leave them "
+                "out, or use DDP."
             )
         if evaluation.validation_trees is not None:
             raise ValueError(

@@ -54,17 +54,17 @@ class ModelAndDataArguments:
         None, "Fields of the configuration of a new model: key=value,key=value or a JSON object."
     )
     tokenizer_name: str | None = option(
-        None, "Tokenizer of a new model, with an end token; default: one for pieces of words, made from the trees."
+        None, "Tokenizer of a new model, with an end token; default: made from the trees, for pieces of words."
     )
     tokenizer_vocab_size: int = option(2000, "Size of the vocabulary of pieces that a new model gets.")
     train_files: list[str] = option([EMBEDDED], "Files of bracketed trees; default: the embedded treebank.")
-    validation_files: list[str] = option([EMBEDDED], "The same for validation.")
+    validation_files: list[str] = option([EMBEDDED], "Treebanks for validation; default: the embedded one.")
     max_words: int = option(100, "Leave longer sentences out.")
 
     def __post_init__(self):
         """Check the values, and name the files of the embedded treebank."""
         if self.model_name_or_path is None and self.config_name is None:
-            raise ValueError("There is no model. Pass --model_name_or_path, or --config_name for a new one.")
+            raise ValueError("The model is missing. Pass --model_name_or_path, or --config_name for a new one.")
         check_minimum(self, 1, "max_words tokenizer_vocab_size")
         self.train_files = [resolve_embedded(name, "trees.train.txt") for name in self.train_files]
         self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]

@@ -90,11 +90,11 @@ class VariationalArguments:
     model_grad_norm: float = option(5.0, "Gradients of the model are clipped to this norm.")
     network_grad_norm: float = option(1.0, "Gradients of the inference network are clipped to this norm.")
     decay_epoch: int = option(
-        8, "From the first later epoch on that is no better than the ones before, rates are halved after every epoch."
+        8, "After the first later epoch that is not better than all before it, start to halve the rates every epoch."
     )
     min_learning_rate: float = option(0.03, "Stop when learning_rate has fallen below this.")
     importance_samples: int = option(1000, "Trees per test sentence for the perplexity of the final model.")
-    importance_temperature: float = option(2.0, "Divides the network's scores there, so that all trees are drawn.")
+    importance_temperature: float = option(2.0, "Divides the network's scores for them; above 1, they differ more.")
 
     def __post_init__(self):
         """Check the values."""

@@ -1,0 +1,86 @@
+"""Tiny models, files of examples, and command lines of the fine-tuning programs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
+from hf_synlm.data.vocabulary import word_tokenizer
+
+SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
+SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
+SIZES = {
+    "hidden_size": 16, "num_attention_heads": 2, "num_type_layers": 1, "num_token_layers": 1,
+    "max_position_embeddings": 64, "composition_size": 8, "composition_num_heads": 2,
+    "composition_intermediate_size": 16, "num_composition_layers": 1, "score_size": 4, "parser_size": 8,
+    "parser_score_size": 8, "num_parser_layers": 1, "parser_num_heads": 2, "scoring_num_beams": 2,
+}  # fmt: skip
+
+
+def write_models(folder: Path) -> Path:
+    """Folders of tiny models with their tokenizers: gpst, gpt2, on_lstm, rnng, bart."""
+    torch.manual_seed(0)
+    pieces = train_bpe_tokenizer(SENTENCES, 400)
+    words = word_tokenizer([line.split() for line in SENTENCES], vocab_size=300, lowercase=True, end_token=True)
+    ends = {name: getattr(words, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    ends = {**ends, "vocab_size": len(words), "hidden_size": 20}
+    begin = {name: getattr(pieces, name) for name in ("bos_token_id", "eos_token_id", "vocab_size")}
+    layers = {f"{side}_{what}": 1 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    layers.update(d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=64)
+    beams = {"scoring_num_beams": 1, "action_beam_size": 4}
+    made = {
+        "gpst": (GPSTForCausalLM(GPSTConfig(**special_token_ids(pieces), **SIZES)), pieces),
+        "gpt2": (GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, **begin)), pieces),
+        "bart": (BartForConditionalGeneration(BartConfig(vocab_size=len(pieces), **layers)), pieces),
+        "on_lstm": (ONLSTMForCausalLM(ONLSTMConfig(embedding_size=20, **ends)), words),
+        "rnng": (RNNGForCausalLM(RNNGConfig(embedding_size=8, nonterminals=["NP", "S"], **beams, **ends)), words),
+    }
+    for name, (model, tokenizer) in made.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def write_files(folder: Path) -> dict[str, str]:
+    """Small files of every kind of task."""
+    text = [" ".join(line.split()[:9]) for line in SENTENCES]
+    pairs = [{"sentence1": text[k], "sentence2": text[k + 1], "label": k % 2, "idx": k} for k in range(14)]
+    similar = [{"sentence1": text[k][:18], "sentence2": text[k + 1][:12], "label": 0.5 * (k % 7)} for k in range(14)]
+    single = [{"sentence": row["sentence1"], "label": row["label"]} for row in pairs]
+    named = [{"review": row["sentence1"], "label": ("bad", "good", "odd")[k % 3]} for k, row in enumerate(pairs)]
+    three = [{"premise": r["sentence1"], "hypothesis": r["sentence2"], "label": k % 3} for k, r in enumerate(pairs)]
+    documents = [
+        {"document": " ".join(text[k : k + 3]), "summary": text[k], "other": k, "references": [text[k], text[k + 1]]}
+        for k in range(14)
+    ]
+    kinds = {"rte": pairs, "stsb": similar, "cola": single, "named": named, "mnli": three, "documents": documents}
+    made = {name: write_rows(folder / f"{name}.jsonl", rows) for name, rows in kinds.items()}
+    for name, count in (("train", 24), ("valid", 6), ("test", 6)):
+        lines = sample_path(f"trees.{name}.txt").read_text(encoding="utf-8").splitlines()[:count]
+        made[name] = str(folder / f"{name}.trees")
+        Path(made[name]).write_text("\n".join(lines), encoding="utf-8")
+    return made
+
+
+def command(script: str, model: Path | str, files: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
+    """Command line of a program that takes two steps."""
+    data = {
+        "glue": ["--task_name", "rte", "--train_file", files["rte"], "--validation_file", files["rte"],
+                 "--max_length", "32"],
+        "summarization": ["--train_file", files["documents"], "--validation_file", files["documents"],
+                          "--max_source_length", "24", "--max_target_length", "8", "--max_predict_samples", "3"],
+        "induction": ["--train_trees", files["train"], "--validation_trees", files["valid"], "--test_trees",
+                      files["test"], "--search_num_beams", "2"],
+    }[script]  # fmt: skip
+    common = ["--per_device_train_batch_size", "2", "--logging_steps", "1", "--output_dir", str(output_dir)]
+    return ["--model_name_or_path", str(model), *data, *common, "--max_train_steps", "2", *flags]

@@ -1,0 +1,364 @@
+"""A run that is resumed, stopped by a signal, killed or watched equals the undisturbed one bit for bit (on the CPU)."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from hf_synlm.training.engine import checkpoints
+from tests.helpers import finetuning
+from tests.helpers.training_runs import SMALL_GPST, ScriptRun, cut_off, results_of, run_here, sample_files
+
+# ---------------------------------------------------------------------------------------------- every program
+TREES = "--train_files {train} --validation_files {valid} --test_files {test} --logging_steps 1"
+# Search and report take no part in training.
+NO_SEARCH = "--final_search_sentences 0 --final_report False"
+GRAMMAR = f"{TREES} --max_batch_actions 300 --batch_group_size 16 --per_device_train_batch_size 4 --num_train_epochs 1"
+GRAMMAR += " --checkpointing_steps 3 --evaluation_steps 2 --gradient_accumulation_steps 2"
+RECURRENT = f"{TREES} --per_device_train_batch_size 3 --per_device_eval_batch_size 2 --bptt 8 --parse_sentences 4"
+RECURRENT += " --num_train_epochs 4 --checkpointing_steps 7 --learning_rate 0.01"
+
+
+class Case(NamedTuple):
+    """A program, its flags, and the checkpoint to resume from, counted from the first or the last."""
+
+    program: str
+    flags: str
+    checkpoint: int = 0
+
+
+CASES = {
+    "gpst": Case(
+        "pretrain_gpst",
+        f"--config gpst_tiny --config_overrides {SMALL_GPST} --train_files {{raw}} --validation_files {{raw}} "
+        "--one_sentence_per_line --tokenizer_vocab_size 400 --context_length 48 --per_device_train_batch_size 2 "
+        "--validation_trees none --logging_steps 1 --evaluation_steps 0 --max_train_steps 4 --checkpointing_steps 2 "
+        "--gradient_accumulation_steps 2 --final_report False",
+    ),
+    "rnng": Case(
+        "train_rnng", f"--config rnng_tiny --config_overrides embedding_size=12,hidden_size=16 {GRAMMAR} {NO_SEARCH}"
+    ),
+    "lstm": Case("train_rnng", f"--config lstm_tiny --config_overrides embedding_size=12,hidden_size=16 {GRAMMAR}"),
+    "tree_lm": Case(
+        "train_tree_lm",
+        f"--config tree_lm_tiny --config_overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2 {GRAMMAR} "
+        f"{NO_SEARCH}",
+    ),
+    "pushdown": Case(
+        "train_pushdown",
+        "--config pushdown_tiny --config_overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2,"
+        f"intermediate_size=24 {GRAMMAR} {NO_SEARCH}",
+    ),
+    # The rates are halved after the first epoch without a best.
+    "urnng": Case(
+        "train_urnng",
+        f"--config urnng_tiny --config_overrides hidden_size=6,num_layers=1,dropout=0.1 {TREES} --seed 0 "
+        "--per_device_train_batch_size 4 --batch_group_size 8 --num_samples 3 --importance_samples 8 "
+        "--network_hidden_size 5 --num_train_epochs 2 --gradient_accumulation_steps 2 --checkpointing_steps 1 "
+        "--network_epochs 1 --decay_epoch 0",
+        1,
+    ),
+    # In the middle of an epoch and of a phase: averaging begins after the first epoch, fine-tuning after the third.
+    "on_lstm": Case(
+        "train_recurrent",
+        f"{RECURRENT} --architecture on_lstm --config_overrides embedding_size=8,hidden_size=12,num_layers=2,"
+        "chunk_size=4,supervised_layers=[1] --tree_supervision --schedule adam-asgd --averaging_epoch 1 "
+        "--finetuning_epoch 3",
+        -2,
+    ),
+    "prpn": Case(
+        "train_recurrent",
+        f"{RECURRENT} --architecture prpn --config_overrides embedding_size=8,hidden_size=12,num_slots=5,"
+        "num_lookback=2,parsing_network=recurrent --tree_supervision --schedule adam-plateau --plateau_patience 0 "
+        "--batching sentences",
+        -2,
+    ),
+    "palm": Case(
+        "train_recurrent",
+        f"{RECURRENT} --architecture palm --config_overrides embedding_size=8,hidden_size=12,num_spans=4,rrnn_size=4,"
+        "attention_size=6,output_gate=False --tree_supervision --schedule sgd-asgd --non_monotone_interval 1 "
+        "--learning_rate 10",
+        -2,
+    ),
+    "awd_lstm": Case(
+        "train_recurrent",
+        f"{RECURRENT} --architecture awd_lstm --config_overrides embedding_size=8,hidden_size=12 "
+        "--schedule adam-plateau --tokenizer_type characters --bptt 60",
+        -2,
+    ),
+    "glue-gpst": Case("finetune_glue", "--max_train_steps 4 --evaluation_steps 1"),
+    "glue-gpt2": Case("finetune_glue", "--max_train_steps 4 --evaluation_steps 1"),
+    "summarization-gpst": Case(
+        "finetune_summarization",
+        "--max_train_steps 4 --evaluation_steps 2 --num_validation_summaries 2 --summary_column references "
+        "--summary_loss_only",
+    ),
+    "induction-gpst": Case(
+        "finetune_grammar_induction",
+        "--max_train_steps 9 --num_train_epochs 2 --per_device_train_batch_size 12 --config_overrides "
+        "stop_structure_gradient=false,token_loss_weight=1.0,surrogate=false",
+    ),
+}
+
+
+class Straight(NamedTuple):
+    """An undisturbed run: its folder, and how to run the program on another one."""
+
+    folder: Path
+    run: Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def straight_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Straight]:
+    """Runs a case once, without disturbing it."""
+    folder = tmp_path_factory.mktemp("straight")
+    paths = sample_files(folder, "trees", train=30, valid=8, test=5)
+    paths["raw"] = sample_files(folder, "raw", train=120)["train"]
+
+    @cache
+    def written() -> tuple[Path, dict[str, str]]:
+        (folder / "finetuning").mkdir()
+        return finetuning.write_models(folder / "finetuning"), finetuning.write_files(folder / "finetuning")
+
+    def argv(name: str, output_dir: Path) -> list[str]:
+        flags = [flag.format(**paths) for flag in CASES[name].flags.split()]
+        flags = [*flags, "--checkpoints_total_limit", "99"]
+        task, _, model = name.partition("-")
+        if model:
+            models, files = written()
+            flags += ["--checkpointing_steps", "2"]
+            return finetuning.command(task, models / model, files, output_dir, *flags)
+        return ["--output_dir", str(output_dir), "--overwrite_output_dir", "False", *flags]
+
+    def straight(name: str, capsys: pytest.CaptureFixture[str]) -> Straight:
+        def run(output_dir: Path, *more: str) -> dict[str, Any]:
+            return run_here(CASES[name].program, [*argv(name, output_dir), *more], paths["cache"], capsys)
+
+        if not (folder / name).exists():
+            run(folder / name)
+        return Straight(folder / name, run)
+
+    return straight
+
+
+def same_run(resumed: Path, straight: Path) -> None:
+    """Bit-equal results and models."""
+    measured = dict.fromkeys(("seconds_of_this_process", "tokens_per_second"))
+    assert {**results_of(resumed), **measured} == {**results_of(straight), **measured}
+    same_files(resumed / "model", straight / "model")
+
+
+def same_files(one: Path, other: Path) -> None:
+    """Bit-equal weights, optimizers and states."""
+    names = {path.name for path in other.iterdir() if path.suffix in (".safetensors", ".bin")}
+    names |= {path.name for path in other.glob("custom_checkpoint_*")}
+    assert "model.safetensors" in names
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_resumed_run_is_bit_equal(
+    name: str, straight_run: Callable[..., Straight], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    straight, run = straight_run(name, capsys)
+    start = checkpoints.list_checkpoints(straight)[CASES[name].checkpoint]
+    step = int(start.name.removeprefix("step_"))
+    assert 0 < step < results_of(straight)["step"]
+    cut_off(straight, tmp_path / "resumed", step)
+    resumed = run(tmp_path / "resumed")  # an unfinished run goes on without being asked to
+    assert "resumed from" in resumed["stdout"] and start.name in resumed["stdout"]
+    same_run(tmp_path / "resumed", straight)
+    same_files(*(checkpoints.list_checkpoints(folder)[-1] for folder in (tmp_path / "resumed", straight)))
+    # A finished run with other settings is refused, and stays as it is.
+    before = (tmp_path / "resumed" / "arguments.json").read_bytes()
+    with pytest.raises(ValueError, match=r"seed \d+ \(now 5\)"):
+        run(tmp_path / "resumed", "--resume_from_checkpoint", "latest", "--seed", "5")
+    assert (tmp_path / "resumed" / "arguments.json").read_bytes() == before
+    assert (tmp_path / "resumed" / "all_results.json").is_file()
+    if name in CHECKS:
+        CHECKS[name](straight)
+
+
+def check_averaging(straight: Path) -> None:
+    """The optimizer that averages is in use, the first one has no state."""
+    assert len(results_of(straight)["evaluations"]) == 5
+    newest = checkpoints.list_checkpoints(straight)[-1]
+    state = torch.load(newest / "optimizer_1.bin", weights_only=False)["state"]
+    assert all("ax" in item for item in state.values()) and state
+    assert not torch.load(newest / "optimizer.bin", weights_only=False)["state"]
+
+
+def check_urnng(straight: Path) -> None:
+    """It learns; the inference network learns in the first epoch alone."""
+    found = results_of(straight)
+    first, last = found["evaluations"][0]["losses"], found["evaluations"][-1]["losses"]
+    assert last["nats"] < first["nats"] and last["importance_perplexity"] <= 1.01 * last["perplexity_bound"]
+    assert found["step"] == 8
+    steps = [load_file(straight / f"step_{step}" / "model.safetensors") for step in (1, 4, 8)]
+    for before, after, learns in ((steps[0], steps[1], True), (steps[1], steps[2], False)):
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert learns is any(name.startswith("inference_network") for name in moved)
+        assert "lm_head.bias" in moved
+
+
+CHECKS: dict[str, Callable[[Path], None]] = {
+    "on_lstm": check_averaging,
+    "palm": check_averaging,
+    "urnng": check_urnng,
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting"),
+    [
+        ("--bptt 9", r"bptt 60 \(now 9\)"),
+        ("--schedule sgd-asgd", r"schedule_schedule 'adam-plateau' \(now 'sgd-asgd'\)"),
+        ("--validation_files {test}", r"validation '.*' \(now '.*'\)"),
+    ],
+)
+def test_other_settings_are_named(
+    flags: str, setting: str, straight_run: Callable[..., Straight], capsys: pytest.CaptureFixture[str]
+) -> None:
+    straight, run = straight_run("awd_lstm", capsys)
+    flags = flags.format(test=straight.parent / "trees.test.txt")
+    with pytest.raises(ValueError, match=setting):
+        run(straight, "--resume_from_checkpoint", "latest", *flags.split())
+
+
+# ---------------------------------------------------------------------------------------------- signals and kills
+@pytest.fixture(scope="module")
+def gpst(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ScriptRun]:
+    """Starts small runs of pretrain_gpst in processes, with a checkpoint after every step."""
+    folder = tmp_path_factory.mktemp("gpst")
+    files = sample_files(folder, "raw", train=40, valid=40)
+    flags = (
+        f"--config gpst_tiny --overwrite_output_dir False --config_overrides {SMALL_GPST} "
+        f"--train_files {files['train']} --validation_files {files['valid']} --one_sentence_per_line "
+        "--tokenizer_vocab_size 300 --context_length 24 --per_device_train_batch_size 1 --validation_trees none "
+        "--logging_steps 1 --checkpointing_steps 1 --evaluation_steps 4 --max_train_steps 10 --final_report False"
+    ).split()
+
+    def start(name: str, *more: str, number: signal.Signals | None = None) -> ScriptRun:
+        argv = ["--output_dir", str(folder / name), *flags, *more]
+        return ScriptRun("pretrain_gpst", argv, files["cache"], number)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def straight(gpst: Callable[..., ScriptRun]) -> Path:
+    """Folder of a run that nothing has disturbed."""
+    run = gpst("straight")
+    run.finish()
+    return run.output_dir
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_and_ends_without_error(
+    number: signal.Signals, gpst: Callable[..., ScriptRun], straight: Path
+) -> None:
+    run = gpst(number.name, "--checkpointing_steps", "0", number=number)
+    text = run.finish()
+    (checkpoint,) = checkpoints.list_checkpoints(run.output_dir)
+    assert checkpoint.name == "step_2"
+    assert f"stopped by {number.name} at step 2: saved in {checkpoint}. The same command continues" in text
+    assert not (run.output_dir / "all_results.json").exists()
+    again = gpst(number.name, "--checkpointing_steps", "0")
+    assert f"resumed from {checkpoint} at step 2" in again.finish()
+    same_run(run.output_dir, straight)
+
+
+def check_complete(output_dir: Path) -> list[int]:
+    """Every checkpoint that would be picked up can be read to its end; their steps."""
+    found = []
+    for folder in checkpoints.list_checkpoints(output_dir):
+        state = json.loads((folder / checkpoints.STATE_FILE).read_text())
+        assert folder.name == f"step_{state['step']}" and state["consumed"] == state["step"]
+        with safe_open(folder / "model.safetensors", "pt") as weights:
+            assert all(weights.get_tensor(name).isfinite().all() for name in weights.keys())  # noqa: SIM118
+        for name in ("optimizer.bin", "scheduler.bin", "random_states_0.pkl"):
+            torch.load(folder / name, weights_only=False)
+        found.append(state["step"])
+    return found
+
+
+def kill_often(gpst: Callable[..., ScriptRun], count: int, seed: int) -> tuple[ScriptRun, int]:
+    """Kill -9 a run `count` times, every second time while it is saving; the run that is left, and cuts of saves."""
+    draw, cut = random.Random(seed), 0
+    name = f"killed-{count}"
+    for attempt in range(count):
+        run = gpst(name)
+        if attempt % 2:
+            run.wait_until(partial(is_saving, run), "save")
+            time.sleep(draw.uniform(0, 0.02))
+        else:
+            run.wait_until(partial(has_started, run), "start")
+            time.sleep(draw.uniform(0, 0.5))
+        run.kill()
+        cut += bool(list(run.output_dir.glob("step_*.partial")))
+        check_complete(run.output_dir)
+        if is_done(run):  # before it was killed: once more from the start
+            shutil.rmtree(run.output_dir)
+    return gpst(name), cut
+
+
+def is_done(run: ScriptRun) -> bool:
+    return (run.output_dir / "all_results.json").exists()
+
+
+def is_saving(run: ScriptRun) -> bool:
+    return bool(list(run.output_dir.glob("step_*.partial"))) or is_done(run)
+
+
+def has_started(run: ScriptRun) -> bool:
+    return "step 0" in run.text or "resumed from" in run.text or is_done(run)
+
+
+def test_killed_at_random_moments(gpst: Callable[..., ScriptRun], straight: Path) -> None:
+    last, _ = kill_often(gpst, 3, 0)
+    last.finish()
+    same_run(last.output_dir, straight)
+    assert check_complete(last.output_dir) == [9, 10]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_at_twenty_random_moments(gpst: Callable[..., ScriptRun], straight: Path) -> None:
+    last, cut = kill_often(gpst, 20, 1)
+    last.finish()
+    same_run(last.output_dir, straight)
+    assert cut >= 3  # some kills came in the middle of a save
+
+
+# ---------------------------------------------------------------------------------------------- on the way
+def test_samples_and_trackers(gpst: Callable[..., ScriptRun], straight: Path) -> None:
+    """Without leaving a trace in the run: what it learns is what it learns without them."""
+    flags = ("--generation_steps", "4", "--with_tracking", "True", "--checkpointing_steps", "0")
+    run = gpst("watched", *flags, "--load_best_model_at_end", "True")
+    text = run.finish()
+    assert "step 4: generated" in text and "step 8: generated" in text and "step 10: generated" not in text
+    assert "─┬─" in text
+    found = results_of(run.output_dir)
+    assert found["tokens_per_second"] > 0
+    best = min(found["evaluations"], key=lambda item: item["losses"]["loss"])["step"]
+    assert f"the best model is that of step {best}" in text
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.output_dir / "logs" / "pretrain_gpst"))
+    events.Reload()
+    tags = events.Tags()
+    assert {"train/loss", "speed/tokens_per_second", "learning_rate/0", "validation/loss"} <= set(tags["scalars"])
+    assert len(events.Scalars("train/loss")) == 10
+    assert any(tag.startswith("generated/0") for tag in tags["tensors"])
+    assert results_of(straight)["train"] == found["train"]
