@@ -96,17 +96,17 @@ CASES = {
         "--schedule adam-plateau --tokenizer_type characters --bptt 60",
         -2,
     ),
-    "glue-gpst": Case("finetune_glue", "--max_train_steps 4 --evaluation_steps 1"),
-    "glue-gpt2": Case("finetune_glue", "--max_train_steps 4 --evaluation_steps 1"),
+    "glue-gpst": Case("finetune_glue", "--max_train_steps 4 --evaluation_steps 2"),
+    "glue-gpt2": Case("finetune_glue", "--max_train_steps 4 --evaluation_steps 2"),
     "summarization-gpst": Case(
         "finetune_summarization",
         "--max_train_steps 4 --evaluation_steps 2 --num_validation_summaries 2 --summary_column references "
-        "--summary_loss_only",
+        "--summary_loss_only --max_eval_samples 3",
     ),
     "induction-gpst": Case(
         "finetune_grammar_induction",
         "--max_train_steps 9 --num_train_epochs 2 --per_device_train_batch_size 12 --config_overrides "
-        "stop_structure_gradient=false,token_loss_weight=1.0,surrogate=false",
+        "stop_structure_gradient=false,token_loss_weight=1.0,surrogate=false --methods inside",
     ),
 }
 
