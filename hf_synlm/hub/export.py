@@ -262,10 +262,11 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
         missing = sorted(file.name for file in files if not file.is_file())
         if missing:
             raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
-        if any("hf_synlm" in get_imports(file) for file in files):
+        needing = sorted(file.name for file in files if "hf_synlm" in get_imports(file))
+        if needing:
             raise ValueError(
-                f"The code in {str(folder)!r} only imports hf_synlm, so the folder does not load without it. Write a "
-                f"folder that does: synlm export {folder} --out FOLDER."
+                f"{needing} in {str(folder)!r} import hf_synlm, so the folder does not load without it. Write one that "
+                f"does: synlm export {folder} --out FOLDER."
             )
     return dict(auto_map)
 

@@ -265,9 +265,7 @@ def test_files_of_rnng(rnng_checkpoint, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.config.nonterminals == meta["config"]["nonterminals"]
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("w5 w2 so")["input_ids"] == [5, 2, 1]
-    assert {"models/rnng/modeling_rnng.py", "models/rnng/plan.py", "README.md"} <= {
-        path.name for path in (tmp_path / "out").iterdir()
-    }
+    assert {"modeling_rnng.py", "rnng_plan.py", "README.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
     ids = load_file(RNNG_GOLDENS / "io_attn_random_L2" / "io.safetensors")["token_ids"]
     expected = convert_state_dict("rnng", state, meta["config"]).parse(ids)
     assert torch.equal(loaded.parse(ids).log_probs, expected.log_probs)

@@ -354,8 +354,9 @@ def test_unknown_checkpoint_is_refused(capsys):
 
 
 def test_nothing_from_outside_and_no_pickle_is_pushed(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(CARDS / "prpn-syd-tiny", folder)
+    with pytest.raises(ValueError, match="configuration_prpn.py.*hf_synlm"):
+        export.files_to_push(CARDS / "prpn-syd-tiny")
+    folder = export.export_model(*load("prpn-syd-tiny"), tmp_path / "model")
     assert "model.safetensors" in export.files_to_push(folder)
     (folder / "sub").mkdir()
     (folder / "sub" / "opt.bin").write_bytes(b"x")

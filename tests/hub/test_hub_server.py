@@ -185,7 +185,7 @@ def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
     assert "custom_code" in card and card.count(f'from_pretrained("{NAME}"') == 2
 
     # Another commit on main: who pins the first one does not see it.
-    newer = {**repository.files(), "models/gpst/modeling_gpst.py": b"raise RuntimeError('newer code')\n"}
+    newer = {**repository.files(), "modeling_gpst.py": b"raise RuntimeError('newer code')\n"}
     repository.commit("main", newer)
     found = json.loads(author.code(PULL, NAME, first))
     with torch.no_grad():
@@ -204,16 +204,13 @@ def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
     assert hub.token.encode() not in b"".join(tuned.values())
     branch = repository.files("tuned")
     assert branch["README.md"] == repository.commits[first]["README.md"]  # our card stays
-    assert (
-        branch["model.safetensors"] == tuned["model.safetensors"]
-        and branch["models/gpst/modeling_gpst.py"] in code.values()
-    )
+    assert branch["model.safetensors"] == tuned["model.safetensors"] and branch["modeling_gpst.py"] in code.values()
     assert repository.files("main") == newer
 
     # Code in another repository, which can be pinned apart from the weights.
     marked = {
         **tuned,
-        "models/gpst/modeling_gpst.py": tuned["models/gpst/modeling_gpst.py"] + b'\nGPSTForCausalLM.MARK = "newest"\n',
+        "modeling_gpst.py": tuned["modeling_gpst.py"] + b'\nGPSTForCausalLM.MARK = "newest"\n',
     }
     code_repository = hub.repositories["org/code"] = Repository()
     pinned = code_repository.commit("main", tuned)
