@@ -221,7 +221,6 @@ def verify(
     from huggingface_hub import snapshot_download
 
     from hf_synlm.hub.checkpoint import check_model_source, one_line_errors
-    from hf_synlm.hub.verify import encode_texts
 
     check_model_source(model, revision)
     folder = Path(model)
@@ -234,9 +233,8 @@ def verify(
         with one_line_errors(model, "model"):
             folder = Path(snapshot_download(model, revision=revision))
     options.say(f"loading {model} with and without hf_synlm ...")
-    inputs = encode_texts(folder, text) if text else {}
-    chosen = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "tolerance": tolerance}
-    if not _print_report(folder, style, **chosen, **inputs):
+    chosen: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "tolerance": tolerance}
+    if not _print_report(folder, style, **chosen, **({"texts": text} if text else {})):
         raise typer.Exit(1)
 
 
@@ -245,6 +243,7 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     from hf_synlm.hub.export import check_tokenizer_of
     from hf_synlm.hub.verify import verify_export
 
+    options.hide_bars_of_weights()
     check_tokenizer_of(folder)
     try:
         report = verify_export(folder, **choices)

@@ -1,29 +1,30 @@
 """Check that an exported folder computes the same with and without this package.
 
-`verify_export`, and the command `synlm verify`, loads the folder twice, here and in a clean process where
-`import hf_synlm` fails, and compares configuration, tokenizer, logits, parses and generated text with its trees.
+`verify_export`, and the command `synlm verify`, loads the folder twice, here and in a process where `import hf_synlm`
+fails, and compares configuration, tokenizer, logits, parses and generated text with its trees.
 """
 
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging
 
 import hf_synlm
 from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
 from hf_synlm.hub.export import check_complete
 from hf_synlm.hub.flatten import flat_files
-from hf_synlm.hub.probe import probe_folder, run_without_package
+from hf_synlm.hub.probe import Call, answer_calls, run_without_package
 from hf_synlm.models import ARCHITECTURES
 
+# Of unequal length, so that padding is part of the comparison.
 DEFAULT_TEXTS = ("fruit flies like a banana", "the keys to the cabinet are on the table")
-# Lengths of the rows of the default input: unequal, so that padding is part of the comparison.
-DEFAULT_LENGTHS = (6, 4)
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,12 @@ class Check:
     detail: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class VerificationReport:
-    """Result of `verify_export`.
-
-    Fields:
-        folder: the folder that was checked.
-        checks: what was compared, in order.
-    """
+    """Result of `verify_export`: the folder, and what was compared, in order."""
 
     folder: Path
-    checks: list[Check] = field(default_factory=list)
+    checks: Sequence[Check]
 
     @property
     def passed(self) -> bool:
@@ -64,145 +60,109 @@ class VerificationReport:
         ]
         count = sum(check.passed for check in self.checks)
         verdict = "loads and computes the same without hf_synlm" if self.passed else "is NOT the same without hf_synlm"
-        return "\n".join([*lines, f"{self.folder}: {count} of {len(self.checks)} checks passed; it {verdict}."])
+        return "\n".join([*lines, f"{self.folder}: {count} of {len(lines)} checks passed; it {verdict}."])
 
 
 def verify_export(
     folder: str | os.PathLike,
     *,
-    input_ids: Tensor | None = None,
-    attention_mask: Tensor | None = None,
     texts: Sequence[str] = DEFAULT_TEXTS,
     num_beams: int | None = None,
     max_new_tokens: int = 8,
     tolerance: float = 0.0,
-    timeout_seconds: float = 600.0,
 ) -> VerificationReport:
     """Compare a model folder with and without this package.
 
-    For the clean process see `run_without_package`.
-
     Args:
-        folder: what `export_model` or `save_pretrained` wrote.
-        input_ids: [B, T] tokens for the models; by default two rows of unequal length, padded on the left.
-        attention_mask: [B, T], 1 = token; by default 1 wherever `input_ids` are given.
-        texts: texts for the tokenizer.
+        folder: what `export_model` or `save_pretrained` wrote, with a tokenizer.
+        texts: what is tokenized, scored, parsed and continued.
         num_beams: beam of `parse`; by default the model's own.
         max_new_tokens: length of the greedy generation.
         tolerance: largest absolute difference of a number that still passes; 0 asks for equal bits. Trees and
             tokens must always be equal.
-        timeout_seconds: limit for the clean process.
 
     Returns:
         The report. Differences are in it; they do not raise.
 
     Raises:
-        ValueError: when there is no such folder, or it has no config.json, no auto_map, or lacks code or weights.
-        RuntimeError: when the clean process itself fails, with the end of what it wrote.
+        ValueError: if there is no such folder, it has no config.json or no auto_map, it lacks code, weights or a
+            tokenizer, or its code imports hf_synlm.
+        RuntimeError: if the process without hf_synlm itself fails, with the end of what it wrote.
     """
     folder = Path(folder).absolute()
     auto_map = check_complete(folder)
     check_checkpoint(folder)
-    if input_ids is None:
-        input_ids, attention_mask = _default_inputs(folder)
-    elif attention_mask is None:
-        attention_mask = torch.ones_like(input_ids)
-    request = {
-        "auto_map": auto_map,
-        "texts": list(texts),
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "num_beams": num_beams,
-        "max_new_tokens": max_new_tokens,
-        "seed": 0,
-    }
-    without = run_without_package("verify", folder, request, timeout_seconds)
-    with torch.random.fork_rng(devices=[]):
-        own = probe_folder(str(folder), request)
-    report = VerificationReport(folder, [_check_files(folder)])
-    report.checks += [_compare(name, own[name], without[name], tolerance) for name in own]
-    return report
-
-
-def encode_texts(folder: str | os.PathLike, texts: Sequence[str]) -> dict[str, Any]:
-    """Arguments that make `verify_export` read your own texts.
-
-    Args:
-        folder: the model folder.
-        texts: the texts, at least one.
-
-    Returns:
-        `input_ids` and `attention_mask` [B, T], padded on the left, and `texts`.
-
-    Raises:
-        ValueError: when the folder is not complete, or its tokenizer cannot be loaded.
-    """
-    check_complete(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True, padding_side="left")
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         batch = tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
     except (OSError, KeyError) as error:
         raise ValueError(f"{str(folder)!r} has no tokenizer that reads texts: {error}") from error
-    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "texts": list(texts)}
-
-
-def _default_inputs(folder: Path) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T] spread over the vocabulary, special tokens left out, and their mask."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    special = {value for name, value in config.to_dict().items() if name.endswith("_token_id")}
-    ordinary = [token for token in range(config.vocab_size) if token not in special]
-    longest, count = max(DEFAULT_LENGTHS), sum(DEFAULT_LENGTHS)
-    chosen = [ordinary[(7 * index + 3) * len(ordinary) // (7 * count + 3)] for index in range(count)]
-    ids = torch.full((len(DEFAULT_LENGTHS), longest), config.pad_token_id or 0)
-    mask = torch.zeros_like(ids)
-    for row, length in enumerate(DEFAULT_LENGTHS):
-        start = sum(DEFAULT_LENGTHS[:row])
-        ids[row, longest - length :] = torch.tensor(chosen[start : start + length])
-        mask[row, longest - length :] = 1
-    return ids, mask
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    beam = {"num_beams": num_beams} if hasattr(config, "scoring_num_beams") else {}
+    greedy = {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
+    model = "AutoModelForCausalLM"
+    classes = sorted((name for name in auto_map if "Model" in name), key=lambda name: name == model)  # that one last
+    calls: dict[str, Call] = {
+        "AutoConfig": ("AutoConfig", "to_json_string", {"use_diff": False}, ()),
+        "AutoTokenizer": ("AutoTokenizer", "__call__", {"text": list(texts)}, ("input_ids",)),
+        **{name: (name, "__call__", inputs, ("last_hidden_state", "logits")) for name in classes},
+        "parse": (model, "parse", {**inputs, **beam}, ("spans", "labels", "actions", "log_probs", "token_log_probs")),
+        "generate": (model, "generate", {**inputs, **greedy}, ("sequences", "actions", "spans", "labels")),
+    }
+    if not getattr(config, "gives_trees", False):
+        del calls["parse"]
+    without = run_without_package(folder, calls)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # heads that the folder lacks are not a fault
+    with torch.random.fork_rng(devices=[]):
+        own = answer_calls(str(folder), calls)
+    logging.set_verbosity(verbosity)
+    compared = [_compare(name, own[name], without[name], batch["attention_mask"].bool(), tolerance) for name in calls]
+    return VerificationReport(folder, [_check_files(folder), *compared])
 
 
 def _check_files(folder: Path) -> Check:
     """Weights are safetensors only; code is compared with the installed package's."""
-    pickled = pickled_files(folder)
-    code = sorted(folder.glob("*.py"))
     own: dict[str, str] = {}
     for name in ARCHITECTURES:
         own |= flat_files(name) if (folder / f"modeling_{name}.py").is_file() else {}
+    code = sorted(folder.glob("*.py"))
     changed = [file.name for file in code if own.get(file.name) != file.read_text(encoding="utf-8")]
+    pickled = pickled_files(folder)
     detail = f"{len(code)} files of code, "
     detail += f"not those of hf_synlm {hf_synlm.__version__}: {changed}" if changed else "equal to the package's"
     detail += f"; pickled weights: {pickled}" if pickled else "; weights in safetensors only"
-    # Code of another release is no fault: what counts is that it computes the same.
+    # Code of another release is not a fault: what counts is that it computes the same.
     return Check("files", not pickled, detail)
 
 
-def _compare(name: str, own: dict[str, Any], without: dict[str, Any], tolerance: float) -> Check:
-    for place, result in (("with", own), ("without", without)):
-        if "error" in result:
-            return Check(name, False, f"fails {place} hf_synlm: {result['error'].strip().splitlines()[-1]}")
-    passed, details = True, []
-    for key, value in own["values"].items():
-        other = without["values"][key]
-        if key == "class":
-            # The two sides must really have run different copies of the code.
-            equal = value.startswith("hf_synlm.") and other.startswith("transformers_modules.")
-            detail = "from package / from folder" if equal else f"{value} / {other}"
-        elif isinstance(value, Tensor) and value.is_floating_point():
-            equal, detail = _compare_numbers(value, other, tolerance)
-        else:
-            equal = torch.equal(value, other) if isinstance(value, Tensor) else value == other
-            detail = "equal" if equal else "different"
-        passed &= equal
-        details.append(f"{key} {detail}")
+def _compare(name: str, own: dict[str, Any], without: dict[str, Any], mask_BT: Tensor, tolerance: float) -> Check:
+    for place, found in (("with", own), ("without", without)):
+        if "error" in found:
+            return Check(name, False, f"fails {place} hf_synlm: {found['error'].strip().splitlines()[-1]}")
+    own_class, other_class = own.pop("class"), without.pop("class")
+    differences = {field: _difference(own[field], without.get(field), mask_BT) for field in own}
+    details = [f"{field} {f'differ by {value:.3g}' if value else 'equal'}" for field, value in differences.items()]
+    passed = all(value <= tolerance for value in differences.values())
+    if name != "AutoTokenizer":
+        # The two sides must really have run different copies of the code.
+        apart = own_class.startswith("hf_synlm.") and other_class.startswith("transformers_modules.")
+        details.append("from package / from folder" if apart else f"{own_class} / {other_class}")
+        passed &= apart
     return Check(name, passed, ", ".join(details))
 
 
-def _compare_numbers(own: Tensor, without: Tensor, tolerance: float) -> tuple[bool, str]:
-    if own.shape != without.shape:
-        return False, f"has shape {list(own.shape)} with and {list(without.shape)} without hf_synlm"
-    same = (own == without) | (own.isnan() & without.isnan())
-    difference = torch.where(same, torch.zeros_like(own), (own - without).abs()).double()
+def _difference(own: Any, other: Any, mask_BT: Tensor) -> float:
+    """Largest absolute difference of numbers; infinity where anything else differs."""
+    if not isinstance(own, Tensor) or not own.is_floating_point():
+        equal = torch.equal(own, other) if isinstance(own, Tensor) else own == other
+        return 0.0 if equal else math.inf
+    if own.shape != other.shape:
+        return math.inf
+    if own.shape[:2] == mask_BT.shape:
+        own, other = own[mask_BT], other[mask_BT]  # values at padding have no meaning
+    same = (own == other) | (own.isnan() & other.isnan())
     # A number on one side and NaN on the other is a difference, however large the tolerance.
-    largest = difference.nan_to_num(nan=float("inf")).max().item() if own.numel() else 0.0
-    return largest <= tolerance, f"max difference {largest:.3g}"
+    return (own - other).abs().double().masked_fill(same, 0.0).nan_to_num(nan=math.inf).max().item()

@@ -1,8 +1,4 @@
-"""What a user gets: load the saved folder where hf_synlm is not installed, parse held-out sentences, generate.
-
-The model runs in a clean process (`hf_synlm.hub.probe`), in which `import hf_synlm` fails; trees come back as spans and
-are scored here.
-"""
+"""What a user gets: the saved folder with and without hf_synlm, its trees of held-out sentences, and a sentence."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +6,9 @@ from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, set_seed
 
-from hf_synlm.data.collate import encode_words
-from hf_synlm.evaluation.trees.parsing import ParsingScores
+from hf_synlm.data.text import errors_at
 from hf_synlm.evaluation.trees.treebank_parsing import (
     Treebank,
     load_treebank,
@@ -23,22 +18,21 @@ from hf_synlm.evaluation.trees.treebank_parsing import (
     score_table,
     score_trees,
 )
-from hf_synlm.hub.probe import run_without_package
+from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.engine.steps import map_rows
-from hf_synlm.trees.spans import Span, fold_tokens
+from hf_synlm.trees.spans import Span
 from hf_synlm.viz import tree_to_text
 
 
 def load_report_treebanks(
     path: str | None, treatments: Sequence[str], max_sentences: int | None = None, split_leaves: bool = False
 ) -> dict[str, Treebank]:
-    """Read the trees of the report, for each treatment of punctuation (`make_treebank`); no path, no report."""
+    """The trees of the report by treatment of punctuation (`make_treebank`); empty without a path."""
     treebanks = {}
     for name in treatments if path is not None else ():
-        try:
+        with errors_at(f"trees of the final report (report_punctuation {name!r})"):
             treebanks[name] = load_treebank(str(path), name, max_sentences, split_leaves)
-        except ValueError as error:
-            raise ValueError(f"trees of the final report (report_punctuation {name!r}): {error}") from error
     return treebanks
 
 
@@ -50,7 +44,7 @@ def parse_together(
     batch_size: int = 32,
     **options: Any,
 ) -> list[list[Span]]:
-    """Best tree of each sentence of a treebank (see `parse_words`), on every process; every process calls."""
+    """The best tree of each sentence of a treebank (`parse_words`); the processes share the work and all must call."""
     plain = accelerator.unwrap_model(model)
 
     def parse(rows: list[int]) -> list[list[Span]]:
@@ -61,43 +55,35 @@ def parse_together(
 
 def report_saved_model(
     folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
     treebanks: dict[str, Treebank],
     methods: dict[str, dict[str, Any]],
     seed: int,
     convention: str = "gpst",
 ) -> dict[str, Any]:
-    """Load a saved model in a clean process, print its scores and a generated sentence with its tree.
+    """Print whether a saved model needs this package, the scores of its trees by method of `parse`, and a sentence.
 
-    `treebanks` are held-out trees by treatment of punctuation, `methods` options of `model.parse` by kind of tree,
-    `convention` a name in `hf_synlm.evaluation.trees.parsing`. Returns JSON: `trees`, by treatment of punctuation the
-    convention and the scores by kind of tree, the model's first; and `generated`, the text of the sentence.
+    Returns for JSON: `verified`; `trees`, by name of the treebank the convention and the scores, the model's first;
+    `generated`, the text of the sentence.
     """
-    words = {name: treebank.words for name, treebank in treebanks.items()}
-    ends = {name: [encode_words(tokenizer, sentence)[1] for sentence in words[name]] for name in words}
-    first = next(iter(words.values()))
-    request = {
-        "texts": {name: [" ".join(sentence) for sentence in words[name]] for name in words},
-        "word_ends": ends,
-        "methods": methods,
-        "prompt": first[0][0],
-        "seed": seed,
-    }
-    answer = run_without_package("report", folder, request)
-    print(f"loaded {folder} without hf_synlm ({answer['class']}); its trees of {len(first)} sentences for the test:")
+    first = next(iter(treebanks.values())).words
+    verified = verify_export(folder, texts=[" ".join(words) for words in first[:2]])
+    print(f"{verified.table()}\nIts trees of {len(first)} sentences for the test:")
+    model, tokenizer = load_pretrained(str(folder))
     report: dict[str, Any] = {}
     for name, treebank in treebanks.items():
-        scores: dict[str, ParsingScores] = {}
-        for kind, trees in answer["trees"][name].items():
-            # Labeled trees have unary chains, too; spans of two or more tokens count, each once.
-            spans = [list(dict.fromkeys((i, j) for i, j in tree if j - i > 1)) for tree in trees]
-            folded = [fold_tokens(tree, sentence) for tree, sentence in zip(spans, ends[name], strict=True)]
-            scores[kind] = score_trees(folded, treebank, convention)
+        trees = {kind: parse_words(model, tokenizer, treebank.words, **options) for kind, options in methods.items()}
+        scores = {kind: score_trees(found, treebank, convention) for kind, found in trees.items()}
+        used = next(iter(scores.values())).convention
         scores |= score_baselines(treebank, convention)
         print(score_table(scores, treebank))
-        used = next(iter(scores.values())).convention
         report[name] = {"convention": used, "sentence_and_corpus_f1": score_numbers(scores)}
-    generated = answer["generated"]
-    print(f"generated: {generated['text']}")
-    print(tree_to_text(generated["tokens"], generated["spans"], generated["labels"]))
-    return {"trees": report, "generated": generated["text"]}
+    set_seed(seed)
+    prompt = tokenizer([first[0][0]], add_special_tokens=False, return_tensors="pt")
+    inputs = {key: prompt[key] for key in ("input_ids", "attention_mask")}
+    sampled = model.generate(**inputs, max_new_tokens=14, do_sample=True, top_k=20, return_dict_in_generate=True)
+    spans, labels = sampled.spans[0], sampled.get("labels")
+    tokens = sampled.sequences[0, : max((end for _, end in spans), default=1)].tolist()
+    text = tokenizer.decode(tokens).removeprefix(" ")
+    pieces = [tokenizer.decode([token]).strip() or "_" for token in tokens]
+    print(f"generated: {text}\n{tree_to_text(pieces, spans, labels and labels[0])}")
+    return {"verified": verified.passed, "trees": report, "generated": text}

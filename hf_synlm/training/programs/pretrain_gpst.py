@@ -135,7 +135,7 @@ class EvaluationArguments:
     search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.")
     load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
     final_report: bool = option(
-        False, "At the end, load the saved model in a process without hf_synlm; parse and generate there."
+        False, "At the end, compare the saved model with and without hf_synlm, parse with it and generate."
     )
 
     def __post_init__(self):
@@ -400,7 +400,7 @@ class GPSTRecipe(GPSTTraining):
         line = f"validation loss {results['evaluations'][0]['losses']['loss']:.4f} -> {kept['losses']['loss']:.4f}"
         if self.report_treebanks:
             methods = self.evaluation.methods()
-            report = report_saved_model(folder, self.tokenizer, self.report_treebanks, methods, self.arguments.seed)
+            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed)
             results["test"] = report
             for name, found in report["trees"].items():
                 f1 = found["sentence_and_corpus_f1"]

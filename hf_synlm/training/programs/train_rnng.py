@@ -89,8 +89,8 @@ class EvaluationArguments:
     )
     final_report: bool = option(
         False,
-        "At the end, load the saved model in a process without hf_synlm, parse some test sentences and generate "
-        "one. RNNG only.",
+        "At the end, compare the saved model with and without hf_synlm, parse some test sentences and generate one. "
+        "RNNG only.",
     )
     report_punctuation: list[str] = option(
         ["ignore"],
@@ -312,7 +312,7 @@ class RNNGRecipe(Recipe):
             beam = self.evaluation.beam(self.config)
             widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
             methods = {f"search (beams {' and '.join(widths)})": beam}
-            report = report_saved_model(folder, self.tokenizer, self.report_treebanks, methods, self.arguments.seed)
+            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed)
             results["test"]["saved_model"] = report
         line, test = improvement(results, "nats_per_sentence"), results.get("test")
         if test is None:

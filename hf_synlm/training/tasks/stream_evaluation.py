@@ -58,8 +58,8 @@ class ParsingArguments:
     parse_batch_size: int = option(32, "Sentences per process that are parsed together.")
     final_report: bool = option(
         False,
-        "At the end, load the saved model in a process without hf_synlm; parse some of the final sentences and "
-        "generate one there.",
+        "At the end, compare the saved model with and without hf_synlm, parse some of the final sentences and "
+        "generate one.",
     )
 
     def __post_init__(self):
