@@ -144,7 +144,8 @@ def _compare(name: str, own: dict[str, Any], without: dict[str, Any], mask_BT: T
             return Check(name, False, f"fails {place} hf_synlm: {found['error'].strip().splitlines()[-1]}")
     own_class, other_class = own.pop("class"), without.pop("class")
     differences = {field: _difference(own[field], without.get(field), mask_BT) for field in own}
-    details = [f"{field} {f'differ by {value:.3g}' if value else 'equal'}" for field, value in differences.items()]
+    words = {0.0: "equal", math.inf: "different"}
+    details = [f"{field} {words.get(value, f'max difference {value:.3g}')}" for field, value in differences.items()]
     passed = all(value <= tolerance for value in differences.values())
     if name != "AutoTokenizer":
         # The two sides must really have run different copies of the code.

@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
@@ -375,3 +377,20 @@ def test_incomplete_folder_is_not_pushed(exported: Path):
     (exported / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="no weights"):
         push_to_hub(exported, "org/gpst-tiny")
+
+
+@pytest.mark.parametrize("name", ["exported_0_1", "exported_before_rooms"])
+def test_folders_of_earlier_versions_load_with_and_without_the_package(name: str, tmp_path: Path):
+    """An ON-LSTM of version 0.1, and a URNNG of the flat package before it had sub-packages."""
+    with tarfile.open(Path(__file__).parent / "fixtures" / f"{name}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / name
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__module__.startswith("hf_synlm.models.")
+    weights = load_file(folder / "model.safetensors")
+    assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in weights.items())
+    report = verify_export(folder)
+    assert "not those of hf_synlm" in report.checks[0].detail
+    differing = [check.name for check in report.checks if not check.passed]
+    # What 0.1 called `hidden_size` is `layer_size` now.
+    assert differing == (["AutoConfig"] if name == "exported_0_1" else []), report.table()
