@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import transformers
 
@@ -31,6 +31,8 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # X + each of these is a class.
     model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
+    # How a sentence ends: by the end token, by its tree (all closed, so that no token says so), or not at all.
+    sentence_end: ClassVar[Literal["token", "tree", "none"]] = "token"
     # Trainer leaves these fields of an output out of its predictions.
     keys_to_ignore_at_inference = (
         "past_key_values losses joint_log_prob spans chart action_logits distances syd_distances span_scores"

@@ -46,10 +46,6 @@ PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth
 _MAX_LOGITS = 1 << 28
 # Most tokens, times derivations, that a call reads on a CPU.
 _MAX_DERIVED_TOKENS = 12_000
-# Models of this library that are not trained to predict the end of a sentence.
-_NO_END = frozenset({"lstm_lm"})
-# Models with a search that end a sentence by the end token, with which they are trained.
-_SEARCHES_END_TOKEN = frozenset({"urnng", "pushdown"})
 
 
 @dataclasses.dataclass
@@ -241,13 +237,12 @@ class TextScorer:
     @property
     def _begins_itself(self) -> bool:
         """Whether the model is one of this library, which begins every text with the token of its configuration."""
-        return hasattr(self.model, "parse") or self.model.config.model_type in _NO_END
+        return hasattr(self.model.config, "sentence_end")
 
     @property
     def end_ids(self) -> list[int]:
         """Tokens that end a text; empty if the model is not trained to end texts by one."""
-        kind = self.model.config.model_type
-        if kind in _NO_END or (self.searches and kind not in _SEARCHES_END_TOKEN):
+        if getattr(self.model.config, "sentence_end", "token") != "token":
             return []
         ends = self.model.config.eos_token_id
         if ends is None and not self.searches:

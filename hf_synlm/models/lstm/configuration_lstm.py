@@ -41,6 +41,7 @@ class LSTMConfig(SyntacticConfig):
     model_type = "lstm_lm"
     presets = PRESETS
     model_classes = ("Model", "ForCausalLM")
+    sentence_end = "none"
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 50000

@@ -78,6 +78,7 @@ class RNNGConfig(SyntacticConfig):
 
     model_type = "rnng"
     presets = PRESETS
+    sentence_end = "tree"
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 50000

@@ -67,6 +67,7 @@ class TreeLMConfig(SyntacticConfig):
 
     model_type = "tree_lm"
     presets = PRESETS
+    sentence_end = "tree"
     sub_configs = {"backbone_config": AutoConfig}
 
     vocab_size: int = 32768
