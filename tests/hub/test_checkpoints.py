@@ -156,19 +156,24 @@ for name in sys.argv[1:]:
 """
 
 
-def load_elsewhere(code: str, *folders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def load_elsewhere(code: str, *arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a process that has not imported hf_synlm prints, or the end of its error."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    run = warm_python.run([sys.executable, "-I", "-c", code, *folders], cwd=CARDS)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    run = warm_python.run([sys.executable, "-c", code, *arguments], cwd=CARDS)
     return run.stdout.splitlines() if run.returncode == 0 else run.stderr.splitlines()[-3:]
 
 
 def test_folders_load_the_code_of_the_installed_package(tmp_path: Path, monkeypatch):
-    found = load_elsewhere(LOAD, *SPECIFICATIONS, tmp_path=tmp_path, monkeypatch=monkeypatch)
-    architectures = [
-        json.loads((CARDS / name / "config.json").read_text())["architectures"][0] for name in SPECIFICATIONS
-    ]
-    assert found == [f"hf_synlm {architecture}" for architecture in architectures]
+    """Saved again, they hold the code themselves."""
+    save = f"    model.save_pretrained({str(tmp_path)!r} + '/' + name)\n"
+    found = load_elsewhere(LOAD + save, *SPECIFICATIONS, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    configs = {name: json.loads((CARDS / name / "config.json").read_text()) for name in SPECIFICATIONS}
+    assert found == [f"hf_synlm {config['architectures'][0]}" for config in configs.values()]
+    for name, config in configs.items():
+        saved = {file.name: file.read_text() for file in (tmp_path / name).glob("*.py")}
+        assert saved == flat_files(config["model_type"])
+        assert json.loads((tmp_path / name / "config.json").read_text())["auto_map"] == config["auto_map"]
 
 
 def test_folders_say_what_to_install(tmp_path: Path, monkeypatch):

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.hub.export import export_model
+from hf_synlm.hub.flatten import flat_files
 from tests.helpers import warm_python
 from tests.helpers.hub_server import HubServer, Repository
 
@@ -226,6 +227,28 @@ def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
     assert again["tuned"] == found["tuned"] and again["class"].startswith("transformers_modules.org.tuned")
     assert again["pinned"] is None and again["newest"] == "newest"
     assert "trust_remote_code=True" in again["refused"]
+
+
+PUSH = """
+import sys
+import hf_synlm
+model = hf_synlm.GPSTForCausalLM.from_pretrained(sys.argv[1])
+model.push_to_hub("org/pushed")
+model.save_pretrained(sys.argv[2], push_to_hub=True, repo_id="org/saved")
+model.config.push_to_hub("org/config-pushed")
+model.config.save_pretrained(sys.argv[2], push_to_hub=True, repo_id="org/config-saved")
+"""
+
+
+def test_every_way_of_pushing_takes_the_code_along(hub: HubServer, folder: Path, tmp_path: Path):
+    status, _, err = Client(hub, tmp_path / "home", hub.token).run("-c", PUSH, str(folder), str(tmp_path / "saved"))
+    assert status == 0, err
+    pushed = {name: repository.files() for name, repository in hub.repositories.items()}
+    assert set(pushed) == {"org/pushed", "org/saved", "org/config-pushed", "org/config-saved"}
+    for name, files in pushed.items():
+        code = {file: content.decode() for file, content in files.items() if file.endswith(".py")}
+        assert code == flat_files("gpst") and "config.json" in files
+        assert ("model.safetensors" in files) == ("config" not in name), sorted(files)
 
 
 def test_interruption_refusals_and_private_repositories(hub: HubServer, folder: Path, tmp_path: Path):

@@ -1,0 +1,66 @@
+"""Every way of saving a model writes its code, complete and flat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+
+from hf_synlm.hub.flatten import flat_files, flat_name
+from tests.helpers.scoring_models import model_and_tokenizer
+
+LORA = LoraConfig(target_modules=["ih", "hh"])
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(model_and_tokenizer("on_lstm")[0].config)
+
+
+def code_in(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
+
+
+def by_trainer(model: PreTrainedModel, folder: Path) -> None:
+    Trainer(model, TrainingArguments(str(folder), report_to="none", use_cpu=True)).save_model()
+
+
+def by_peft(model: PreTrainedModel, folder: Path) -> None:
+    get_peft_model(model, LORA).merge_and_unload().save_pretrained(folder)
+
+
+def as_a_subclass(model: PreTrainedModel, folder: Path) -> None:
+    class MyConfig(type(model.config)):  # type: ignore[misc]
+        pass
+
+    MyConfig().save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        PreTrainedModel.save_pretrained,
+        lambda model, folder: model.config.save_pretrained(folder),
+        by_trainer,
+        by_peft,
+        as_a_subclass,
+    ],
+    ids=["model", "config", "Trainer", "PEFT", "subclass"],
+)
+def test_saving_writes_the_code(save: Callable[..., None], model: PreTrainedModel, tmp_path: Path):
+    save(model, tmp_path)
+    assert code_in(tmp_path) == flat_files("on_lstm")
+
+
+def test_an_adapter_is_saved_without_code(model: PreTrainedModel, tmp_path: Path):
+    model.add_adapter(LORA)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_config.json").is_file() and not code_in(tmp_path)
+
+
+def test_names_on_the_hub():
+    names = {"core.losses": "losses", "models.gpst.chart": "gpst_chart", "models.gpst.modeling_gpst": "modeling_gpst"}
+    assert {module: flat_name(module) for module in names} == names
