@@ -138,7 +138,7 @@ def test_batches_are_halved_where_memory_is_out(caplog):
     texts = [Number(k) for k in range(5)]
     found = run(compute, num_processes=1, batches=[texts])
     assert [found[text]["square"] for text in texts] == [0, 1, 4, 9, 16]
-    assert sizes == [5, 2, 3, 1, 2] and "Out of memory with 5 texts at once: going on with 2" in caplog.text
+    assert sizes == [5, 2, 3, 1, 2] and "Out of memory with 5 texts at once: continuing with 2" in caplog.text
     with pytest.raises(torch.OutOfMemoryError):
         run(lambda batch: compute([*batch] * 3), num_processes=1, batches=[[Number(1)]])
 

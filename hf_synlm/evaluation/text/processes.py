@@ -15,7 +15,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from functools import partial
@@ -51,7 +51,6 @@ class Text(Protocol):
 
 
 Compute: TypeAlias = Callable[[list[Any]], list[Result]]
-Results: TypeAlias = Generator[list[Result], None, None]
 
 
 def is_launched() -> bool:
@@ -60,14 +59,7 @@ def is_launched() -> bool:
 
 
 def device_of_process(name: str | None) -> torch.device:
-    """The device of this process under `accelerate launch`; the processes meet.
-
-    Args:
-        name: of a device; None = the one that accelerate chooses.
-
-    Returns:
-        The device.
-    """
+    """The device of this process under `accelerate launch`, by default the one that accelerate chooses."""
     state = PartialState(cpu=name == "cpu" or not torch.cuda.is_available())
     atexit.register(state.destroy_process_group)
     return torch.device(name or state.device)
@@ -83,24 +75,10 @@ def map_batches(
     cache: ResultCache | None = None,
     progress: str | None = None,
 ) -> dict[Any, Result]:
-    """Compute the results of texts, batch by batch. Where memory is out, a batch is halved.
+    """Compute the result of every text, batch by batch; for workers, `compute` must be picklable.
 
-    Args:
-        compute: gives the results of the texts of one batch, in order. With workers, it must be picklable.
-        batches: the texts; see `Text`.
-        model: what computes.
-        num_processes: see `num_workers`; None also shares the batches with the processes of `accelerate launch`.
-        num_beams: derivations of a text.
-        cache: results of earlier runs, to which the new ones are added. A batch of which one is missing is computed as
-            a whole, so that a run that continues another gives the same numbers to the last bit.
-        progress: name of a progress bar; None = no bar.
-
-    Returns:
-        Text -> result.
-
-    Raises:
-        ValueError: see `num_workers` and `ResultCache.read`; and what `compute` raises.
-        ChildProcessError: a worker died.
+    If one result of a batch is missing in `cache`, the whole batch is computed, so that a run that continues another
+    gives the same numbers to the last bit.
     """
     keys = {text: json.dumps(text) for batch in batches for text in batch}
     workers = num_workers(num_processes, model, len(keys) * num_beams)
@@ -113,11 +91,9 @@ def map_batches(
         left = left[state.process_index :: state.num_processes]
     hidden = progress is None or (state is not None and not state.is_main_process)
     total = sum(text.num_tokens for batch in left for text in batch)
-    done = _on_workers if min(workers, len(left)) > 1 else _here
-    with (
-        tqdm(total=total, desc=progress, unit="token", disable=hidden or None) as bar,
-        closing(done(partial(_in_memory, compute), left, min(workers, len(left)))) as results,
-    ):
+    run, workers = partial(_in_memory, compute), min(workers, len(left))
+    computed = _on_workers(run, left, workers) if workers > 1 else (run(batch) for batch in left)
+    with tqdm(total=total, desc=progress, unit="token", disable=hidden or None) as bar, closing(computed) as results:
         for batch, values in zip(left, results, strict=True):
             new = {keys[text]: value for text, value in zip(batch, values, strict=True)}
             found |= new
@@ -132,17 +108,8 @@ def map_batches(
 def num_workers(num_processes: int | None, model: PreTrainedModel, num_derivations: int) -> int:
     """How many processes of this machine compute; 1 = the one that asks.
 
-    Args:
-        num_processes: what the user wants; None = on a CPU one for every 2,000 derivations, at most as many as torch
-            would use threads; under `accelerate launch` and on a GPU one.
-        model: what computes.
-        num_derivations: texts times beam.
-
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: fewer than one, or several on a GPU.
+    None means: on a CPU one for every 2,000 derivations (texts times beam), but not more than torch would use threads;
+    on a GPU and under `accelerate launch` one.
     """
     on_cpu = model.device.type == "cpu"
     if num_processes is None:
@@ -152,8 +119,8 @@ def num_workers(num_processes: int | None, model: PreTrainedModel, num_derivatio
         raise ValueError(f"num_processes is {num_processes}: it must be at least 1")
     if num_processes > 1 and not on_cpu:
         raise ValueError(
-            f"num_processes is {num_processes}, but the model is on {model.device}: leave it out. Several GPUs share "
-            "the work under accelerate launch -m hf_synlm.cli"
+            f"num_processes is {num_processes}, but the model is on {model.device}: leave num_processes out. To use "
+            "several GPUs, run accelerate launch -m hf_synlm.cli"
         )
     return num_processes
 
@@ -166,45 +133,39 @@ def _in_memory(compute: Compute, batch: list[Any]) -> list[Result]:
     except torch.OutOfMemoryError:
         if not half:
             raise
-    logger.warning(f"Out of memory with {len(batch)} texts at once: going on with {half}. Lower the batch size.")
+    logger.warning(f"Out of memory with {len(batch)} texts at once: continuing with {half}. Lower the batch size.")
     return _in_memory(compute, batch[:half]) + _in_memory(compute, batch[half:])
 
 
-def _here(compute: Compute, batches: list[list[Any]], _: int) -> Results:
-    yield from map(compute, batches)
-
-
 # ------------------------------------------------------------------------------------------------------- workers
-def _on_workers(compute: Compute, batches: list[list[Any]], number: int) -> Results:
+def _on_workers(compute: Compute, batches: list[list[Any]], number: int) -> Generator[list[Result], None, None]:
     """Results in the order of the batches."""
     context = multiprocessing.get_context(_START)
     # By `synlm`, which is imported first, libraries are quiet.
     context.set_forkserver_preload(["synlm", "hf_synlm.evaluation.text.processes"])
+    others = multiprocessing.active_children()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "compute.pt"
         torch.save(compute, path)
         pool = ProcessPoolExecutor(number, context, _start_worker, (path,))
         try:
-            for future in _submit(pool, batches):
-                yield future.result()
+            # Workers inherit the mask from the start, unless they come from a server of forks that was there before.
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                results = pool.map(_work, batches)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            yield from results
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                f"one of {number} worker processes died, perhaps because memory was out: take fewer processes or a "
+                f"one of {number} worker processes died, perhaps because memory ran out: use fewer processes or a "
                 "smaller batch size. A script that starts processes needs if __name__ == '__main__'."
             ) from error
         finally:
-            for worker in list(pool._processes.values()):  # an error or Ctrl-C shall not wait for their batches
-                worker.terminate()
+            for worker in multiprocessing.active_children():  # an error or Ctrl-C does not wait for their batches
+                if worker not in others:
+                    worker.terminate()
             pool.shutdown(cancel_futures=True)
-
-
-def _submit(pool: ProcessPoolExecutor, batches: list[list[Any]]) -> list[Future[list[Result]]]:
-    # A worker inherits the mask from the start, unless it comes from a server of forks that was there before.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        return [pool.submit(_work, batch) for batch in batches]
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def _start_worker(path: Path) -> None:
