@@ -19,23 +19,14 @@ from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """One continuation of one prompt.
-
-    Attributes:
-        prompt: as it was given.
-        text: prompt and continuation, without begin, end and padding tokens.
-        num_new_tokens: length of the continuation, an end token not counted.
-        ended: whether the model ended the text itself, by an end token.
-        score: log-probability in nats as the search sums it up (`sequences_scores` of `generate`), or None.
-        tree: the tokens of the text with its tree; without a tree for models that have none.
-    """
+    """One continuation of one prompt."""
 
     prompt: str
-    text: str
-    num_new_tokens: int
-    ended: bool
-    score: float | None
-    tree: ParsedSentence
+    text: str  # with the prompt, without begin, end and padding tokens
+    num_new_tokens: int  # without the end token
+    ended: bool  # by an end token of the model
+    score: float | None  # in nats: `sequences_scores` of `generate`
+    tree: ParsedSentence  # over the tokens; some models have no tree
 
     def to_dict(self) -> dict[str, Any]:
         """The continuation as plain data for JSON."""
@@ -57,22 +48,9 @@ def generate_texts(
     progress: str | None = None,
     **options: Any,
 ) -> list[GeneratedText]:
-    """Continue prompts by `model.generate`.
+    """Continue prompts by `model.generate`, of which `options` are; an empty prompt begins a new text.
 
-    Args:
-        model: a causal language model of transformers; its training or evaluation mode is restored.
-        tokenizer: its tokenizer.
-        prompts: texts to continue; an empty one begins a new text.
-        batch_size: prompts per call.
-        progress: name of a progress bar; None = no bar.
-        **options: of `generate`, such as `max_new_tokens`, `num_beams` or `do_sample`.
-
-    Returns:
-        `num_return_sequences` texts per prompt, in order.
-
-    Raises:
-        ValueError: an option that the model does not have or that does not fit, an empty prompt for a model without a
-            begin token, or a prompt that is too long with its continuation. Nothing is generated then.
+    Gives `num_return_sequences` texts per prompt. All prompts are checked before the model begins.
     """
     rows = [_prompt_ids(model, tokenizer, prompt) for prompt in prompts]
     _check_lengths(model, rows, options.get("max_new_tokens") or 0)
@@ -92,7 +70,7 @@ def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prom
     candidates = (model.config.bos_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     begin = next((token for token in candidates if token is not None), None)
     if begin is None:
-        raise ValueError(f"{type(model).__name__} has no begin token, so it cannot begin a text. Give a prompt.")
+        raise ValueError(f"{type(model).__name__} has no begin token and cannot begin a text: give a prompt")
     return [begin]
 
 

@@ -23,6 +23,7 @@ A row of a model card names beam width and estimator, the convention of what is 
 the same number for trees that need no model. Without these a number on a card says little.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -61,26 +62,12 @@ F1_TITLES = {
 }
 """Score of unlabeled F1 -> its column in tables."""
 _OTHER_WIDTHS = {"action_beam_size": "action beam", "fast_track_size": "fast track"}
-_LIBRARIES = ("hf_synlm", "torch", "transformers", "tokenizers", "numpy")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 @dataclasses.dataclass
 class EvaluationResult:
-    """One evaluation of one model; `save` writes it, `load_result` reads it.
-
-    Attributes:
-        task: what was measured.
-        scores: flat mapping from names to numbers.
-        model: name or folder, revision, architecture, number of parameters, dtype.
-        options: all options that change numbers.
-        data: what was read.
-        tables: by name lists of rows with equal keys.
-        seconds: wall time of the scoring, or of training and scoring.
-        versions: of the libraries.
-        hardware: device and threads.
-        command: the command line that made it, or None.
-        items: what was measured of every item, pair or region; not part of the JSON.
-    """
+    """One evaluation of one model; `save` writes it, `load_result` reads it."""
 
     task: str
     scores: dict[str, float]
@@ -104,19 +91,7 @@ class EvaluationResult:
         data: Mapping[str, Any],
         **fields: Any,
     ) -> Self:
-        """A result of a model, its own options and place of computation included.
-
-        Args:
-            scorer: the `TextScorer`.
-            task: what was measured.
-            scores: names and numbers.
-            options: options of the evaluation.
-            data: what was read; how many texts the scorer had to cut is added.
-            **fields: the other attributes.
-
-        Returns:
-            The result.
-        """
+        """A result of a `TextScorer`: adds what describes the model, its options and its device."""
         return cls(
             task=task,
             scores=dict(scores),
@@ -134,14 +109,7 @@ class EvaluationResult:
         return json_text({"format": FORMAT, "format_version": FORMAT_VERSION, **fields})
 
     def to_markdown(self, max_rows: int | None = None) -> str:
-        """The scores and tables for a reader, with what they depend on.
-
-        Args:
-            max_rows: longer tables are cut to so many rows, with a note; None = they are not.
-
-        Returns:
-            The document.
-        """
+        """The scores and tables for a reader, with what they depend on; tables are cut to `max_rows` rows."""
         shown = {**self.options, **{key: value for key, value in self.data.items() if isinstance(value, int)}}
         parts = [
             f"# {self.task}: {self.model.get('name', '')}",
@@ -158,17 +126,7 @@ class EvaluationResult:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def save(self, path: PathLike) -> tuple[Path, Path]:
-        """Write `path` (JSON) and the same name ending in .md; nothing is half-written.
-
-        Args:
-            path: the JSON file; missing folders are made.
-
-        Returns:
-            The two paths.
-
-        Raises:
-            ValueError: see `write_report`.
-        """
+        """Write `path` (JSON) and the same name ending in .md. Neither file is ever half-written."""
         return write_report(path, self.to_json(), self.to_markdown())
 
 
@@ -179,19 +137,7 @@ def _cut_table(rows: Sequence[Row], max_rows: int | None) -> str:
 
 
 def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]:
-    """Write a JSON document to `path` and its table to the same name ending in .md.
-
-    Args:
-        path: the JSON file; missing folders are made.
-        document: the JSON.
-        table: the Markdown.
-
-    Returns:
-        The two paths.
-
-    Raises:
-        ValueError: the path does not end in .json, or see `write_bytes`.
-    """
+    """Write a JSON document to `path` and its table to the same name ending in .md."""
     path, beside = _report_paths(path)
     write_text(path, document)
     write_text(beside, table)
@@ -199,18 +145,7 @@ def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]
 
 
 def check_report(path: PathLike, overwrite: bool = False) -> Path:
-    """Check, before anything is computed, that `write_report` can write its two files.
-
-    Args:
-        path: the JSON file.
-        overwrite: whether existing files may be replaced.
-
-    Returns:
-        The path.
-
-    Raises:
-        ValueError: it does not end in .json, or see `check_output`.
-    """
+    """Check, before anything is computed, that `write_report` can write its two files."""
     path, beside = _report_paths(path)
     check_output(path, overwrite)
     check_output(beside, overwrite)
@@ -225,35 +160,18 @@ def _report_paths(path: PathLike) -> tuple[Path, Path]:
 
 
 def library_versions(*more: str) -> dict[str, str]:
-    """Versions of Python and of the libraries that compute.
+    """Versions of Python, of the libraries that compute, and of those of `more` that are installed."""
+    from hf_synlm import __version__
 
-    Args:
-        *more: names of further packages, of which those that are installed count.
-
-    Returns:
-        Versions by name.
-    """
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "hf_synlm": __version__}
     for name in (*_LIBRARIES, *more):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # a checkout on the path that was not installed
-            if name == "hf_synlm":
-                from hf_synlm import __version__
-
-                versions[name] = __version__
     return versions
 
 
 def describe_hardware(device: Any = "cpu") -> dict[str, Any]:
-    """Describe the device and the processor.
-
-    Args:
-        device: of the model, a name or a `torch.device`.
-
-    Returns:
-        `device`, `device_name` and `num_threads`.
-    """
+    """`device`, `device_name` and `num_threads`."""
     import torch  # results are read without it
 
     device = torch.device(device)
@@ -272,17 +190,7 @@ def _processor_name() -> str:
 
 
 def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
-    """Path, size and SHA-256 of files, to identify the data.
-
-    Args:
-        paths: the files.
-
-    Returns:
-        One mapping per file: `path`, `bytes`, `sha256`.
-
-    Raises:
-        ValueError: a file is a pipe.
-    """
+    """`path`, `bytes` and `sha256` of each file, to identify the data."""
     described = []
     for path in paths:
         refuse_pipe(path)
@@ -294,30 +202,16 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
 
 
 def refuse_pipe(path: PathLike) -> None:
-    """Raise ValueError if a file whose checksum will be stated is a pipe.
-
-    Args:
-        path: the file; - is standard input.
-
-    Raises:
-        ValueError: it is a pipe.
-    """
+    """Raise ValueError if a file that is read twice is a pipe (standard input, "-", is kept in memory)."""
     if str(path) != "-" and Path(path).is_fifo():
-        raise ValueError(f"{path} is a pipe, but is read twice: write it to a file. (Texts may be standard input, -.)")
+        raise ValueError(
+            f"{path} is a pipe and would have to be read twice. Save it to a file first (text can also be piped in "
+            "with -)."
+        )
 
 
 def load_result(path: PathLike) -> EvaluationResult:
-    """Read what `EvaluationResult.save` wrote.
-
-    Args:
-        path: the JSON file.
-
-    Returns:
-        The result; numbers that were not finite are NaN in `scores`.
-
-    Raises:
-        ValueError: it is not a result of this version, or a field has a wrong type.
-    """
+    """Read what `EvaluationResult.save` wrote; scores that were not finite are NaN."""
     path = Path(path)
     fields = read_json(path)
     if fields.pop("format", None) != FORMAT:
@@ -338,25 +232,15 @@ def _check_fields(path: Path, fields: Mapping[str, Any]) -> None:
     for name in ("scores", "model", "options", "data", "tables", "versions", "hardware"):
         if not isinstance(fields[name], dict):
             raise ValueError(f"{path}: {name} is {fields[name]!r}: it must be a JSON object")
-    files = fields["data"].get("files", [])
-    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
-        raise ValueError(f"{path}: files in data is {files!r}: it must be a list of JSON objects")
-    if not isinstance(fields["task"], str) or not isinstance(fields["model"].get("name"), str):
-        raise ValueError(f"{path}: task and the name of the model must be text")
     for name, value in fields["scores"].items():
         if isinstance(value, bool) or not isinstance(value, (int, float, NoneType)):
             raise ValueError(f"{path}: the score {name!r} is {value!r}: it must be a number, or null if there is none")
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with equal keys as a Markdown table.
+    """Rows with equal keys as a Markdown table, without columns that have no value.
 
-    Args:
-        rows: at least one.
-
-    Returns:
-        The table without a final line end. The numbers of a column have the same digits after the point, as many as
-        they need but at most four; missing values are empty, and columns without any value left out.
+    The numbers of a column have the same digits after the point, as many as they need, but not more than four.
     """
     if not rows:
         return ""
@@ -386,14 +270,7 @@ def _cell(value: Any, digits: int) -> str:
 
 
 def json_text(fields: Mapping[str, Any]) -> str:
-    """Write plain data as a JSON document.
-
-    Args:
-        fields: the data.
-
-    Returns:
-        The document; numbers that are not finite become null.
-    """
+    """Plain data as a JSON document; numbers that are not finite become null."""
     return json.dumps(_finite(fields), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -410,18 +287,9 @@ def _finite(value: Any) -> Any:
 def check_results_of(
     results: Mapping[Path, EvaluationResult], model: str, architecture: str, num_parameters: int, dtype: str
 ) -> None:
-    """Refuse results of another model, before they are stated on a card.
+    """Raise ValueError if a result, given by its file, was measured on other weights than a card is written for.
 
-    Args:
-        results: by the names of their files.
-        model: folder of the model, or its name on the Hub.
-        architecture: name of its class.
-        num_parameters: of the model.
-        dtype: of the weights on the card, such as "float32".
-
-    Raises:
-        ValueError: a result is of another class, size, type, or file of weights. (A result of a model on the Hub names
-            no checksum, which gives a warning.)
+    A result of a model on the Hub names no checksum, which gives a warning.
     """
     weights = {file["sha256"] for file in describe_files(sorted(Path(model).glob("*.safetensors")))}
     for path, result in results.items():
@@ -454,22 +322,12 @@ def check_results_of(
 def card_rows(
     result: EvaluationResult, *, dataset: str | None = None, split: str = "all", command: str | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of `fill_card`'s `results` that state an evaluation.
+    """The row for `fill_card` that states the score in `CARD_SCORES`.
 
-    Args:
-        result: of one model, as `synlm evaluate` writes it.
-        dataset: what was measured on; by default the names of the files.
-        split: part of the dataset; by default all of the files.
-        command: what reproduces the number; by default the command line that made the result.
-
-    Returns:
-        A row for the score in `CARD_SCORES`.
-
-    Raises:
-        ValueError: a card does not state results of this task, or the number is missing.
+    By default `dataset` is the names of the files, and `command` what made the result.
     """
     if result.task not in CARD_SCORES:
-        raise ValueError(f"a card has no place for results of {result.task!r}: known are {', '.join(CARD_SCORES)}")
+        raise ValueError(f"a card cannot state results of {result.task!r}: choose results of {', '.join(CARD_SCORES)}")
     # F1 of trees that need no model, where the result has them.
     scored: Sequence[Row] = result.tables.get("unlabeled F1 (%)", ())
     baselines = {r["trees"]: r["F1 by the convention"] for r in scored if r["trees"] != result.model.get("name")}

@@ -26,17 +26,7 @@ _SHOWN = {
 
 
 def load_runs(paths: Sequence[PathLike]) -> list[EvaluationResult]:
-    """Read the results of several runs.
-
-    Args:
-        paths: their JSON files.
-
-    Returns:
-        The results.
-
-    Raises:
-        ValueError: a file is given twice, by this name or another, or is not a result.
-    """
+    """Read the results of several runs; a file that is given twice is refused."""
     counts = Counter(Path(path).resolve() for path in paths)
     twice = [str(path) for path in paths if counts[Path(path).resolve()] > 1]
     if twice:
@@ -45,20 +35,9 @@ def load_runs(paths: Sequence[PathLike]) -> list[EvaluationResult]:
 
 
 def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
-    """Mean and standard deviation of each score over runs of one task, such as several seeds.
+    """Mean, standard deviation (of a sample; None for one run), minimum and maximum of each score over runs.
 
-    The standard deviation is that of a sample (divided by n - 1), and missing for one run.
-
-    Args:
-        results: runs; they must be of one task, of models of one architecture, size and precision, with the same
-            options but for `seed` and the same scores.
-
-    Returns:
-        One row per score: `score`, `mean`, `standard_deviation`, `minimum`, `maximum`, `runs`.
-
-    Raises:
-        ValueError: there are none, or they differ in task, model, options, data or scores, so that a mean would mix
-            conventions.
+    The runs must agree in everything but the seed, so that no mean mixes conventions.
     """
     if not results:
         raise ValueError("there are no results to summarize: give at least one file")
@@ -86,17 +65,7 @@ def _row(name: str, values: Sequence[float]) -> Row:
 
 
 def summary_to_json(paths: Sequence[PathLike], results: Sequence[EvaluationResult], rows: Sequence[Row]) -> str:
-    """A summary as a JSON document that names its runs.
-
-    Args:
-        paths: the files of the runs.
-        results: the runs.
-        rows: what `summarize` gives for them.
-
-    Returns:
-        The document: `format` "hf_synlm.summary", `format_version`, `task`, `options` and `data` (what is common to the
-        runs), `runs` (file, model, seed) and `scores` (the rows).
-    """
+    """The rows of `summarize` as a JSON document that names the runs and what is common to them."""
     fields = {
         "format": SUMMARY_FORMAT,
         "format_version": 1,
@@ -115,19 +84,9 @@ def summary_to_json(paths: Sequence[PathLike], results: Sequence[EvaluationResul
 def scores_of_groups(
     results: Sequence[EvaluationResult], labels: Sequence[str], wanted: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, list[float]], dict[str, list[float | None]]]:
-    """Scores of several models, each a group of runs.
+    """Scores of several models, each a group of runs: names, and by group their means and standard deviations.
 
-    Args:
-        results: runs of one task on the same data.
-        labels: group of each run.
-        wanted: names of scores, or their beginnings; empty = those that tell most about the task.
-
-    Returns:
-        Names of the scores; by group their means; and by group their standard deviations, None for a single run.
-
-    Raises:
-        ValueError: results of different tasks, data or conventions, runs in a group that differ in options, or a score
-            that is missing.
+    `wanted` holds names of scores, or their beginnings; empty = those that tell most about the task.
     """
     first = results[0]
     for other in results[1:]:

@@ -153,7 +153,7 @@ def test_words_of_pieces():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("DELETE_LABEL TOP\nDELTE_LABEL X", r"prm:2: 'DELTE_LABEL' is no parameter"),
+        ("DELETE_LABEL TOP\nDELTE_LABEL X", r"prm:2: 'DELTE_LABEL' is not a parameter"),
         ("LABELED yes", r"prm:1: .*value of LABELED"),
         ("# comment\n\nEQ_LABEL ADVP", r"prm:3: .*value of EQ_LABEL"),
         ("DELETE_LABEL", r"prm:1: .*value of DELETE_LABEL"),

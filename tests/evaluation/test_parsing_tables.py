@@ -19,7 +19,7 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, EvalbTree, labeled_f1
-from hf_synlm.evaluation.trees.parsing import binarized_gold, branching_baselines, unlabeled_f1
+from hf_synlm.evaluation.trees.parsing import ParsingConvention, binarized_gold, branching_baselines, unlabeled_f1
 from hf_synlm.evaluation.trees.parsing_analysis import (
     Recall,
     agreement,
@@ -147,11 +147,9 @@ def test_statistics_by_hand():
 def test_agreement():
     lengths = [5, 4]
     runs = [[branch(n) for n in lengths] for branch in (right_branching, left_branching, right_branching)]
-    result = agreement(runs, lengths, epsilon=0)
-    assert result.pairs == {(0, 1): 0, (0, 2): 1, (1, 2): 0}
-    assert (result.mean, result.minimum, result.maximum) == (pytest.approx(1 / 3), 0, 1)
-    corpus = agreement(runs, lengths, "compound-pcfg-corpus", sentence_span="count")
-    assert corpus.pairs[0, 1] == pytest.approx(2 / 7) and "corpus F1" in corpus.convention
+    assert agreement(runs, lengths, ParsingConvention("exact", epsilon=0)) == pytest.approx((0 + 1 + 0) / 3)
+    corpus = agreement(runs[:2], lengths, ParsingConvention("corpus", level="corpus", sentence_span="count"))
+    assert corpus == pytest.approx(2 / 7)
     with pytest.raises(ValueError, match="at least two"):
         agreement(runs[:1], lengths)
 

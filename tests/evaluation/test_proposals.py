@@ -198,7 +198,7 @@ def _file(trees: Path, text: str) -> Path:
     ("architecture", "options", "message"),
     [
         ("on_lstm", {}, "gives no probability to given trees"),
-        ("rnng", {"num_beams": 3}, "nothing is searched"),
+        ("rnng", {"num_beams": 3}, "num_beams"),
     ],
 )
 def test_what_proposals_cannot_do(architecture: str, options: dict, message: str, trees: Path) -> None:

@@ -95,15 +95,7 @@ def read_pairs(
 
 
 def first_pairs(pairs: Sequence[MinimalPair], limit: int | None) -> list[MinimalPair]:
-    """The first pairs of each group.
-
-    Args:
-        pairs: the pairs.
-        limit: number of pairs taken from each group; None = all.
-
-    Returns:
-        The pairs that are left, in order.
-    """
+    """The first `limit` pairs of each group, in order; None = all."""
     seen: Counter[tuple[str | None, str]] = Counter()
     taken = []
     for pair in pairs:
@@ -115,35 +107,12 @@ def first_pairs(pairs: Sequence[MinimalPair], limit: int | None) -> list[Minimal
 
 
 def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
-    """Files of BLiMP's paradigms.
-
-    Args:
-        place: the folder of .jsonl files, or one file.
-        paradigms: file names without .jsonl; empty = all.
-
-    Returns:
-        The files in alphabetical order.
-
-    Raises:
-        ValueError: the place or a paradigm does not exist, or the folder has no paradigms.
-    """
+    """The files of paradigms in alphabetical order: of a folder those with these names (without .jsonl), or all."""
     return find_files(place, ".jsonl", paradigms, "paradigm", "alexwarstadt/blimp, folder data")
 
 
 def read_blimp(path: PathLike) -> list[MinimalPair]:
-    """Pairs of one file of BLiMP, grouped by `UID` and `linguistics_term`.
-
-    As in the paper, s-selection counts as argument structure.
-
-    Args:
-        path: the .jsonl file.
-
-    Returns:
-        The pairs.
-
-    Raises:
-        ValueError: see `read_pairs`.
-    """
+    """Pairs of a file of BLiMP by `UID` and `linguistics_term`; as in the paper, s-selection is argument structure."""
     pairs = read_pairs(path, group_column="UID", phenomenon_column="linguistics_term")
     merged = {"s-selection": "argument_structure"}
     return [replace(pair, phenomenon=merged.get(pair.phenomenon or "", pair.phenomenon)) for pair in pairs]
@@ -153,20 +122,7 @@ def read_blimp(path: PathLike) -> list[MinimalPair]:
 def sentence_log_probs(
     scorer: TextScorer, sentences: Sequence[str], *, end: bool = False, progress: str | None = None
 ) -> list[float]:
-    """Log-probability of each sentence in nats.
-
-    Args:
-        scorer: the model.
-        sentences: texts; white space is read as single spaces.
-        end: count the end of the sentence.
-        progress: name of a progress bar; None = no bar.
-
-    Returns:
-        One number per sentence; tokens that nothing predicts are left out.
-
-    Raises:
-        ValueError: a sentence without tokens, an end that the model does not predict.
-    """
+    """Log-probability of each sentence in nats, by request with its end, without tokens that nothing predicts."""
     return [log_prob for log_prob, _ in _score_sentences(scorer, sentences, end, progress)]
 
 
@@ -205,14 +161,13 @@ def evaluate_pairs(
         end: count the end of the sentences.
         data: what results say about the data.
         options: further options for the result, such as the seed.
-        proposals: trees of all sentences; their probability is then the sum over these, ends included.
-        split: the model reads unknown words as the Penn Treebank splits them, see `split_as_treebank`.
+        proposals: trees of all sentences; a sentence's probability is then the sum over its trees, end included.
+        split: read unknown words as the Penn Treebank splits them, see `split_as_treebank`.
 
     Returns:
-        The result. Scores: "accuracy" (over all pairs), "mean_over_groups"; where pairs have phenomena,
-        "mean_over_phenomena" (mean over phenomena of the mean over their groups) and the accuracy of each. Tables: one
-        row per group with its accuracy, the mean difference of the log-probabilities in bits, and how many pairs have
-        a word outside the vocabulary. Items: one row per pair with both log-probabilities.
+        The result. Its scores are "accuracy" (over all pairs), "mean_over_groups", and where pairs have phenomena
+        "mean_over_phenomena" (mean over phenomena of the mean over their groups) and the accuracy of each. Its table
+        has one row per group, its items one row per pair with both log-probabilities.
 
     Raises:
         ValueError: there are no pairs, a sentence has no tokens, or (with proposals) no tree; `split` with proposals.
@@ -220,7 +175,7 @@ def evaluate_pairs(
     Cost: one pass over every different sentence.
     """
     if not pairs:
-        raise ValueError("there are no pairs to score")
+        raise ValueError("there are no pairs to score: give at least one")
     start = time.perf_counter()
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     settings = {"end_of_text": scorer.end_of_text if end else "not counted", **({"tokenize": "ptb"} if split else {})}

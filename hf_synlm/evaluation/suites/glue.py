@@ -15,25 +15,15 @@ from sklearn import metrics as sklearn_metrics
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-    """A task on texts or pairs of texts.
-
-    Attributes:
-        name: as in the data set `nyu-mll/glue`, or of the user's own task.
-        text_columns: columns of the one or two texts.
-        labels: names of the classes by id; none for a regression.
-        metrics: keys of `METRICS` that are reported.
-        main_metrics: those whose mean chooses the best model, the one of the paper's table.
-        validation_splits: name of the part -> split of the data set.
-        target_range: smallest and largest target of a regression, if the task has them.
-    """
+    """A task on texts or pairs of texts; `name` as in the data set `nyu-mll/glue`, or of the user's own task."""
 
     name: str
     text_columns: tuple[str, ...]
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # names of the classes by id; empty for a regression
     metrics: tuple[str, ...] = ("accuracy",)
-    main_metrics: tuple[str, ...] = ("accuracy",)
-    validation_splits: tuple[tuple[str, str], ...] = (("validation", "validation"),)
-    target_range: tuple[float, float] | None = None
+    main_metrics: tuple[str, ...] = ("accuracy",)  # their mean chooses the best model, as in the paper's table
+    validation_splits: tuple[tuple[str, str], ...] = (("validation", "validation"),)  # name -> split of the data set
+    target_range: tuple[float, float] | None = None  # smallest and largest target of a regression
 
     @property
     def num_labels(self) -> int:
@@ -91,63 +81,30 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 def glue_task(name: str) -> TextTask:
-    """Look up a task of GLUE.
-
-    Args:
-        name: such as "cola"; "sst-2" and "sts-b" are understood too.
-
-    Returns:
-        The task.
-
-    Raises:
-        ValueError: the task is unknown.
-    """
+    """Look up a task of GLUE; "sst-2" and "sts-b" are understood, too."""
     key = name.lower().replace("-", "").replace("_", "")
     if key not in GLUE_TASKS:
-        raise ValueError(f"task_name {name!r} is no task of GLUE. Choose one of {', '.join(GLUE_TASKS)}.")
+        raise ValueError(f"task_name {name!r} is not a task of GLUE. Choose one of {', '.join(GLUE_TASKS)}.")
     return GLUE_TASKS[key]
 
 
 def task_scores(
     task: TextTask, predictions: Sequence[float] | np.ndarray, labels: Sequence[float] | np.ndarray
 ) -> dict[str, float]:
-    """Scores of predictions on one part of a task.
+    """Scores, as fractions, of [n] class ids or values of a regression.
 
     accuracy = correct / all;  f1 = 2 tp / (2 tp + fp + fn) of class 1, 0 without a positive;
     matthews_correlation = cov(y, x) / (std y std x) of classes 0 and 1, 0 if one is constant;
     pearson, spearmanr: correlation of values, and of ranks with ties at their mean; 0 if one side is constant.
-
-    Args:
-        task: which scores.
-        predictions: [n] class ids, or values of a regression.
-        labels: [n] of the same kind.
-
-    Returns:
-        Name -> score, as fractions.
-
-    Raises:
-        ValueError: for unequal or zero length, values that are not finite, and classes that the task does not have.
-
-    Cost: O(n log n).
     """
     predicted, gold = np.asarray(predictions), np.asarray(labels)
-    if predicted.shape != gold.shape or predicted.ndim != 1 or not len(gold):
-        raise ValueError(
-            f"predictions have shape {predicted.shape}, labels {gold.shape}. Give one of each per example."
-        )
     for name, values in (("predictions", predicted), ("labels", gold)):
         check_labels(task, values, name)
     return {name: float(METRICS[name](gold, predicted)) for name in task.metrics}
 
 
 def check_labels(task: TextTask, labels: np.ndarray, name: str) -> None:
-    """Raise ValueError unless all labels are classes of the task, or for a regression finite numbers.
-
-    Args:
-        task: whose classes count.
-        labels: [n].
-        name: what they are, for the message.
-    """
+    """Raise ValueError unless all labels are classes of the task, or for a regression finite numbers."""
     if task.is_regression:
         wrong = ~np.isfinite(labels.astype(float))
         allowed = "a finite number"
@@ -162,5 +119,5 @@ def check_labels(task: TextTask, labels: np.ndarray, name: str) -> None:
 
 
 def main_score(task: TextTask, scores: dict[str, float]) -> float:
-    """The number by which models are compared: the mean of `task.main_metrics` in `scores`."""
+    """The number by which models are compared: the mean of `task.main_metrics`."""
     return float(np.mean([scores[name] for name in task.main_metrics]))

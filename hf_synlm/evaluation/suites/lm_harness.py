@@ -32,17 +32,10 @@ Request = tuple[tuple[str, str] | None, list[int], list[int]]
 
 @register_model("hf-synlm")
 class SyntacticLM(HFLM):
-    """A syntactic language model in lm-eval.
+    """A syntactic language model in lm-eval; `options` are those of lm-eval's `hf`, the others those of `TextScorer`.
 
-    Args:
-        pretrained: folder, name on the Hub, or the model itself.
-        estimator: "beam_marginal" or "stepwise".
-        num_beams: derivations kept after a word; None = the model's `scoring_num_beams`.
-        action_beam_size: derivations kept after an action (RNNG).
-        fast_track_size: derivations moved on to the next word (RNNG).
-        greedy: also check whether continuations are the most probable ones, by one more search. Without it, they are
-            reported as not greedy; only tasks with exact matches (such as lambada) use this.
-        **options: of lm-eval's `hf`.
+    With `greedy`, one more search tells whether continuations are the most probable ones. Otherwise they are reported
+    as not greedy, which only tasks with exact matches (such as lambada) use.
     """
 
     def __init__(

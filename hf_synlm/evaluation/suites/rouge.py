@@ -17,15 +17,7 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def sentences_as_lines(text: str, *, language: str = "en") -> str:
-    """Put every sentence of a text on its own line; lines of the text are never joined.
-
-    Args:
-        text: the text.
-        language: ISO 639 code for the splitting.
-
-    Returns:
-        The sentences, separated by newlines.
-    """
+    """Put every sentence of a text on its own line; lines of the text are never joined."""
     return "\n".join(
         sentence for line in re.split(r"[\r\n]+", text) for sentence in split_sentences(line, language=language)
     )
@@ -38,34 +30,21 @@ def rouge_scores(
     use_stemmer: bool = False,
     language: str = "en",
 ) -> dict[str, float]:
-    """Mean ROUGE F1 of summaries, in percent.
+    """Mean ROUGE F1 of summaries, in percent; of several references the best counts, for each measure by itself.
 
-    Of several references the best counts, for each measure by itself.
-
-    Args:
-        predictions: one summary per document; may be empty strings.
-        references: per document one reference, or several.
-        use_stemmer: stem words (Porter) before they are compared. The authors of GPST do not.
-        language: ISO 639 code for splitting sentences; rouge-score itself keeps ASCII letters and digits only.
-
-    Returns:
-        `rouge1`, `rouge2`, `rougeL`, `rougeLsum`, and `rouge_average`, the mean of the first three (the paper's R-AVG).
-
-    Raises:
-        ValueError: for unequal numbers, no summaries, or a document without reference.
+    `rouge_average` is the mean of the first three (the paper's R-AVG). The authors of GPST do not stem. The package
+    rouge-score keeps ASCII letters and digits only, whatever the language for splitting sentences.
 
     Cost: per pair O(length of summary times length of reference) for the subsequences.
     """
-    if len(predictions) != len(references):
-        raise ValueError(f"There are {len(predictions)} summaries and {len(references)} references. Give one each.")
     if not len(predictions):
-        raise ValueError("There is no summary to score.")
+        raise ValueError("there are no summaries to score: give at least one")
     scorer = rouge_scorer.RougeScorer(list(ROUGE_TYPES), use_stemmer=use_stemmer)
     table = np.zeros((len(predictions), len(ROUGE_TYPES)))
     for row, (prediction, given) in enumerate(zip(predictions, references, strict=True)):
         several = [given] if isinstance(given, str) else list(given)
         if not any(reference.strip() for reference in several):
-            raise ValueError(f"Document {row} has no reference summary. Leave it out.")
+            raise ValueError(f"document {row} has no reference summary: leave it out")
         targets = [sentences_as_lines(reference, language=language) for reference in several]
         scores = scorer.score_multi(targets, sentences_as_lines(prediction, language=language))
         table[row] = [scores[name].fmeasure for name in ROUGE_TYPES]

@@ -42,8 +42,6 @@ CIRCUITS: dict[str, tuple[str, ...]] = {
     "Long-Distance Dependencies": ("cleft", "cleft_modifier", "fgd_hierarchy", "fgd_object", "fgd_pp", "fgd_subject"),
 }  # fmt: skip
 """Circuit -> the suites whose mean it is; 31 in all."""
-NOT_IN_PAPER = ("fgd-embed3", "fgd-embed4", "nn-nv-rpl")
-"""Suites of the collection that the paper's averages leave out."""
 _METRICS = {
     "sum": sum,
     "mean": lambda values: statistics.fmean(values) if values else 0.0,
@@ -103,11 +101,8 @@ def load_suite(path: PathLike) -> Suite:
     Raises:
         ValueError: the file is not a valid suite; the message says where.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: give the files of the suites in it, as find_suites lists them")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:  # no text, no JSON, or brackets without end
@@ -122,7 +117,7 @@ def load_suite(path: PathLike) -> Suite:
         raise ValueError(f"{path} is not a suite of SyntaxGym: it lacks {error}") from error
     except (AttributeError, TypeError, OverflowError) as error:
         raise ValueError(f"{path} is not a suite of SyntaxGym: {error}") from error
-    if not isinstance(metric, str) or metric not in _METRICS:
+    if metric not in _METRICS:
         raise ValueError(f"{path}: metric {metric!r} is unknown: choose one of {', '.join(_METRICS)}")
     if not formulas or not items:
         raise ValueError(f"{path} has {len(formulas)} predictions and {len(items)} items: it needs one of each")
@@ -145,50 +140,25 @@ def _formula(prediction: Mapping[str, Any]) -> Formula:
 def _sentences(item: Mapping[str, Any]) -> list[Sentence]:
     sentences = []
     for condition in item["conditions"]:
-        if not isinstance(condition["condition_name"], str):
-            raise ValueError(
-                f"item {item['item_number']}: {condition['condition_name']!r} is not a condition's name: write text"
-            )
+        name = str(condition["condition_name"])
         regions = tuple(
             (int(region["region_number"]), tuple(region["content"].split())) for region in condition["regions"]
         )
         if len(dict(regions)) < len(regions):
-            raise ValueError(
-                f"item {item['item_number']}: condition {condition['condition_name']!r} has a region twice"
-            )
-        sentences.append(Sentence(condition["condition_name"], regions))
+            raise ValueError(f"item {item['item_number']}: condition {name!r} has a region twice")
+        sentences.append(Sentence(name, regions))
     return sentences
 
 
 def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
-    """Files of suites.
-
-    Args:
-        place: a folder of .json files, or one file.
-        names: suites to take (file names without .json); empty = all.
-
-    Returns:
-        The files in alphabetical order.
-
-    Raises:
-        ValueError: the place or a suite does not exist, or the folder has no suites.
-    """
+    """The files of suites in alphabetical order: of a folder those with these names (without .json), or all."""
     return find_files(place, ".json", names, "suite", "cpllab/syntactic-generalization")
 
 
 def region_surprisals(
     scorer: TextScorer, suites: Sequence[Suite], *, progress: str | None = None
 ) -> list[list[dict[tuple[str, int], float]]]:
-    """Surprisal of every region in bits; sentences that occur several times are scored once.
-
-    Args:
-        scorer: the model.
-        suites: the suites.
-        progress: name of a progress bar; None = no bar.
-
-    Returns:
-        Per suite, per item: (condition, region number) -> surprisal.
-    """
+    """Surprisal of every region in bits, per suite and per item: (condition, region number) -> surprisal."""
     return [
         [{place: value for place, (value, _) in regions.items()} for regions in items]
         for items in _score_regions(scorer, suites, progress)
@@ -244,29 +214,17 @@ def _reads_unknown_words(formula: Formula, suite: Suite, regions: Mapping[tuple[
 
 
 def accuracies(suite: Suite, surprisals: Sequence[Mapping[tuple[str, int], float]]) -> list[float]:
-    """Share of the items for which each prediction holds.
-
-    Args:
-        suite: the suite.
-        surprisals: of its items, in order.
-
-    Returns:
-        One number in 0..1 per prediction.
-    """
+    """For each prediction the share of the items, given by their surprisals, for which it holds; 0..1."""
     return [
         statistics.fmean(formula(values, suite.region_names) for values in surprisals) for formula in suite.predictions
     ]
 
 
 def summary(by_suite: Mapping[str, float]) -> dict[str, float]:
-    """Means over suites and circuits.
+    """Means over suites and circuits, of the accuracy of each suite.
 
-    Args:
-        by_suite: accuracy of each suite.
-
-    Returns:
-        "mean_over_suites" (all given); "mean_31_suites" (those of the paper) and "mean_6_circuits" if all 31 are
-        given; and the mean of each circuit whose suites are all given.
+    These are "mean_over_suites" (all given); "mean_31_suites" (those of the paper) and "mean_6_circuits" if all 31 are
+    given; and the mean of each circuit whose suites are all given.
     """
     scores = {"mean_over_suites": statistics.fmean(by_suite.values())}
     circuits = {

@@ -22,14 +22,7 @@ FORMAT = "hf_synlm.cache"
 
 
 def checksum(model: PreTrainedModel) -> str:
-    """SHA-256 of a model's weights and configuration, wherever it was loaded from.
-
-    Args:
-        model: the model.
-
-    Returns:
-        The checksum.
-    """
+    """SHA-256 of a model's weights and configuration, wherever it was loaded from."""
     places = ("_name_or_path", "transformers_version")
     config = json.loads(model.config.to_json_string(use_diff=False))
     digest = hashlib.sha256(json.dumps({k: v for k, v in config.items() if k not in places}).encode())
@@ -40,13 +33,7 @@ def checksum(model: PreTrainedModel) -> str:
 
 
 class ResultCache:
-    """Results of one model with one set of options, by text.
-
-    Args:
-        path: the file; it need not exist.
-        model: the model; None = the options name what computes.
-        options: all that changes results.
-    """
+    """Results of one model with one set of options, by text; without a model, the options name what computes."""
 
     def __init__(self, path: PathLike, model: PreTrainedModel | None, options: Mapping[str, Any]) -> None:
         self.path = Path(path)
@@ -54,14 +41,7 @@ class ResultCache:
         self._header = {"format": FORMAT, **of_model, **json.loads(json.dumps(options))}
 
     def read(self) -> dict[str, Result]:
-        """Results of earlier runs; makes the file ready for more.
-
-        Returns:
-            JSON of a text -> result.
-
-        Raises:
-            ValueError: the file is something else, or of another model or other options.
-        """
+        """Results of earlier runs by the JSON of their text; makes the file ready for more."""
         remedy = "Name another file, or delete it to begin anew."
         data = self.path.read_bytes() if self.path.exists() else b""
         if not data:
@@ -89,11 +69,7 @@ class ResultCache:
         return {json.dumps(row["text"]): row["result"] for row in rows}
 
     def add(self, results: Mapping[str, Result]) -> None:
-        """Append results.
-
-        Args:
-            results: JSON of a text -> result.
-        """
+        """Append results, given by the JSON of their text."""
         self._append([{"text": json.loads(key), "result": value} for key, value in results.items()])
 
     def _append(self, rows: list[Any]) -> None:

@@ -58,17 +58,7 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
 
 
 def averages(nats: float, tokens: int, words: int, suffix: str) -> dict[str, float]:
-    """Perplexities and bits per token and per word.
-
-    Args:
-        nats: minus the log-probability of all texts.
-        tokens: number of tokens.
-        words: number of words.
-        suffix: of the names.
-
-    Returns:
-        By name; NaN per word without words.
-    """
+    """Perplexities and bits per token and per word (NaN without words) of texts with -log p = `nats`, by name."""
     return {
         f"token_perplexity{suffix}": _exp(nats / tokens),
         f"word_perplexity{suffix}": _exp(nats / words) if words else math.nan,
@@ -97,8 +87,8 @@ def evaluate_perplexity(
         items: the texts.
         context: see `score_words`. In documents, ends of sentences are not counted; recurrent models read an end token
             between sentences.
-        split: the model reads unknown words as the Penn Treebank splits them, see `split_as_treebank`; words are those
-            of the text.
+        split: read unknown words as the Penn Treebank splits them, see `split_as_treebank`; the words that are counted
+            are those of the text.
         data: what results say about the data.
         options: further options for the result, such as the seed.
 

@@ -43,37 +43,18 @@ NO_LABEL = "X"
 
 
 class ProposalScore(NamedTuple):
-    """What the trees of a sentence give.
+    """What the distinct trees of a sentence give."""
 
-    Fields:
-        log_prob: log of the sum over the trees, in nats; the end of the sentence is part of it.
-        num_tokens: tokens of the sentence.
-        num_words: words of the sentence, as its trees split them.
-        num_trees: distinct trees.
-        best_share: share of the best tree in the sum.
-        has_unknown_words: whether a word is outside the vocabulary.
-    """
-
-    log_prob: float
+    log_prob: float  # of their sum, in nats, with the end of the sentence
     num_tokens: int
-    num_words: int
+    num_words: int  # as the trees split them
     num_trees: int
-    best_share: float
+    best_share: float  # of the best tree in the sum
     has_unknown_words: bool
 
 
 def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[TreebankSentence]]:
-    """Read trees and group them by their words, in whatever order they stand.
-
-    Args:
-        paths: files of bracketed trees, or of the JSON lines of `synlm parse --format json`.
-
-    Returns:
-        By the words of a sentence its trees.
-
-    Raises:
-        ValueError: a file cannot be read as trees, or has none.
-    """
+    """Trees by their words, from files of bracketed trees or of the JSON lines of `synlm parse --format json`."""
     found: dict[tuple[str, ...], list[TreebankSentence]] = {}
     for path in paths:
         for sentence in _read_trees(Path(path)):
@@ -167,19 +148,6 @@ def score_proposals(
 ) -> ProposalScore:
     """Sum the probabilities of a sentence with given trees.
 
-    Args:
-        scorer: the model.
-        words: the sentence.
-        trees: trees of these words; what the model cannot tell apart counts once.
-        max_trees: take the first distinct trees only, at most this many.
-
-    Returns:
-        The sum and its parts.
-
-    Raises:
-        ValueError: the model does not read given trees, or every tree has a label that it does not know (some of them
-            count as impossible).
-
     Cost: one forward pass over every distinct tree.
     """
     encode = _ENCODERS.get(scorer.model.config.model_type)
@@ -205,15 +173,7 @@ def score_proposals(
 
 
 class Proposals:
-    """Trees from files, for sentences whose words may be split otherwise: only the characters have to be the same.
-
-    Args:
-        paths: files of bracketed trees.
-        max_trees: see `score_proposals`.
-
-    Raises:
-        ValueError: see `read_proposals`.
-    """
+    """Trees from files for sentences with the same characters, which may split them into other words."""
 
     def __init__(self, paths: Sequence[PathLike], max_trees: int | None = None) -> None:
         self.files, self.max_trees = describe_files(paths), max_trees
@@ -222,24 +182,11 @@ class Proposals:
             self._trees.setdefault("".join(words), []).extend(trees)
 
     def settings(self, scorer: TextScorer, split: bool = False) -> dict[str, Any]:
-        """What results say of the estimator; options of the search do not apply.
-
-        Args:
-            scorer: the model.
-            split: refused.
-
-        Returns:
-            Options by name.
-
-        Raises:
-            ValueError: the scorer has options of a search, or words shall be split.
-        """
+        """Options that results state; options of a search, and `split`, are refused."""
         if split:
-            raise ValueError("with proposals words are those of the trees: leave --tokenize (split) out")
+            raise ValueError("proposals bring their own words: leave --tokenize (split) out")
         if scorer.num_beams is not None or scorer.search_options:
-            raise ValueError(
-                "with proposals nothing is searched: leave num_beams and the other options of the search out"
-            )
+            raise ValueError("num_beams and the other options of a search do not apply to proposals: leave them out")
         searching = ("num_beams", "action_beam_size", "fast_track_size", "normalization")
         return {
             **dict.fromkeys((name for name in searching if name in scorer.options()), None),
@@ -249,20 +196,7 @@ class Proposals:
         }
 
     def score(self, scorer: TextScorer, sentences: Sequence[str], progress: str | None = None) -> list[ProposalScore]:
-        """Sum the probabilities of sentences over their trees; equal sentences are scored once.
-
-        Args:
-            scorer: the model.
-            sentences: texts.
-            progress: name of a progress bar; None = no bar.
-
-        Returns:
-            The sums, in the order of the sentences.
-
-        Raises:
-            ValueError: a sentence has no tree; trees of a sentence split its words in two ways; see also
-                `score_proposals`.
-        """
+        """Sum the probabilities of sentences over their trees; equal sentences are scored once."""
         given = {sentence: self._trees.get("".join(sentence.split()), []) for sentence in sentences}
         for number, sentence in enumerate(given, 1):
             if not given[sentence]:
@@ -293,22 +227,9 @@ def evaluate_proposals(
     data: dict | None = None,
     options: dict | None = None,
 ) -> EvaluationResult:
-    """Perplexity of sentences, each summed over the trees that files give for it.
+    """Perplexities `_with_end` of sentences, each summed over the trees that files give for it.
 
-    Args:
-        scorer: the model.
-        items: the sentences; words count as the trees split them.
-        proposals: their trees.
-        split: refused.
-        data: what results say about the data.
-        options: further options for the result, such as the seed.
-
-    Returns:
-        The result: perplexities `_with_end` (see `evaluation.perplexity`), counts, `mean_trees`, and
-        `mean_best_share`, how much of the sum the best tree of a sentence has.
-
-    Raises:
-        ValueError: the scorer has options of a search; see also `Proposals`.
+    Also counts, `mean_trees`, and `mean_best_share`: how much of the sum the best tree of a sentence has.
     """
     start, settings = time.perf_counter(), proposals.settings(scorer, split)
     texts = [item.text for item in items if item.text.strip()]

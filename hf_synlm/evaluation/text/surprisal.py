@@ -96,7 +96,7 @@ def score_words(
             joined by spaces, in windows where it is long.
         word_correction: give the probability of words instead of that of their tokens, see the top of this file.
             No effect where `can_correct_words` is false.
-        split: the model reads unknown words as the Penn Treebank splits them, see `split_as_treebank`.
+        split: read unknown words as the Penn Treebank splits them, see `split_as_treebank`.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
 
@@ -104,16 +104,10 @@ def score_words(
         One element per text, with one value per word of `text.split()`.
 
     Raises:
-        ValueError: options that the model does not have, see `TextScorer.score`; a document context for a model that
-            reads single sentences.
+        ValueError: as `TextScorer.score`; or a document context for a model that reads single sentences.
     """
     if context not in ("sentence", "document"):
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
-    if word_correction and scorer.estimator == "beam_marginal":
-        raise ValueError(
-            "word correction needs the distribution over all next tokens: choose the estimator 'stepwise', or leave it "
-            "out"
-        )
     words = [split_words(item.text) for item in items]
     encode = partial(encode_sentences, scorer.tokenizer, split=split)
     reads_documents = context == "document" and not scorer.reads_context
@@ -166,11 +160,7 @@ def _measures_of_tree(spans: Sequence[Span], num_words: int) -> list[list[float]
 def can_correct_words(scorer: TextScorer) -> bool:
     """Whether tokens mark the beginning of words, so that word correction has something to correct.
 
-    Args:
-        scorer: the model.
-
-    Returns:
-        False where tokens are words or mark the end of words: there a word's tokens say that it is over.
+    Where tokens are words, or mark the end of words, a word's tokens say that it is over.
     """
     return word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
 
@@ -286,14 +276,9 @@ def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordS
 
 # ---------------------------------------------------------------------------------------------------------- files
 def columns(unit: Unit, items: Sequence[TextItem] = ()) -> list[str]:
-    """Names of the columns of a table of words.
+    """Names of the columns of a table of words, `unit` part of them, then those of the texts.
 
-    Args:
-        unit: of surprisals and entropies; it is part of their names.
-        items: the texts, whose further columns follow.
-
-    Returns:
-        The names; a further column of a name that is taken already ends in "_input".
+    A column of the texts whose name is taken already gets the ending "_input".
     """
     own = [
         "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
@@ -346,14 +331,7 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
 
 
 def token_table(scores: Sequence[WordScores]) -> list[list[Any]]:
-    """One row per token with the columns of lm-zoo: sentence_id, token_id, token, surprisal in bits.
-
-    Args:
-        scores: words of the texts.
-
-    Returns:
-        The rows; both ids count from 1.
-    """
+    """One row per token with the columns of lm-zoo; both ids count from 1, the surprisal is in bits."""
     return [
         [number, place, token, -log_prob / NATS["bits"]]
         for number, found in enumerate(scores, 1)

@@ -24,34 +24,16 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class TextItem:
-    """One text, usually a sentence.
-
-    Attributes:
-        item: the user's id; the number of the line in plain text.
-        text: as it stands in the file.
-        document: texts with the same number belong together, in this order.
-        columns: the other columns of its table.
-    """
+    """One text, usually a sentence; `item` is the user's id, or the number of the line."""
 
     item: str
     text: str
-    document: int = 0
-    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    document: int = 0  # texts with the same number belong together
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the other columns of its table
 
 
 def file_format(path: PathLike, given: str | None = None) -> str:
-    """Format of a file, by its ending unless given; files with other endings are plain text.
-
-    Args:
-        path: the file.
-        given: one of `FORMATS`, or None.
-
-    Returns:
-        One of `FORMATS`.
-
-    Raises:
-        ValueError: `given` is none of them, or the file is of a format that cannot be read.
-    """
+    """One of `FORMATS`: the given one, or by the file's ending; files with other endings are plain text."""
     if given is not None and given not in FORMATS:
         raise ValueError(f"format {given!r} is unknown: choose one of {', '.join(FORMATS)}")
     if given is not None:
@@ -66,16 +48,6 @@ def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
     """Rows of a TSV, CSV or JSON lines file by column name; tables have a header and quotes as in CSV.
 
     Semicolons separate a CSV file whose header has some and no comma, as Excel writes it in many countries.
-
-    Args:
-        path: the file.
-        kind: "tsv", "csv" or "jsonl".
-
-    Returns:
-        One mapping per row; blank lines are left out.
-
-    Raises:
-        ValueError: a row that cannot be read, with its line number, or no rows at all.
     """
     rows: list[dict[str, Any]] = []
     if kind == "jsonl":
@@ -130,13 +102,6 @@ def table_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A tab-separated table with a header.
 
     Fields with quotation marks are quoted as in CSV, which pandas and R's `read.delim` undo.
-
-    Args:
-        names: header.
-        rows: fields; None and NaN are empty ones.
-
-    Returns:
-        Its lines.
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
@@ -146,14 +111,7 @@ def table_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a tab-separated table.
-
-    Args:
-        rows: at least one; their keys, in order of appearance, are the columns.
-
-    Returns:
-        The lines of the table.
-    """
+    """Rows, at least one, as a tab-separated table; their keys in order of appearance are the columns."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return table_text(names, ([row.get(name) for name in names] for row in rows))
 
@@ -167,21 +125,7 @@ def _field(value: Any) -> Any:
 
 
 def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, source: str) -> list[Path]:
-    """Find the files of a benchmark.
-
-    Args:
-        place: a folder, or one file.
-        ending: of the files in the folder, such as ".json".
-        names: files to take, without the ending; empty = all.
-        what: what one file is, for messages.
-        source: where the files come from, for messages.
-
-    Returns:
-        The files in alphabetical order.
-
-    Raises:
-        ValueError: the place does not exist, or a file is missing, or there are none.
-    """
+    """The files of a benchmark in alphabetical order: those in a folder with these `names`, all, or one file."""
     place = Path(place)
     if not place.exists():
         raise ValueError(f"{place} does not exist: name the folder of the {ending} files, or one of them")
@@ -195,16 +139,7 @@ def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, so
 
 
 def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """Check that every row has text in the columns `names`.
-
-    Args:
-        path: the file, for the message.
-        rows: its rows.
-        names: the columns.
-
-    Raises:
-        ValueError: a column is missing, or a value is not text.
-    """
+    """Raise ValueError unless every row has text in the columns `names`."""
     for number, row in enumerate(rows, 1):
         for name in names:
             if not isinstance(row.get(name), str):
@@ -218,24 +153,10 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
 def read_items(
     path: PathLike, *, kind: str | None = None, text_column: str | None = None, item_column: str | None = None
 ) -> list[TextItem]:
-    """Read texts.
+    """Read texts, from tables by default those of the column "sentence" with the ids of the column "item".
 
     In plain text every line is one text (an empty one too, which has no words) and its number the item; documents end
     at blank lines. In tables the column "document", if there is one, says which rows belong together.
-
-    Args:
-        path: the file.
-        kind: one of `FORMATS`; None = by the file's ending.
-        text_column: column of the texts; None = "sentence".
-        item_column: column of the ids, numbers or text; None = "item" if there is one, and for rows without an id the
-            number of the row.
-
-    Returns:
-        The texts in the order of the file.
-
-    Raises:
-        ValueError: the file is not UTF-8, a named column or the column of the texts is missing or has other values, or
-            the file has no text.
     """
     kind = file_format(path, kind)
     items = []
@@ -260,7 +181,7 @@ def read_items(
             more = {name: value for name, value in row.items() if name not in used}
             items.append(TextItem(str(number if item is None else item), text, document, more))
     if not any(item.text.strip() for item in items):
-        raise ValueError(f"{path} holds no text")
+        raise ValueError(f"{path} holds no text: give a file with at least one word")
     return items
 
 
@@ -275,18 +196,9 @@ def _label(row: dict[str, Any], column: str, where: str, needed: bool = False) -
 
 
 def read_treebank_items(path: PathLike, punctuation: str = "keep") -> tuple[list[TextItem], str]:
-    """Read the words of a treebank's sentences, joined by single spaces.
+    """The sentences of a treebank that have words left, as texts of one document; and how punctuation was treated.
 
-    Args:
-        path: file of bracketed trees with tags.
-        punctuation: "keep", or "remove" it by its tags, for models trained without punctuation.
-
-    Returns:
-        The sentences in the order of the file, all of one document, without those that have no words left; and how
-        punctuation was treated.
-
-    Raises:
-        ValueError: the file cannot be read as a treebank, or has no sentences.
+    `punctuation` is "keep", or "remove" for models that are trained without punctuation.
     """
     from hf_synlm.evaluation.trees.treebank_parsing import load_treebank  # imports torch
 

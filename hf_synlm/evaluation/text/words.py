@@ -54,14 +54,7 @@ class EncodedText:
 
 
 def split_words(text: str) -> list[Word]:
-    """Words of a text, as `text.split()` gives them, with their positions.
-
-    Args:
-        text: any text.
-
-    Returns:
-        The words from left to right.
-    """
+    """Words of a text, as `text.split()` gives them, with their positions."""
     return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
 
 
@@ -213,13 +206,9 @@ def _assign(
 
 
 def unknown_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that only stand for unknown words: the unknown token, and classes of unknown words.
+    """Ids of tokens that only stand for unknown words: the unknown token, and classes of unknown words.
 
-    Args:
-        tokenizer: any tokenizer.
-
-    Returns:
-        Their ids. GPT-2's unknown token is its end token, too, and tells nothing.
+    GPT-2's unknown token is its end token, too, and does not count.
     """
     others = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id, None}
     return {tokenizer.unk_token_id, *_classes_of_unknown_words(tokenizer)} - others

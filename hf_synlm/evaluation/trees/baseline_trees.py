@@ -9,33 +9,13 @@ from hf_synlm.trees.spans import Span, check_length
 
 
 def left_branching(num_tokens: int) -> list[Span]:
-    """Return the spans of the left-branching binary tree: (0, 2), (0, 3), ..., (0, n).
-
-    Args:
-        num_tokens: length n of the sentence in tokens.
-
-    Returns:
-        The n - 1 spans in post-order.
-
-    Raises:
-        ValueError: `num_tokens` is less than 1.
-    """
+    """The left-branching binary tree: (0, 2), (0, 3), ..., (0, n)."""
     check_length(num_tokens)
     return [(0, end) for end in range(2, num_tokens + 1)]
 
 
 def balanced(num_tokens: int) -> list[Span]:
-    """Return the spans of the balanced binary tree: every span is split in the middle, an odd token goes to the right.
-
-    Args:
-        num_tokens: length n of the sentence in tokens.
-
-    Returns:
-        The n - 1 spans in post-order.
-
-    Raises:
-        ValueError: `num_tokens` is less than 1.
-    """
+    """The balanced binary tree in post-order: every span is split in the middle, an odd token goes to the right."""
     check_length(num_tokens)
     # Parent, right, left is post-order backwards.
     spans: list[Span] = []
@@ -51,22 +31,10 @@ def balanced(num_tokens: int) -> list[Span]:
 
 
 def random_tree(num_tokens: int, generator: random.Random) -> list[Span]:
-    """Draw a binary tree uniformly from all Catalan(n - 1) binary trees over n tokens.
+    """Draw a binary tree, in post-order, uniformly from all Catalan(n - 1) binary trees over n tokens; O(n).
 
     Source: Remy's algorithm (Knuth, The Art of Computer Programming 4A, section 7.2.1.6, algorithm R): a tree over
     k + 1 leaves comes from a tree over k leaves by putting a new leaf beside one of its 2k - 1 nodes, left or right.
-
-    Args:
-        num_tokens: length n of the sentence in tokens.
-        generator: source of randomness, e.g. `random.Random(seed)`.
-
-    Returns:
-        The n - 1 spans in post-order.
-
-    Raises:
-        ValueError: `num_tokens` is less than 1.
-
-    Cost: O(n).
     """
     check_length(num_tokens)
     # A slot is None for a leaf, else the slots of its two children. A node that gets a new sibling moves to a new slot

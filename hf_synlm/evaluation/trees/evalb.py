@@ -104,15 +104,7 @@ class EvalbSummary:
 
     @classmethod
     def of(cls, name: str, sentences: Iterable[EvalbSentence]) -> "EvalbSummary":
-        """Pool the counts of sentences.
-
-        Args:
-            name: which sentences these are.
-            sentences: their counts.
-
-        Returns:
-            The scores.
-        """
+        """Pool the counts of sentences; `name` says which they are."""
         sentences = list(sentences)
         valid = [sentence for sentence in sentences if sentence.status == "valid"]
         matched, gold, test, crossing, words, tags = _totals(sentences)
@@ -296,16 +288,7 @@ def evaluate_files(gold: PathLike, test: PathLike, parameters: EvalbParameters =
 
 
 def score_sentence(test: EvalbTree, gold: EvalbTree, parameters: EvalbParameters = COLLINS) -> EvalbSentence:
-    """Compare the predicted tree of one sentence with the gold tree.
-
-    Args:
-        test: the predicted tree.
-        gold: the gold tree.
-        parameters: what to count.
-
-    Returns:
-        The counts.
-    """
+    """Compare the predicted tree of one sentence with the gold tree."""
     length = sum(tag not in parameters.delete_labels_for_length for tag in gold.tags)
     gold_kept, test_kept = ([tag not in parameters.delete_labels for tag in tree.tags] for tree in (gold, test))
     if not any(test_kept):
@@ -331,7 +314,7 @@ def score_sentence(test: EvalbTree, gold: EvalbTree, parameters: EvalbParameters
 
 
 def _difference(gold: Sequence[str], test: Sequence[str], parameters: EvalbParameters) -> str:
-    """Say where the words of two trees differ; empty if they agree."""
+    """Where the words of two trees differ; empty if they agree."""
     if len(gold) != len(test):
         return f"{len(gold)} gold words, {len(test)} predicted"
     for mine, other in zip(gold, test, strict=True):

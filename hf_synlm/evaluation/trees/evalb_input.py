@@ -16,42 +16,25 @@ Bracket = tuple[str, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class EvalbParameters:
-    """What EVALB reads from a parameter file; the defaults are COLLINS.prm.
+    """What EVALB reads from a parameter file; the defaults are COLLINS.prm."""
 
-    Attributes:
-        delete_labels: brackets with these labels are not counted, and words with these tags are removed.
-        delete_labels_for_length: words with these tags do not count for the length of a sentence.
-        equal_labels: pairs of labels that match each other.
-        equal_words: pairs of words that match each other.
-        quote_labels: tags among which a quotation mark may be confused: where gold and test disagree on one and only
-            one side would delete it, it stays.
-        labeled: False compares brackets without their labels.
-        cutoff_length: the second summary is over the sentences of at most this length.
-        max_errors: more sentences than this and one whose words differ stop the evaluation, as in EVALB.
-    """
-
+    # Of brackets that do not count, and tags of words that are removed.
     delete_labels: tuple[str, ...] = ("TOP", "-NONE-", ",", ":", "``", "''", ".")
+    # Tags of words that do not count for the length of a sentence.
     delete_labels_for_length: tuple[str, ...] = ("-NONE-",)
     equal_labels: tuple[tuple[str, str], ...] = (("ADVP", "PRT"),)
     equal_words: tuple[tuple[str, str], ...] = ()
+    # Where gold and test give a quotation mark two of these tags, and only one side would delete it, it stays.
     quote_labels: tuple[str, ...] = ()
     labeled: bool = True
+    # The second summary is over the sentences of at most this length.
     cutoff_length: int = 40
+    # With more sentences than this and one whose words differ, the evaluation stops, as in EVALB.
     max_errors: int = 10
 
     @classmethod
     def read(cls, path: PathLike) -> "EvalbParameters":
-        """Read a parameter file (.prm) of EVALB.
-
-        Args:
-            path: the file. What it does not set is empty, as in EVALB, not as in COLLINS.prm.
-
-        Returns:
-            The parameters.
-
-        Raises:
-            ValueError: an unknown keyword or a value that does not fit; the message names file and line.
-        """
+        """Read a parameter file (.prm). What it does not set is empty, as in EVALB, not as in COLLINS.prm."""
         lists: dict[str, list] = {name: [] for name in _LIST_KEYWORDS.values()}
         numbers = {"labeled": 1, "cutoff_length": 40, "max_errors": 10, "debug": 0}
         for number, line in enumerate(read_lines(path), start=1):
@@ -68,7 +51,7 @@ class EvalbParameters:
                 numbers[_NUMBER_KEYWORDS[keyword]] = int(values[0]) if is_right else 0
             else:
                 known = ", ".join((*_LIST_KEYWORDS, *_NUMBER_KEYWORDS))
-                raise ValueError(f"{path}:{number}: {keyword!r} is no parameter of EVALB: use one of {known}")
+                raise ValueError(f"{path}:{number}: {keyword!r} is not a parameter of EVALB: use one of {known}")
             if not is_right:
                 raise ValueError(f"{path}:{number}: {line.strip()!r}: the value of {keyword} does not fit")
         return cls(
@@ -79,11 +62,11 @@ class EvalbParameters:
         )
 
     def same_label(self, left: str, right: str) -> bool:
-        """Tell whether two labels count as equal."""
+        """Whether two labels count as equal."""
         return left == right or (left, right) in self.equal_labels or (right, left) in self.equal_labels
 
     def same_word(self, left: str, right: str) -> bool:
-        """Tell whether two words count as equal."""
+        """Whether two words count as equal."""
         return left == right or (left, right) in self.equal_words or (right, left) in self.equal_words
 
 
@@ -105,32 +88,15 @@ COLLINS = EvalbParameters()
 
 @dataclasses.dataclass(frozen=True)
 class EvalbTree:
-    """One side of a comparison: nothing is deleted from it yet.
+    """One side of a comparison: nothing is deleted from it yet."""
 
-    Attributes:
-        words: the words, traces included.
-        tags: the tag of each word.
-        brackets: (label, i, j) of every constituent, half-open, in the order in which they open.
-    """
-
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # traces included
     tags: tuple[str, ...]
-    brackets: tuple[Bracket, ...]
+    brackets: tuple[Bracket, ...]  # half-open, in the order in which they open
 
     @classmethod
     def from_line(cls, line: str, where: str = "<text>") -> "EvalbTree":
-        """Read a line of a file as EVALB does: one sentence, of one tree, several, or none.
-
-        Args:
-            line: bracketed trees, e.g. "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))".
-            where: name for error messages.
-
-        Returns:
-            The tree; it has no words if the line is blank.
-
-        Raises:
-            ValueError: the brackets are malformed.
-        """
+        """Read a line of a file as EVALB does: one sentence with one tree, several trees, or no word at all."""
         words: list[str] = []
         tags: list[str] = []
         brackets: list[Bracket] = []
@@ -164,20 +130,7 @@ class EvalbTree:
     def from_spans(
         cls, words: Sequence[str], tags: Sequence[str], labels: Sequence[str], spans: Sequence[Span]
     ) -> "EvalbTree":
-        """Put a tree together from what a parser gives.
-
-        Args:
-            words: the n words.
-            tags: one tag per word.
-            labels: one label per span.
-            spans: half-open word spans in post-order (unary chains from the bottom to the top).
-
-        Returns:
-            The tree.
-
-        Raises:
-            ValueError: lengths that do not fit, or a span outside the sentence.
-        """
+        """A tree from one label per half-open word span in post-order (unary chains from the bottom to the top)."""
         if len(tags) != len(words) or len(labels) != len(spans):
             raise ValueError(
                 f"{len(words)} words have {len(tags)} tags, and {len(spans)} spans have {len(labels)} labels: "
@@ -192,14 +145,9 @@ class EvalbTree:
 
     @classmethod
     def from_sentence(cls, sentence: TreebankSentence) -> "EvalbTree":
-        """Convert a sentence of a treebank.
+        """Convert a sentence of `read_treebank`, which also cuts labels at "|" (ADVP|PRT becomes ADVP).
 
-        Args:
-            sentence: as `read_treebank` gives it. Its cleaning agrees with EVALB's, except that it also cuts labels
-                at "|" (ADVP|PRT becomes ADVP); read with `keep_functions=True` to leave all cutting to EVALB.
-
-        Returns:
-            The tree.
+        To leave all cutting of labels to EVALB, read the treebank with `keep_functions=True`.
         """
         spans = [(i, j) for _, i, j in sentence.labeled_spans]
         return cls.from_spans(sentence.words, sentence.tags, [label for label, _, _ in sentence.labeled_spans], spans)

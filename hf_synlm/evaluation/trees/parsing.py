@@ -56,19 +56,13 @@ class ParsingConvention:
             allowed, value = get_args(field.type), getattr(self, field.name)
             if field.name in ("level", "sentence_span", "duplicates", "empty_gold") and value not in allowed:
                 raise ValueError(f"{field.name} is {value!r}: choose one of {', '.join(map(repr, allowed))}")
-        if self.min_width < 1 or self.min_length < 1:
-            raise ValueError(f"min_width {self.min_width} and min_length {self.min_length} must be at least 1")
-        if self.max_length is not None and self.max_length < self.min_length:
-            raise ValueError(f"max_length {self.max_length} is below min_length {self.min_length}: no sentence is left")
-        if self.epsilon < 0:
-            raise ValueError(f"epsilon is {self.epsilon}: it must not be negative")
 
     def scores_length(self, num_tokens: int) -> bool:
         """Whether sentences of this length are scored."""
         return self.min_length <= num_tokens and (self.max_length is None or num_tokens <= self.max_length)
 
     def describe(self) -> str:
-        """Say in one line what is counted."""
+        """One line that says what is counted."""
         longest = "" if self.max_length is None else f" to {self.max_length}"
         empty = {"recall_one": "have recall 1", "skip": "are left out", "zero": "have F1 0"}[self.empty_gold]
         return (
@@ -110,35 +104,25 @@ def resolve_convention(convention: str | ParsingConvention, **changes: Any) -> P
         The convention; its name lists the changes.
 
     Raises:
-        ValueError: unknown name, field or value.
+        ValueError: unknown name or value.
+        TypeError: unknown field.
     """
     if isinstance(convention, str):
         if convention not in CONVENTIONS:
             raise ValueError(f"there is no convention {convention!r}: choose one of {', '.join(CONVENTIONS)}")
         convention = CONVENTIONS[convention]
-    fields = {field.name for field in dataclasses.fields(ParsingConvention)} - {"name"}
-    for name in changes:
-        if name not in fields:
-            raise ValueError(f"a parsing convention has no field {name!r}: choose among {', '.join(sorted(fields))}")
-    changed = {name: value for name, value in changes.items() if value != getattr(convention, name)}
+    new = dataclasses.replace(convention, **changes)
+    changed = {name: value for name, value in vars(new).items() if value != getattr(convention, name)}
     if not changed:
         return convention
     listed = ", ".join(f"{name}={value}" for name, value in changed.items())
-    return dataclasses.replace(convention, name=f"{convention.name} with {listed}", **changed)
+    return dataclasses.replace(new, name=f"{convention.name} with {listed}")
 
 
 def drop_tokens(spans: Sequence[Span], keep: Sequence[bool]) -> list[Span]:
-    """Remove tokens from under a tree: boundaries are renumbered, spans that lose all tokens vanish.
+    """Remove the tokens that `keep` marks False from under a tree.
 
-    Args:
-        spans: half-open spans over n tokens.
-        keep: one bool per token, True = keep.
-
-    Returns:
-        Spans over the tokens kept, in the order given; copies that arise are kept.
-
-    Raises:
-        ValueError: a span is out of range.
+    Boundaries are renumbered and spans that lose all tokens vanish. Order stays, and so do copies that arise.
     """
     kept_before = list(accumulate(map(bool, keep), initial=0))
     check_spans(spans, len(keep), "spans to drop tokens from")
@@ -147,16 +131,7 @@ def drop_tokens(spans: Sequence[Span], keep: Sequence[bool]) -> list[Span]:
 
 
 def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
-    """Check that spans lie inside their sentence.
-
-    Args:
-        spans: half-open spans, which may cross or repeat.
-        num_tokens: length of the sentence.
-        what: whose spans they are, for the message.
-
-    Raises:
-        ValueError: a span is outside the sentence or empty.
-    """
+    """Raise ValueError if a half-open span is empty or outside its sentence; spans may cross or repeat."""
     for start, end in spans:
         if not 0 <= start < end <= num_tokens:
             raise ValueError(
@@ -221,16 +196,7 @@ class ParsingScores:
 
 
 def counted_spans(spans: Sequence[Span], num_tokens: int, convention: ParsingConvention) -> Counter[Span]:
-    """List the spans of a sentence that a convention counts.
-
-    Args:
-        spans: half-open spans.
-        num_tokens: length of the sentence.
-        convention: what counts.
-
-    Returns:
-        The spans with their multiplicity.
-    """
+    """The spans of a sentence that a convention counts, with their multiplicity."""
     whole = (0, num_tokens)
     counted = Counter((i, j) for i, j in spans if j - i >= convention.min_width)
     if convention.duplicates == "set":
@@ -243,7 +209,7 @@ def counted_spans(spans: Sequence[Span], num_tokens: int, convention: ParsingCon
 
 
 def _sentence_f1(num_common: int, num_predicted: int, num_gold: int, convention: ParsingConvention) -> float:
-    """Return F1 of one sentence: P = c / (p + eps), R = c / (g + eps), F1 = 2PR / (P + R + eps)."""
+    """F1 of one sentence: P = c / (p + eps), R = c / (g + eps), F1 = 2PR / (P + R + eps)."""
     if num_gold == 0 and convention.empty_gold == "zero":
         return 0.0
     epsilon = convention.epsilon
@@ -277,7 +243,7 @@ class _Tally:
         self.f1.append(_sentence_f1(common, found.total(), wanted.total(), convention))
 
     def scores(self) -> tuple[float, float, float, float]:
-        """Return sentence F1, corpus F1, precision and recall; 0 where there is nothing to count."""
+        """Sentence F1, corpus F1, precision and recall; 0 where there is nothing to count."""
         scored = [f1 for f1 in self.f1 if f1 is not None]
         precision = self.num_common / self.num_predicted if self.num_predicted else 0.0
         recall = self.num_common / self.num_gold if self.num_gold else 0.0
@@ -288,10 +254,10 @@ class _Tally:
 def _check_corpus(lengths: Sequence[int], **corpus: Sequence[Any] | None) -> None:
     """Raise ValueError unless all arguments have one value per sentence, and no sentence is empty."""
     if not lengths:
-        raise ValueError("there are no sentences to score: check the file the trees come from")
+        raise ValueError("there are no sentences to score: check the file that the trees come from")
     for name, values in corpus.items():
         if values is not None and len(values) != len(lengths):
-            raise ValueError(f"{name} has {len(values)} sentences and lengths has {len(lengths)}: give one each")
+            raise ValueError(f"{name} has {len(values)} sentences and lengths has {len(lengths)}: they must agree")
     for index, length in enumerate(lengths):
         if length < 1:
             raise ValueError(f"sentence {index} has length {length}: leave empty sentences out")
@@ -300,19 +266,7 @@ def _check_corpus(lengths: Sequence[int], **corpus: Sequence[Any] | None) -> Non
 def apply_keep(
     spans: Sequence[Sequence[Span]], lengths: Sequence[int], keep: Sequence[Sequence[bool]] | None
 ) -> list[Sequence[Span]]:
-    """Remove the tokens that `keep` marks False from under the spans of every sentence.
-
-    Args:
-        spans: per sentence its spans.
-        lengths: number of tokens of each sentence.
-        keep: per sentence and token, False for tokens to remove; None keeps all.
-
-    Returns:
-        Per sentence the spans over the tokens kept.
-
-    Raises:
-        ValueError: there is not one value per token.
-    """
+    """`drop_tokens` of every sentence; None keeps all. ValueError unless `keep` has one value per token."""
     if keep is None:
         return list(spans)
     for index, (mask, length) in enumerate(zip(keep, lengths, strict=True)):
@@ -443,17 +397,10 @@ def branching_baselines(
 
 
 def binarized_gold(spans: Sequence[Span], num_tokens: int) -> list[Span]:
-    """Complete the spans of a gold tree to those of a right-binarized tree.
+    """Complete the spans of a gold tree, which must nest, to the n - 1 spans, in post-order, of a binary tree.
 
-    Args:
-        spans: half-open gold spans, which nest; the whole sentence may be missing.
-        num_tokens: length of the sentence.
-
-    Returns:
-        The n - 1 spans of a binary tree in post-order, the gold spans of two or more tokens among them.
-
-    Raises:
-        ValueError: spans that cross.
+    Wide constituents are binarized to the right; the span of the whole sentence may be missing. ValueError for spans
+    that cross.
     """
     inner = {(i, j) for i, j in spans if j - i >= 2}
     if num_tokens > 1:

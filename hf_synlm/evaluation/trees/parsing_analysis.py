@@ -32,12 +32,7 @@ from hf_synlm.trees.spans import Span
 
 @dataclasses.dataclass(frozen=True)
 class Recall:
-    """How many constituents of a class were found.
-
-    Attributes:
-        found: number found.
-        total: number there is.
-    """
+    """How many constituents of a class were found, of `total`."""
 
     found: int
     total: int
@@ -54,25 +49,11 @@ def recall_by_label(
     convention: str | ParsingConvention = "gpst",
     **changes: Any,
 ) -> dict[str, Recall]:
-    """Recall of gold constituents by their label; labels of the prediction play no part.
+    """Recall of gold constituents by their label, the most frequent first; the prediction needs no labels.
 
     A constituent counts once per label and span: a unary chain VP over VP once, S over VP as both. Table 3 of Du et al.
     (2020), by the scorer of yikangshen/Ordered-Neurons, counts the whole sentence (`sentence_span="count"`); Kim et al.
-    (2019) do not.
-
-    Args:
-        predicted: per sentence the half-open word spans of the predicted tree.
-        gold: the gold sentences; leave out punctuation before (`TreebankSentence.select_words`).
-        convention: as in `unlabeled_f1`.
-        **changes: as in `unlabeled_f1`.
-
-    Returns:
-        Recall by label, the most frequent label first.
-
-    Raises:
-        ValueError: different numbers of sentences, spans outside their sentence, an unknown convention.
-
-    Cost: O(number of spans).
+    (2019) do not. Remove punctuation before (`TreebankSentence.select_words`).
     """
     found, total = Counter[str](), Counter[str]()
     for of_sentence, truth in _labels_found(predicted, gold, resolve_convention(convention, **changes)):
@@ -103,24 +84,10 @@ def _labels_found(
 def permutation_test(
     first: Sequence[float], second: Sequence[float], num_samples: int = 10_000, seed: int = 0
 ) -> float:
-    """Paired permutation test: how often chance alone makes two systems differ as much in their mean.
+    """Two-sided p of a paired permutation test: how often chance alone makes two means differ as much.
 
     Under the null hypothesis the two systems are interchangeable, so every sentence's two values may be exchanged. The
-    test draws exchanges at random (Noreen 1989; Yeh 2000).
-
-    Args:
-        first: one value per sentence of one system.
-        second: of the other system, in the same order.
-        num_samples: number of random exchanges.
-        seed: of the exchanges.
-
-    Returns:
-        Two-sided p, at least 1 / (num_samples + 1).
-
-    Raises:
-        ValueError: different numbers of values, or none.
-
-    Cost: O(num_samples x sentences).
+    test draws exchanges at random (Noreen 1989; Yeh 2000), so p is at least 1 / (num_samples + 1).
     """
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
     if not differences.size:
@@ -139,21 +106,9 @@ def compare_parses(
     convention: str | ParsingConvention = "gpst",
     **changes: Any,
 ) -> list[dict[str, Any]]:
-    """Compare the trees of two systems: sentence F1, and recall by label, with paired permutation tests.
+    """Rows that compare two systems in percent: sentence F1, and recall by label, with paired permutation tests.
 
-    Args:
-        first: per sentence the half-open word spans of one system's tree.
-        second: of the other system.
-        gold: the gold sentences; leave out punctuation before (`TreebankSentence.select_words`).
-        convention: as in `unlabeled_f1`.
-        **changes: as in `unlabeled_f1`.
-
-    Returns:
-        Rows `measure`, `first`, `second`, `difference` (second - first; percent), `p`, `gold` (sentences or
-        constituents), not corrected for the number of tests.
-
-    Raises:
-        ValueError: as `unlabeled_f1`.
+    `difference` is second - first; `p` is not corrected for the number of tests. Remove punctuation before.
     """
     convention = resolve_convention(convention, **changes)
     lengths = [len(sentence.words) for sentence in gold]
@@ -190,22 +145,7 @@ def recall_by_size(
     convention: str | ParsingConvention = "gpst",
     **changes: Any,
 ) -> dict[int, Recall]:
-    """Recall of gold constituents by their size.
-
-    Args:
-        predicted: per sentence the half-open spans of the predicted tree.
-        gold: per sentence the half-open spans of the gold tree; for heights they must nest.
-        lengths: number of words of each sentence.
-        size: "width", the number of words; or "height" as `span_heights` defines it.
-        convention: as in `unlabeled_f1`.
-        **changes: as in `unlabeled_f1`.
-
-    Returns:
-        Recall by width or height, small ones first.
-
-    Raises:
-        ValueError: as `recall_by_label`.
-    """
+    """Recall of gold constituents by their number of words, or by their height (`span_heights`), small ones first."""
     found, total = Counter[int](), Counter[int]()
     for number, prediction, truth in _scored(predicted, gold, lengths, resolve_convention(convention, **changes)):
         # The whole sentence may count without being listed.
@@ -218,16 +158,7 @@ def recall_by_size(
 
 
 def span_heights(spans: Sequence[Span]) -> dict[Span, int]:
-    """Height of each constituent of a tree: 1 over words alone, else one more than the highest child.
-
-    Args:
-        spans: half-open spans that nest; spans of one word and copies count for nothing.
-
-    Returns:
-        Height by span.
-
-    Cost: O(s log s) for s spans.
-    """
+    """Height of each constituent of a tree: 1 over words alone, else one more than its highest child."""
     heights: dict[Span, int] = {}
     # In post-order the finished constituents form a stack, and a parent takes the top ones that it covers.
     done: list[Span] = []
@@ -264,23 +195,17 @@ def _scored(
 # ----------------------------------------------------------------------------------------------- shape of trees
 @dataclasses.dataclass(frozen=True)
 class TreeStatistics:
-    """Shape of a set of trees.
+    """Shape of a set of trees."""
 
-    Attributes:
-        depth: mean over the sentences of the mean depth of their words, the number of constituents around a word
-            ("Depth" in table 3 of Du et al. 2020).
-        num_left_words: words that are the first child of their parent.
-        num_right_words: words that are the last child of their parent.
-        num_left_splits: splits of [i, j) into [i, j - 1) and a word.
-        num_right_splits: splits of [i, j) into a word and [i + 1, j).
-        num_splits: all splits of constituents of more than two words.
-    """
-
+    # Mean over the sentences of the mean depth of their words, the number of constituents around a word.
     depth: float
+    # Words that are the first, and the last child of their parent.
     num_left_words: int
     num_right_words: int
+    # Splits of [i, j) into [i, j - 1) and a word, and into a word and [i + 1, j).
     num_left_splits: int
     num_right_splits: int
+    # All splits of constituents of more than two words.
     num_splits: int
 
     @property
@@ -309,7 +234,7 @@ class TreeStatistics:
 
 
 def tree_statistics(trees: Sequence[Sequence[Span]], lengths: Sequence[int]) -> TreeStatistics:
-    """Depth and branching direction of trees.
+    """Depth and branching direction of trees; published numbers leave punctuation out. Cost: O(s log s) for s spans.
 
     Words: in a tree, the word at i is the first child of its parent if and only if a constituent begins at i, because
     the narrowest constituent around it is then the narrowest of these; and the last child if one ends at i + 1.
@@ -317,18 +242,6 @@ def tree_statistics(trees: Sequence[Sequence[Span]], lengths: Sequence[int]) -> 
     Splits: a binary constituent has one. A wider one is split from the top, as by the authors of PaLM: off comes the
     widest constituent at its end, else the widest at its beginning; a rest without either is not split further. The
     rest of the words is treated likewise, whether it is a constituent or not.
-
-    Args:
-        trees: per sentence its half-open spans, which nest.
-        lengths: number of words of each sentence.
-
-    Returns:
-        The statistics; leave punctuation out before to get the published numbers.
-
-    Raises:
-        ValueError: no sentences, different numbers of them, or a span outside its sentence.
-
-    Cost: O(s log s) for s spans.
     """
     if not lengths or len(trees) != len(lengths):
         raise ValueError(f"{len(trees)} trees of {len(lengths)} sentences: give one each, at least one")
@@ -371,56 +284,10 @@ def _splits(spans: set[Span], length: int) -> list[tuple[int, int, int]]:
     return splits
 
 
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """How much several runs agree in their trees.
-
-    Attributes:
-        mean: mean F1 over all pairs of runs, 0..1 ("self F1" in Williams et al. 2018).
-        minimum: of the pair that agrees least.
-        maximum: of the pair that agrees most.
-        pairs: F1 by pair (first run, second run), numbered from 0.
-        convention: one line that says what is counted.
-    """
-
-    mean: float
-    minimum: float
-    maximum: float
-    pairs: dict[tuple[int, int], float]
-    convention: str
-
-
 def agreement(
-    runs: Sequence[Sequence[Sequence[Span]]],
-    lengths: Sequence[int],
-    convention: str | ParsingConvention = "gpst",
-    *,
-    keep: Sequence[Sequence[bool]] | None = None,
-    **changes: Any,
-) -> Agreement:
-    """Mean F1 between the trees of every two runs, such as several seeds.
-
-    Args:
-        runs: per run, per sentence its half-open spans.
-        lengths: number of words of each sentence.
-        convention: as in `unlabeled_f1`; its published level, sentence or corpus F1, is the one taken.
-        keep: as in `unlabeled_f1`.
-        **changes: as in `unlabeled_f1`.
-
-    Returns:
-        The agreement.
-
-    Raises:
-        ValueError: fewer than two runs, or as `unlabeled_f1`.
-
-    Cost: O(runs^2 x spans).
-    """
+    runs: Sequence[Sequence[Sequence[Span]]], lengths: Sequence[int], convention: str | ParsingConvention = "gpst"
+) -> float:
+    """Mean F1, in 0..1, between the trees of every two runs ("self F1", Williams et al. 2018)."""
     if len(runs) < 2:
         raise ValueError(f"{len(runs)} run(s) given: agreement needs at least two")
-    convention = resolve_convention(convention, **changes)
-    pairs = {
-        (a, b): unlabeled_f1(runs[a], runs[b], lengths, convention, keep=keep).f1
-        for a, b in combinations(range(len(runs)), 2)
-    }
-    values = list(pairs.values())
-    return Agreement(statistics.fmean(values), min(values), max(values), pairs, convention.describe())
+    return statistics.fmean(unlabeled_f1(a, b, lengths, convention).f1 for a, b in combinations(runs, 2))

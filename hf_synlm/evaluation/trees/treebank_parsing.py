@@ -25,7 +25,7 @@ from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import map_batches
-from hf_synlm.evaluation.text.scoring import batches_by_cost, beam_width, token_budget
+from hf_synlm.evaluation.text.scoring import batches_by_cost, token_budget
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbTree, labeled_f1
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
@@ -59,7 +59,7 @@ class Treebank:
 
     Attributes:
         sentences: the words that are parsed, with their gold trees.
-        keep: per sentence and word, whether it counts in the score; `None`: all do.
+        keep: per sentence and word, whether it counts in the score; None = all count.
         convention: how punctuation is treated, in one line.
     """
 
@@ -83,14 +83,7 @@ class Treebank:
         return [len(sentence.words) for sentence in self.sentences]
 
     def select(self, chosen: Iterable[int]) -> "Treebank":
-        """A part of the treebank.
-
-        Args:
-            chosen: numbers of sentences.
-
-        Returns:
-            A treebank of these, in this order.
-        """
+        """The sentences with these numbers, in this order."""
         chosen = list(chosen)
         keep = None if self.keep is None else [self.keep[k] for k in chosen]
         return Treebank([self.sentences[k] for k in chosen], keep, self.convention)
@@ -106,17 +99,7 @@ class Treebank:
         return apply_keep(trees, self.lengths, self.keep)
 
     def numbers_scored(self, convention: ParsingConvention) -> list[int]:
-        """Numbers of the sentences that have a length which the convention scores.
-
-        Args:
-            convention: what counts.
-
-        Returns:
-            The numbers, at least one.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Numbers of the sentences whose length the convention scores; ValueError if there are none."""
         scored = enumerate(self.scored())
         found = [number for number, sentence in scored if convention.scores_length(len(sentence.words))]
         if not found:
@@ -131,21 +114,7 @@ def load_treebank(
     split_leaves: bool = False,
     punctuation_by: Punctuation = "tag",
 ) -> Treebank:
-    """Read a treebank file for evaluation.
-
-    Args:
-        path: file of bracketed trees with tags.
-        punctuation: as in `make_treebank`.
-        max_sentences: as in `make_treebank`.
-        split_leaves: as in `read_treebank`.
-        punctuation_by: as in `make_treebank`.
-
-    Returns:
-        The treebank.
-
-    Raises:
-        ValueError: as `read_treebank` and `make_treebank`.
-    """
+    """Read a file of bracketed trees with tags by `read_treebank` and `make_treebank`, which explain the options."""
     trees = read_treebank(path, split_leaves=split_leaves)
     try:
         return make_treebank(trees, punctuation, max_sentences, punctuation_by)
@@ -162,10 +131,10 @@ def make_treebank(
     """Prepare gold trees for evaluation.
 
     Args:
-        trees: the sentences.
+        trees: the gold sentences.
         punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019), "ignore" parses it but deletes it
             from both trees before scoring; both leave out sentences without other words. "keep" counts it as words.
-        max_sentences: read only this number of sentences, from the beginning.
+        max_sentences: read only so many sentences, from the beginning.
         punctuation_by: how to recognize punctuation, by "tag" or "form"; see `keep_words`. By tag, all words count as
             punctuation whose tag is not among the 36 of the Penn Treebank for words (`check_tags`).
 
@@ -174,7 +143,7 @@ def make_treebank(
 
     Raises:
         ValueError: for another value of `punctuation` or `punctuation_by`, for trees with other tags than the Penn
-            Treebank's if punctuation is recognized by tag (in the sentences that are read), or without any sentence.
+            Treebank's if punctuation is recognized by tag (in the sentences that are read), or if no sentence is left.
     """
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
@@ -222,7 +191,7 @@ def parse_sentences(
         batch_size: sentences per call, at most: those of one call are about equally long.
         progress: name of a progress bar; None = no bar.
         num_processes: how many processes parse on a CPU; None = as many as are worth it, see `TextScorer`.
-        cache: file of the trees by sentence, written as they come; a run that was stopped continues from it.
+        cache: file to which trees are written as they come; a run that was stopped continues from it.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
 
     Returns:
@@ -283,29 +252,16 @@ def parse_encoded(
     cache: PathLike | None = None,
     **options: Any,
 ) -> list[ParsedSentence]:
-    """`parse_sentences` of sentences whose tokens are known; equal ones are parsed once.
-
-    Args:
-        model: as in `parse_sentences`.
-        sentences: at least one token each.
-        batch_size: as in `parse_sentences`.
-        progress: as in `parse_sentences`.
-        num_processes: as in `parse_sentences`.
-        cache: as in `parse_sentences`.
-        **options: as in `parse_sentences`.
-
-    Returns:
-        The sentences with their trees.
-    """
+    """`parse_sentences` of sentences whose tokens are known, at least one each."""
     unique = list(dict.fromkeys(sentences))
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
-    num_beams = options.get("num_beams") if searches else 1
+    width = model.word_search(options.get("num_beams")).num_beams if searches else 1
     found = map_batches(
         partial(_parse_batch, model, options),
-        batches_by_cost(unique, batch_size, token_budget(model, num_beams)),
+        batches_by_cost(unique, batch_size, token_budget(model, width)),
         model,
         num_processes=num_processes,
-        num_beams=beam_width(model, num_beams) if searches else 1,
+        num_beams=width,
         cache=None if cache is None else ResultCache(cache, model, {"parse": options}),
         progress=progress,
     )
@@ -341,7 +297,7 @@ def _check_lengths(
         raise ValueError(
             f"sentence {long[0] + 1} of {len(words)} words ({' '.join(words[:5])} ...) has {len(encoded[long[0]][0])} "
             f"tokens, but the model has positions for {int(limit)} ({len(long)} of {len(encoded)} sentences are too "
-            "long): cut them or leave them out, of a treebank by a largest number of words"
+            "long): shorten these sentences or leave them out"
         )
 
 
@@ -351,29 +307,12 @@ def parse_words(
     sentences: Sequence[Sequence[str]],
     **options: Any,
 ) -> list[list[Span]]:
-    """The best trees of sentences given as words, without labels.
-
-    Args:
-        model: as in `parse_sentences`.
-        tokenizer: as in `parse_sentences`.
-        sentences: as in `parse_sentences`.
-        **options: as in `parse_sentences`.
-
-    Returns:
-        Per sentence the spans of its best tree over words, in post-order; none if no tree was found.
-    """
+    """`best_trees` of `parse_sentences`."""
     return best_trees(parse_sentences(model, tokenizer, sentences, **options))
 
 
 def best_trees(parsed: Sequence[ParsedSentence]) -> list[list[Span]]:
-    """The best trees, without labels.
-
-    Args:
-        parsed: the sentences.
-
-    Returns:
-        Per sentence the spans of two or more words of its best tree; empty if it has no tree.
-    """
+    """Per sentence the spans of two or more words of its best tree, in post-order; empty if it has no tree."""
     return [sentence.hypotheses[0].unlabeled_spans if sentence.hypotheses else [] for sentence in parsed]
 
 
@@ -406,8 +345,8 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
         else:
             difference = f"word {place + 1} is {sentence.words[place]!r}, in the gold tree {gold.words[place]!r}"
         raise ValueError(
-            f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}); "
-            "score trees over the same words, and check the style of the brackets and the treatment of punctuation"
+            f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}). "
+            "Score trees over the same words: check the style of the brackets and the treatment of punctuation."
         )
 
 
@@ -417,46 +356,19 @@ def score_trees(
     convention: str | ParsingConvention = "gpst",
     **changes: Any,
 ) -> ParsingScores:
-    """Unlabeled F1 of trees over the words of a treebank.
-
-    Args:
-        trees: per sentence its spans over words.
-        treebank: the gold trees.
-        convention: as in `unlabeled_f1`.
-        **changes: as in `unlabeled_f1`.
-
-    Returns:
-        The scores.
-    """
+    """`unlabeled_f1` of trees, given as spans over the words of a treebank."""
     return unlabeled_f1(trees, treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
 
 
 def score_baselines(
     treebank: Treebank, convention: str | ParsingConvention = "gpst", **changes: Any
 ) -> dict[str, ParsingScores]:
-    """Unlabeled F1 of left, right, balanced and random trees, and of binarized gold trees; see `branching_baselines`.
-
-    Args:
-        treebank: the gold trees.
-        convention: as in `unlabeled_f1`.
-        **changes: as in `unlabeled_f1`.
-
-    Returns:
-        Scores by kind of tree.
-    """
+    """`branching_baselines` of a treebank."""
     return branching_baselines(treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
 
 
 def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:
-    """Table of scores for a terminal: the four common numbers, and the convention named in its last line.
-
-    Args:
-        scores: by kind of tree.
-        treebank: the gold trees.
-
-    Returns:
-        Lines of text.
-    """
+    """Table of scores for a terminal: the four common numbers by kind of tree; its last line names the convention."""
     width = max(map(len, scores))
     names = ("sentence_drop", "corpus_drop", "sentence_count", "corpus_count")
     lines = [
@@ -496,10 +408,8 @@ def report_parsing(
         tables by title.
 
     Raises:
-        ValueError: no runs, trees that are not over the words of the treebank, or as `unlabeled_f1`.
+        ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
     """
-    if not runs:
-        raise ValueError("there are no trees to score: give at least one run")
     convention = resolve_convention(convention, **changes)
     for name, parsed in runs.items():
         match_treebank(parsed, treebank, name)
@@ -528,7 +438,7 @@ def report_parsing(
     if len(runs) > 1:
         values = {name: statistics.fmean(each[name] for each in numbers) for name in values}
         values["f1_standard_deviation"] = statistics.stdev(each["f1"] for each in numbers)
-        values["agreement"] = round(100 * agreement(list(trees.values()), lengths, convention).mean, 2)
+        values["agreement"] = round(100 * agreement(list(trees.values()), lengths, convention), 2)
     first = next(iter(trees))
     f1_rows = {name: score.numbers() for name, score in (scores | baselines).items()}
     tables = {
@@ -544,19 +454,7 @@ def report_parsing(
 def report_comparison(
     treebank: Treebank, systems: Mapping[str, Sequence[ParsedSentence]], convention: str | ParsingConvention = "gpst"
 ) -> tuple[dict[str, float], dict[str, list[Row]]]:
-    """Compare two parsers on a treebank; see `compare_parses`.
-
-    Args:
-        treebank: the gold trees.
-        systems: the parsed sentences of two systems, by name.
-        convention: as in `unlabeled_f1`.
-
-    Returns:
-        The row of sentence F1 as scores by name, and all rows as a table.
-
-    Raises:
-        ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
-    """
+    """`compare_parses` of two systems, by name: the row of sentence F1 as scores, and all rows as a table."""
     for name, parsed in systems.items():
         match_treebank(parsed, treebank, name)
     first, second = (_constituents(treebank.over_kept_words(best_trees(parsed))) for parsed in systems.values())
@@ -615,8 +513,6 @@ def report_evalb(
         ValueError: trees that are not over the words of the treebank, trees without labels where labels count, or no
             sentence that EVALB scores.
     """
-    if not runs:
-        raise ValueError("there are no trees to score: give at least one run")
     gold = [EvalbTree.from_sentence(sentence) for sentence in treebank.sentences]
     scores: dict[str, EvalbScores] = {}
     for name, parsed in runs.items():
@@ -624,8 +520,8 @@ def report_evalb(
         scores[name] = labeled_f1([_brackets(sentence, name, parameters) for sentence in parsed], gold, parameters)
         if not scores[name].overall.num_valid:
             raise ValueError(
-                f"{name}: EVALB scores none of the {len(gold)} sentences, because they have no tree, or are words that "
-                "its parameters delete"
+                f"{name}: EVALB scores none of the {len(gold)} sentences: they have no tree, or its parameters delete "
+                "all their words"
             )
     rows = [
         {
