@@ -296,11 +296,10 @@ def check_results_of(
         measured = result.model
         size = measured.get("architecture"), measured.get("num_parameters")
         checksums = {file["sha256"] for file in measured.get("weights", ())}
-        if size != (architecture, num_parameters):
-            of = "{} with {:,} parameters".format(*size) if all(size) else "no model"
+        if size != (architecture, num_parameters) or (weights and checksums and weights != checksums):
             raise ValueError(
-                f"{path} was measured on {measured['name']!r}, {of}; {model!r} is {architecture} with "
-                f"{num_parameters:,} parameters. Give results of this model."
+                f"{path} was measured on {measured.get('name')!r}, not on {model!r} ({architecture} with "
+                f"{num_parameters:,} parameters): its weights are other files (SHA-256). Evaluate this model."
             )
         if (measured.get("dtype") or dtype) != dtype:
             raise ValueError(
@@ -308,15 +307,7 @@ def check_results_of(
                 f"{dtype}, or export with --dtype {measured['dtype']}."
             )
         if weights and not checksums:
-            logger.warning(
-                f"{path} names no checksum of the weights of {measured['name']!r}: nothing shows that they are those "
-                f"of {model!r}"
-            )
-        elif weights and weights != checksums:
-            raise ValueError(
-                f"{path} was measured on {measured['name']!r}, whose weights are other files than those of {model!r} "
-                "(SHA-256). Evaluate this model."
-            )
+            logger.warning(f"{path} has no checksum of weights, so they may be others than those of {model!r}")
 
 
 def card_rows(

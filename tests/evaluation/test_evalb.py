@@ -166,17 +166,12 @@ def test_bad_parameters_name_their_line(tmp_path, text, message):
 
 
 def test_bad_trees_are_errors(tmp_path):
-    for line, message in (
-        ("(S (N a)", "never closed"),
-        ("(S (N a)))", "closes nothing"),
-        ("(S a (N b))", "'a' has no"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            EvalbTree.from_line(line)
+    with pytest.raises(ValueError, match="'a' has no bracket"):  # of brackets that do not match, `read_brackets` tells
+        EvalbTree.from_line("(S a (N b))")
     (gold,) = parse_treebank(["(S (NP (DT the) (NN cat)) (VP (VB b)))"])
-    with pytest.raises(ValueError, match=r"sentence 0: span \(0, 4\) does not fit into 3 words"):
+    with pytest.raises(ValueError, match=r"sentence 0: span \(0, 4\)"):
         labeled_f1([(["S"], [(0, 4)])], [gold])
-    with pytest.raises(ValueError, match="one tag per word and one label per span"):
+    with pytest.raises(ValueError, match="1 spans have 2 labels"):
         labeled_f1([(["S", "NP"], [(0, 3)])], [gold])
     with pytest.raises(ValueError, match="2 predicted and 1 gold"):
         labeled_f1([None, None], [gold])

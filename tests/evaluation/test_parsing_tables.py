@@ -69,7 +69,7 @@ def test_recall_by_label_by_hand():
     assert recall_by_label([[(4, 6)]], [gold], duplicates="multiset")["NP"] == Recall(2, 3)
     assert recall_by_label([[]], [gold], sentence_span="count")["S"] == Recall(1, 1)
     assert recall_by_label([[]], [gold], max_length=5) == {}
-    with pytest.raises(ValueError, match="2 predicted and 1 gold trees"):
+    with pytest.raises(ValueError, match="2 predicted and 1 gold"):
         recall_by_label([[], []], [gold])
 
 
@@ -164,17 +164,12 @@ def test_the_four_numbers_of_a_treebank(embedded):
     treebank = make_treebank(embedded)
     baselines = score_baselines(treebank)
     table = score_table(baselines, treebank).splitlines()
-    assert table[1].split() == ["unlabeled", "F1", "(%)", "sentence", "corpus", "sentence", "corpus"]
     for line in table[2:-1]:
         name, *cells = line.rsplit(maxsplit=4)
-        variants = baselines[name.strip()].variants
-        expected = [variants[key] for key in ("sentence_drop", "corpus_drop", "sentence_count", "corpus_count")]
-        assert cells == [f"{100 * value:.2f}" for value in expected]
+        assert cells == [f"{100 * value:.2f}" for value in baselines[name.strip()].variants.values()]
     assert "punctuation removed before parsing" in table[-1] and "convention gpst" in table[-1]
-    scores = score_trees(
-        [binarized_gold(s, n) for s, n in zip(treebank.spans, treebank.lengths, strict=True)], treebank
-    )
-    assert scores == baselines["binarized gold"]
+    best = [binarized_gold(spans, length) for spans, length in zip(treebank.spans, treebank.lengths, strict=True)]
+    assert score_trees(best, treebank) == baselines["binarized gold"]
 
 
 def test_corpus_f1_with_the_whole_sentence_is_that_of_evalb(embedded):
@@ -207,15 +202,15 @@ def test_punctuation_by_tag_or_form():
     for by in ("tag", "form"):
         assert score_trees([wrong], make_treebank(gold[:1], "ignore", punctuation_by=by)).precision == 1
     assert score_trees([wrong], make_treebank(gold[:1], "keep")).precision == 3 / 4
-    for arguments in ({"punctuation": "drop"}, {"punctuation_by": "shape"}):
-        with pytest.raises(ValueError, match="drop|shape"):
-            make_treebank(gold, **arguments)
+    for option, value in (("punctuation", "drop"), ("punctuation_by", "shape")):
+        with pytest.raises(ValueError, match=value):
+            make_treebank(gold, **{option: value})
 
 
 def test_tags_that_are_not_those_of_the_penn_treebank(caplog):
     chinese = list(parse_treebank(["(S (NP (Nab 他)) (VP (VC2 看) (NP (Nab 書)) (PERIOD .)))"]))
     for punctuation in ("remove", "ignore"):
-        with pytest.raises(ValueError, match="3 of 4 words have tags .*Nab, VC2, so .*: .* keep it"):
+        with pytest.raises(ValueError, match="3 of 4 .*Nab, VC2"):
             make_treebank(chinese, punctuation)
     assert make_treebank(chinese, "keep").words == [["他", "看", "書", "."]]
     assert make_treebank(chinese, punctuation_by="form").words == [["他", "看", "書"]]
@@ -244,12 +239,9 @@ def test_trees_that_do_not_match_their_text():
     right, none = parsed(*words), ParsedSentence(())
     match_treebank([right, none], treebank)
     for sentences, message in (
-        ([right], r"mine.txt: 1 sentences, but the treebank has 2 \(punctuation removed"),
-        (
-            [right, parsed(*words[:5], "rug")],
-            "sentence 2 is not that of <text>:2: word 6 is 'rug', in the gold .* 'mat'",
-        ),
-        ([parsed(*words, "."), right], "it has 7 words, the gold tree 6"),
+        ([right], r"mine.txt: 1 sentences, .* 2 \(punctuation removed"),
+        ([right, parsed(*words[:5], "rug")], "sentence 2 .*<text>:2: word 6 is 'rug', .* 'mat'"),
+        ([parsed(*words, "."), right], "7 words, .* 6"),
     ):
         with pytest.raises(ValueError, match=message):
             match_treebank(sentences, treebank, "mine.txt")

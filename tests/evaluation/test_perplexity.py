@@ -124,8 +124,8 @@ def test_results_that_are_none(tmp_path):
     fields = json.loads(path.read_text())
     for field, value, message in (
         ("format_version", None, "version"),
-        ("scores", {"accuracy": True}, "the score 'accuracy' is True"),
-        ("scores", [0.5], r"scores is \[0.5\]"),
+        ("scores", {"accuracy": True}, "'accuracy' is True"),
+        ("scores", [0.5], "scores"),
     ):
         path.write_text(json.dumps({**fields, field: value}))
         with pytest.raises(ValueError, match=message):
@@ -155,12 +155,12 @@ def test_groups_of_runs_for_pictures():
     assert names == ["token_perplexity"]
     assert means == {"a": [12.0], "b": [12.0]}
     assert deviations == {"a": [pytest.approx(math.sqrt(8))], "b": [None]}
-    with pytest.raises(ValueError, match="no score word_ppl: there are token_perplexity"):
+    with pytest.raises(ValueError, match="word_ppl"):
         scores_of_groups(runs, "aab", ["word_ppl"])
     with pytest.raises(ValueError, match="num_beams"):  # runs of one group must be alike; groups may differ
         scores_of_groups([*runs[:2], result_of(2, 1.0, num_beams=9)], "aaa", ["token_perplexity"])
     scores_of_groups([*runs[:2], result_of(2, 1.0, num_beams=9)], "aab", ["token_perplexity"])
-    with pytest.raises(ValueError, match="with different data"):
+    with pytest.raises(ValueError, match="different data"):
         scores_of_groups([*runs, other_data()], "aaab", ["token_perplexity"])
     ends = [result_of(0, 1.0, end_of_text=how) for how in ("end token", "trees closed", "not counted")]
     scores_of_groups(ends, "abc", ["token_perplexity"])

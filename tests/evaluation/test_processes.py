@@ -63,7 +63,7 @@ def run(compute, *, num_processes=2, batches=BATCHES, **options):
     return map_batches(compute, batches, model_and_tokenizer("gpst")[0], num_processes=num_processes, **options)
 
 
-@pytest.mark.parametrize("architecture", ["gpst", "on_lstm", "gpt2"])
+@pytest.mark.parametrize("architecture", ["gpst", "gpt2"])
 def test_workers_score_like_one_process(architecture):
     tables = []
     for number in (1, 2):
@@ -172,13 +172,13 @@ def test_files_of_other_results_are_refused(tmp_path):
     model, path = model_and_tokenizer("gpst")[0], tmp_path / "cache.jsonl"
     ResultCache(path, model, {"num_beams": 3}).read()
     assert ResultCache(path, model, {"num_beams": 3}).read() == {}
-    with pytest.raises(ValueError, match="num_beams 3 instead of 4. Name another file, or delete it"):
+    with pytest.raises(ValueError, match="num_beams 3 instead of 4"):
         ResultCache(path, model, {"num_beams": 4}).read()
     with pytest.raises(ValueError, match="another model"):
         ResultCache(path, model_and_tokenizer("rnng")[0], {"num_beams": 3}).read()
     for text in ("notes", "[]\n", '{"a": 1}\n'):
         path.write_text(text)
-        with pytest.raises(ValueError, match="holds no results by text"):
+        with pytest.raises(ValueError, match="cache.jsonl"):
             ResultCache(path, model, {}).read()
         assert path.read_text() == text
     scorer = scorer_of("gpst", cache=tmp_path / "scores.jsonl")

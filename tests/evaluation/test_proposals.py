@@ -145,14 +145,14 @@ def test_labels_of_binary_trees(tmp_path: Path) -> None:
     file = tmp_path / "trees.txt"
     file.write_text("(NP (X the) (X people) (X of))\n(S (NP (X the) (X people) (X of)))\n")
     scorer, given = scorer_of("tree_lm_binary"), read_proposals([file])
-    with pytest.raises(ValueError, match="the model does not know .@, S.NP; it knows NP, S, VP"):
+    with pytest.raises(ValueError, match="@, S.NP; it knows NP, S, VP"):
         score_proposals(scorer, WORDS[:3], given[WORDS[:3]])
 
 
 def test_result_states_its_protocol(trees: Path) -> None:
     items = [TextItem("1", " ".join(WORDS)), TextItem("2", " "), TextItem("3", "We ask")]
     scorer = scorer_of("rnng")
-    with pytest.raises(ValueError, match="every tree of 'a b' has a label that the model .* .ODD; it knows NP"):
+    with pytest.raises(ValueError, match="'a b' .*ODD"):
         evaluate_proposals(scorer, [TextItem("1", "a b")], Proposals([_file(trees, "(ODD (X a) (X b))")]))
     some = Proposals([_file(trees, "(ODD (X a) (X b))\n(NP (X a) (X b))")])
     assert evaluate_proposals(scorer, [TextItem("1", "a b")], some).scores["mean_trees"] == 1
@@ -182,7 +182,7 @@ def test_minimal_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert result.scores["accuracy"] == sum(sums[0] > bad for bad in sums[1:]) / 2
     assert [item["oov"] for item in result.items] == [True, True]
     trees.write_text(trees.read_text() + "(NP (X We) (X ask.))\n")
-    with pytest.raises(ValueError, match=r"'We ask.' split its words in 2 ways, of which two are We ask . | We ask."):
+    with pytest.raises(ValueError, match="'We ask.' split its words in 2 ways"):
         evaluate_pairs(scorer, read_pairs(table), proposals=Proposals([trees]))
     command = ["evaluate", "pairs", str(table), "--model", "model_cards/rnng-tiny", "--proposals", str(trees)]
     assert main(command) == 2 and "split its words" in capsys.readouterr().err
@@ -197,7 +197,7 @@ def _file(trees: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("architecture", "options", "message"),
     [
-        ("on_lstm", {}, "gives no probability to given trees"),
+        ("on_lstm", {}, "ForCausalLM"),
         ("rnng", {"num_beams": 3}, "num_beams"),
     ],
 )

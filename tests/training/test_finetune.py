@@ -81,16 +81,16 @@ def test_glue_tasks_are_the_nine_of_the_benchmark() -> None:
         "validation_mismatched",
     ]
     assert main_score(NUMBERS, {"pearson": 0.5, "spearmanr": 0.7}) == pytest.approx(0.6)
-    with pytest.raises(ValueError, match="'sst3'"):
+    with pytest.raises(ValueError, match="sst3"):
         glue_task("sst3")
 
 
 @pytest.mark.parametrize(
     ("task", "predicted", "gold", "match"),
     [
-        (CLASSES, [0, 1], [0], "shape"),
-        (CLASSES, [0, 2], [0, 1], "label 2 of row 1"),
-        (NUMBERS, [float("nan"), 1.0], [0.0, 1.0], "label nan of row 0"),
+        (CLASSES, [0, 1], [0], "samples"),
+        (CLASSES, [0, 2], [0, 1], "label 2 of row 1 .counted from 0. is not an id from 0 to 1"),
+        (NUMBERS, [float("nan"), 1.0], [0.0, 1.0], "label nan of row 0 .counted from 0. is not a finite number"),
     ],
 )
 def test_bad_predictions_are_refused(task: TextTask, predicted: list, gold: list, match: str) -> None:
@@ -115,9 +115,9 @@ def test_rouge_takes_the_best_of_several_references_and_splits_sentences() -> No
     )
     stemmed = rouge_scores(["police killing gunmen"], ["police killed gunmen"], use_stemmer=True)
     assert stemmed["rouge1"] == pytest.approx(100)
-    with pytest.raises(ValueError, match="Document 1"):
+    with pytest.raises(ValueError, match="document 1"):
         rouge_scores(["a", "b"], ["a", " "])
-    with pytest.raises(ValueError, match="2 summaries and 1 references"):
+    with pytest.raises(ValueError, match="shorter"):
         rouge_scores(["a", "b"], ["a"])
 
 

@@ -184,7 +184,7 @@ class Proposals:
     def settings(self, scorer: TextScorer, split: bool = False) -> dict[str, Any]:
         """Options that results state; options of a search, and `split`, are refused."""
         if split:
-            raise ValueError("proposals bring their own words: leave --tokenize (split) out")
+            raise ValueError("with proposals words are those of the trees: leave --tokenize (split) out")
         if scorer.num_beams is not None or scorer.search_options:
             raise ValueError("num_beams and the other options of a search do not apply to proposals: leave them out")
         searching = ("num_beams", "action_beam_size", "fast_track_size", "normalization")

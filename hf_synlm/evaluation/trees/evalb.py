@@ -29,6 +29,11 @@ Status = Literal["valid", "error", "skipped"]
 _STATUS_CODE: dict[Status, int] = {"valid": 0, "error": 1, "skipped": 2}
 _QUOTES = frozenset(("'", '"', "/"))
 _LABEL_END = re.compile("[-=]")
+_TITLES = (
+    "Number of sentence", "Number of Error sentence", "Number of Skip  sentence", "Number of Valid sentence",
+    "Bracketing Recall", "Bracketing Precision", "Bracketing FMeasure", "Complete match", "Average crossing",
+    "No crossing", "2 or less crossing", "Tagging accuracy",
+)  # fmt: skip
 _RULE = "=" * 76
 _HEAD = (
     "  Sent.                        Matched  Bracket   Cross        Correct Tag\n"
@@ -125,23 +130,11 @@ class EvalbSummary:
         )
 
     def __str__(self) -> str:
-        return "\n".join(
-            (
-                f"-- {self.name} --",
-                f"Number of sentence        = {self.num_sentences:6d}",
-                f"Number of Error sentence  = {self.num_errors:6d}",
-                f"Number of Skip  sentence  = {self.num_skipped:6d}",
-                f"Number of Valid sentence  = {self.num_valid:6d}",
-                f"Bracketing Recall         = {100 * self.recall:6.2f}",
-                f"Bracketing Precision      = {100 * self.precision:6.2f}",
-                f"Bracketing FMeasure       = {100 * self.f1:6.2f}",
-                f"Complete match            = {100 * self.complete_match:6.2f}",
-                f"Average crossing          = {self.average_crossing:6.2f}",
-                f"No crossing               = {100 * self.no_crossing:6.2f}",
-                f"2 or less crossing        = {100 * self.two_or_less_crossing:6.2f}",
-                f"Tagging accuracy          = {100 * self.tagging_accuracy:6.2f}",
-            )
-        )
+        lines = [f"-- {self.name} --"]
+        for title, value in zip(_TITLES, dataclasses.astuple(self)[1:], strict=True):
+            scale = 1 if title == "Average crossing" else 100
+            lines.append(f"{title:<26}= " + (f"{value:6d}" if isinstance(value, int) else f"{scale * value:6.2f}"))
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
