@@ -120,26 +120,30 @@ def test_statistics_of_binary_trees(corpus):
     trees = [random_tree(length, random.Random(seed)) for length, seed in corpus]
     shapes = [shape(spans_to_tree(tree, length)) for tree, length in zip(trees, lengths, strict=True)]
     found = tree_statistics(trees, lengths)
-    assert found.depth == pytest.approx(sum(sum(s[0]) / len(s[0]) for s in shapes) / len(shapes))
-    sums = [sum(s[k] for s in shapes) for k in range(1, 6)]
-    assert [found.num_left_words, found.num_right_words, found.num_splits] == sums[:3]
-    assert [found.num_left_splits, found.num_right_splits] == sums[3:]
+    first, last, splits, left, right = (sum(s[k] for s in shapes) for k in range(1, 6))
+    assert found == pytest.approx({
+        "depth": sum(sum(s[0]) / len(s[0]) for s in shapes) / len(shapes),
+        "right_left_ratio": first / max(last, 1),
+        "left_splits": 100 * left / max(splits, 1),
+        "right_splits": 100 * right / max(splits, 1),
+    })  # fmt: skip
 
 
 def test_statistics_by_hand():
-    right, left = (tree_statistics([branch(5)], [5]) for branch in (right_branching, left_branching))
-    assert (right.right_left_ratio, right.left_splits, right.right_splits) == (4, 0, 1)
-    assert (left.right_left_ratio, left.left_splits, left.right_splits) == (1 / 4, 1, 0)
-    assert right.depth == left.depth == (1 + 2 + 3 + 4 + 4) / 5
-    # ((0 1) (2 (3 (4 5)))) without the spans of width 1 and copies, listed in any order.
-    words = tree_statistics([[(4, 6), (3, 6), (2, 6), (2, 6), (0, 2), (0, 1)]], [6]).numbers()
-    assert words == {"depth": 2.83, "right_left_ratio": 2.0, "left_splits": 0.0, "right_splits": 66.67}
-    # Flat: (0 1 2 (3 4) 5). Off comes the constituent at the end: none; at the beginning: none. There is no split.
-    assert tree_statistics([[(3, 5), (0, 6)]], [6]).num_splits == 0
+    def numbers(spans, length):
+        return list(tree_statistics([spans], [length]).values())
+
+    assert numbers(right_branching(5), 5) == [(1 + 2 + 3 + 4 + 4) / 5, 4, 0, 100]
+    assert numbers(left_branching(5), 5) == [(1 + 2 + 3 + 4 + 4) / 5, 1 / 4, 100, 0]
+    # ((0 1) (2 (3 (4 5)))) with spans of width 1 and copies, listed in any order.
+    words = numbers([(4, 6), (3, 6), (2, 6), (2, 6), (0, 2), (0, 1)], 6)
+    assert words == pytest.approx([17 / 6, 2, 0, 200 / 3])
+    # Flat, (0 1 2 (3 4) 5): there is no constituent at the end or at the beginning, and no split.
+    assert numbers([(3, 5), (0, 6)], 6)[2:] == [0, 0]
     # (0 1 (2 3)): the split before (2 3); the rest is (0 1).
-    assert tree_statistics([[(2, 4), (0, 4)]], [4]).numbers()["right_splits"] == 0
+    assert numbers([(2, 4), (0, 4)], 4)[2:] == [0, 0]
     # A single word has no constituent around it.
-    assert tree_statistics([[]], [1]).numbers() == dict.fromkeys(words, 0.0)
+    assert numbers([], 1) == [0, 0, 0, 0]
     with pytest.raises(ValueError, match="1 trees of 2 sentences"):
         tree_statistics([[]], [1, 1])
 
@@ -277,9 +281,9 @@ def test_tables_on_the_sample_of_the_penn_treebank():
     # PaLM, table 4: gold 6.5 and 52.7 on section 23; Du et al., table 3: gold 5.0 and 2.22, binarized 6.4 and 2.92.
     short = treebank.select(k for k, length in enumerate(treebank.lengths) if length <= 40)
     gold = tree_statistics(short.spans, short.lengths)
-    assert (round(100 * gold.left_splits, 1), round(100 * gold.right_splits, 1)) == (6.5, 53.2)
+    assert (round(gold["left_splits"], 1), round(gold["right_splits"], 1)) == (6.5, 53.2)
     every = tree_statistics(treebank.spans, treebank.lengths)
-    assert (round(every.depth, 1), round(every.right_left_ratio, 2)) == (5.0, 2.13)
+    assert (round(every["depth"], 1), round(every["right_left_ratio"], 2)) == (5.0, 2.13)
     binary = [binarized_gold(s, n) for s, n in zip(treebank.spans, treebank.lengths, strict=True)]
     found = tree_statistics(binary, treebank.lengths)
-    assert (round(found.depth, 1), round(found.right_left_ratio, 2)) == (6.5, 2.82)
+    assert (round(found["depth"], 1), round(found["right_left_ratio"], 2)) == (6.5, 2.82)

@@ -193,48 +193,13 @@ def _scored(
 
 
 # ----------------------------------------------------------------------------------------------- shape of trees
-@dataclasses.dataclass(frozen=True)
-class TreeStatistics:
-    """Shape of a set of trees."""
-
-    # Mean over the sentences of the mean depth of their words, the number of constituents around a word.
-    depth: float
-    # Words that are the first, and the last child of their parent.
-    num_left_words: int
-    num_right_words: int
-    # Splits of [i, j) into [i, j - 1) and a word, and into a word and [i + 1, j).
-    num_left_splits: int
-    num_right_splits: int
-    # All splits of constituents of more than two words.
-    num_splits: int
-
-    @property
-    def right_left_ratio(self) -> float:
-        """First-child words / last-child words: above 1 in right-branching trees (the R/L ratio of Du et al. 2020)."""
-        return self.num_left_words / self.num_right_words if self.num_right_words else 0.0
-
-    @property
-    def left_splits(self) -> float:
-        """Share of left splits, 0..1 (table 4 of Peng et al. 2019)."""
-        return self.num_left_splits / self.num_splits if self.num_splits else 0.0
-
-    @property
-    def right_splits(self) -> float:
-        """Share of right splits, 0..1 (table 4 of Peng et al. 2019)."""
-        return self.num_right_splits / self.num_splits if self.num_splits else 0.0
-
-    def numbers(self) -> dict[str, float]:
-        """The four published numbers, for JSON; splits in percent."""
-        return {
-            "depth": round(self.depth, 2),
-            "right_left_ratio": round(self.right_left_ratio, 2),
-            "left_splits": round(100 * self.left_splits, 2),
-            "right_splits": round(100 * self.right_splits, 2),
-        }
-
-
-def tree_statistics(trees: Sequence[Sequence[Span]], lengths: Sequence[int]) -> TreeStatistics:
+def tree_statistics(trees: Sequence[Sequence[Span]], lengths: Sequence[int]) -> dict[str, float]:
     """Depth and branching direction of trees; published numbers leave punctuation out. Cost: O(s log s) for s spans.
+
+    depth               mean over sentences of the mean number of constituents around a word (Du et al. 2020, table 3)
+    right_left_ratio    words that are the first child of their parent / the last one: above 1 in right-branching trees
+    left_splits         percent of the splits of [i, j), of more than two words, into [i, j - 1) and a word (Peng et al.
+                        2019, table 4); right_splits: into a word and [i + 1, j)
 
     Words: in a tree, the word at i is the first child of its parent if and only if a constituent begins at i, because
     the narrowest constituent around it is then the narrowest of these; and the last child if one ends at i + 1.
@@ -256,7 +221,12 @@ def tree_statistics(trees: Sequence[Sequence[Span]], lengths: Sequence[int]) -> 
             left += k == j - 1
             right += k == i + 1
             num_splits += 1
-    return TreeStatistics(statistics.fmean(depths), left_words, right_words, left, right, num_splits)
+    return {
+        "depth": statistics.fmean(depths),
+        "right_left_ratio": left_words / right_words if right_words else 0.0,
+        "left_splits": 100 * (left / num_splits) if num_splits else 0.0,
+        "right_splits": 100 * (right / num_splits) if num_splits else 0.0,
+    }
 
 
 def _splits(spans: set[Span], length: int) -> list[tuple[int, int, int]]:

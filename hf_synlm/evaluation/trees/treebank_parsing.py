@@ -422,7 +422,10 @@ def report_parsing(
     baselines = branching_baselines(gold, lengths, convention)
     binary = [binarized_gold(spans, length) for spans, length in zip(gold, lengths, strict=True)]
     shown: dict[str, Sequence[Sequence[Span]]] = {**trees, "gold": gold, "binarized gold": binary}
-    shapes = {name: tree_statistics(found, lengths).numbers() for name, found in shown.items()}
+    shapes = {
+        name: {key: round(value, 2) for key, value in tree_statistics(found, lengths).items()}
+        for name, found in shown.items()
+    }
     numbers = [
         {
             **score.numbers(),
