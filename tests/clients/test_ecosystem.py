@@ -109,26 +109,6 @@ def test_text_classification_pipeline(config, tokenizer):
     assert [set(result) for result in results] == [{"label", "score"}] * 3
 
 
-def test_trainer_predicts_with_metrics(config, tokenizer, tmp_path):
-    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
-
-    torch.manual_seed(0)
-    data = [
-        {"input_ids": tokenizer(s)["input_ids"] + [config.cls_token_id], "label": x % 2}
-        for x, s in enumerate(SENTENCES)
-    ]
-    arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True)
-    seen = []
-    trainer = Trainer(
-        model=GPSTForSequenceClassification(config),
-        args=arguments,
-        eval_dataset=data,
-        data_collator=DataCollatorWithPadding(tokenizer),
-        compute_metrics=lambda prediction: seen.append(prediction.predictions.shape) or {"seen": 1.0},
-    )
-    assert trainer.evaluate()["eval_seen"] == 1.0 and seen == [(3, 2)]
-
-
 @pytest.mark.parametrize(
     "folder", sorted(path.parent for path in CARDS.glob("*/model.safetensors")), ids=lambda x: x.name
 )

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_synlm.core.module_tools import weight_of
-from tests.core.test_hidden_states import batch, build
+from tests.helpers.architectures import batch, build
 from tests.models.test_gpu import make, texts
 
 # What docs/what-works.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.

@@ -11,7 +11,7 @@ from torchao.quantization import Int8WeightOnlyConfig
 from transformers import TorchAoConfig
 
 from hf_synlm.core.module_tools import weight_of
-from tests.core.test_hidden_states import batch, build
+from tests.helpers.architectures import batch, build
 
 # Layers that must be in int8: those that do most of the work, so far as they are `nn.Linear`.
 QUANTIZED = {

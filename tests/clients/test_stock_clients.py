@@ -11,11 +11,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments, pipeline
 from transformers.utils import ModelOutput
 
-from tests.clients.test_ecosystem import config as config
-from tests.clients.test_ecosystem import model as model
-from tests.clients.test_ecosystem import tokenizer as tokenizer
 from tests.clients.test_peft import TARGETS
-from tests.core.test_hidden_states import batch, build
+from tests.helpers.architectures import batch, build, labeled, without_dropout
 from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer
 
 searching = pytest.mark.parametrize("name", ["gpst", "rnng"])
@@ -71,45 +68,43 @@ def test_outputs_hold_tensors(name: str, kind: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- Trainer
-def trainer_of(model: Any, path: Any, **options: Any) -> Trainer:
-    """A Trainer without `label_names`, on rows of equal length."""
-    name = model.config.model_type
-    inputs = {key: value[:1] for key, value in batch(name).items() if key != "attention_mask"}
-    if name == "gpst":
-        inputs["labels"] = inputs["input_ids"].clone()
-    rows = [{key: value[0] for key, value in inputs.items()}] * 4
+def trainer_of(name: str, path: Any, fields: Any = None, compute_metrics: Any = None, **options: Any) -> Trainer:
+    """A Trainer without `label_names`, on a sentence that is given four times."""
+    sentence = {key: value[0] for key, value in labeled(name).items() if key != "attention_mask"}
+    rows = [{key: value for key, value in sentence.items() if key != "labels" or "actions" not in sentence}] * 4
     arguments = {"output_dir": str(path), "report_to": "none", "use_cpu": True, "disable_tqdm": True, "max_steps": 2}
-    metrics = options.pop("compute_metrics", None)
     arguments = TrainingArguments(**arguments, save_strategy="no", per_device_eval_batch_size=2, **options)
-    return Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows, compute_metrics=metrics)
+    model = build(name, **without_dropout(name), **(fields or {}))
+    return Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, compute_metrics=compute_metrics)
 
 
-@searching
+@pytest.mark.parametrize("name", ["gpst", "rnng", "prpn", "lstm"])
 def test_trainer_trains_evaluates_and_predicts(name: str, tmp_path: Any) -> None:
-    """A loss without `label_names`; logits where the configuration asks for them, and they are those of `forward`."""
+    """Predictions are the logits of `forward`, of a search where the configuration asks for them."""
     seen: list[Any] = []
-    model = build(name, output_marginal_logits=True)
+    fields = {"output_marginal_logits": True} if name in ("gpst", "rnng") else {}
     trainer = trainer_of(
-        model, tmp_path, compute_metrics=lambda p: seen.append(p.predictions) or {"seen": 1.0}, learning_rate=1e-2
-    )
+        name, tmp_path, fields, lambda p: seen.append(p.predictions) or {"seen": 1.0}, learning_rate=1e-2,
+        gradient_accumulation_steps=2, per_device_train_batch_size=2,
+    )  # fmt: skip
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert 0 < trainer.evaluate()["eval_loss"] < before
-    row = {key: value[None] for key, value in trainer.eval_dataset[0].items()}
-    expected = model.eval()(row["input_ids"]).logits
-    torch.testing.assert_close(torch.tensor(seen[1][:1]), expected)
-    assert model.train()(**row).logits is None and model(**row, output_marginal_logits=True).logits is not None
-    plain = trainer_of(build(name), tmp_path).predict(trainer.eval_dataset)
-    assert plain.metrics["test_loss"] > 0 and not isinstance(plain.predictions, torch.Tensor)
+    row, model = {key: value[None] for key, value in trainer.eval_dataset[0].items()}, trainer.model.eval()
+    torch.testing.assert_close(torch.tensor(seen[1][:1]), model(row["input_ids"]).logits)
+    assert model.train()(**row).logits is None
+    if fields:
+        assert model(**row, output_marginal_logits=True).logits is not None
+        plain = trainer_of(name, tmp_path).predict(trainer.eval_dataset)
+        assert plain.metrics["test_loss"] > 0 and not isinstance(plain.predictions, torch.Tensor)
 
 
-@searching
+@pytest.mark.parametrize("name", ["gpst", "rnng", "prpn", "lstm"])
 def test_trainer_adds_noise_to_embeddings(name: str, tmp_path: Any) -> None:
     """NEFTune: U(-a, a) / sqrt(T D) on the embeddings of every text."""
-    torch.manual_seed(0)
     losses = []
     for alpha in (None, 50.0):
-        trainer = trainer_of(build(name), tmp_path, neftune_noise_alpha=alpha, learning_rate=1e-9, seed=3)
+        trainer = trainer_of(name, tmp_path, neftune_noise_alpha=alpha, learning_rate=1e-9, seed=3)
         losses.append(trainer.train().training_loss)
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
 
@@ -117,12 +112,20 @@ def test_trainer_adds_noise_to_embeddings(name: str, tmp_path: Any) -> None:
 @searching
 def test_label_smoothing_is_an_error(name: str, tmp_path: Any) -> None:
     """Trainer takes the labels away; what is left are logits of a search, or none beside actions."""
-    trainer = trainer_of(build(name), tmp_path, label_smoothing_factor=0.1, remove_unused_columns=False)
+    trainer = trainer_of(name, tmp_path, label_smoothing_factor=0.1, remove_unused_columns=False)
     for row in trainer.train_dataset:
         row["labels"] = row["input_ids"]
-    kind, problem = (ValueError, "carry no gradient") if name == "gpst" else (KeyError, "no logits beside the loss")
-    with pytest.raises(kind, match=f"{problem}.*label_smoothing_factor"):
+    with pytest.raises(ValueError if name == "gpst" else KeyError, match="label_smoothing_factor"):
         trainer.train()
+
+
+@pytest.mark.parametrize("name", ["on_lstm", "lstm"])
+def test_smoothed_labels_are_shifted(name: str, tmp_path: Any) -> None:
+    trainer, batch = trainer_of(name, tmp_path, label_smoothing_factor=0.1), labeled(name)
+    log_probs = trainer.model(batch["input_ids"], batch["attention_mask"]).logits[:, :-1]
+    counts, targets = batch["labels"][:, 1:] != -100, batch["labels"][:, 1:].clamp_min(0)
+    expected = -0.9 * log_probs.gather(2, targets[..., None])[..., 0] - 0.1 * log_probs.mean(-1)
+    torch.testing.assert_close(trainer.compute_loss(trainer.model, dict(batch)), expected[counts].mean())
 
 
 # ---------------------------------------------------------------------------------------------------------- messages

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import hf_synlm
-from tests.helpers.recurrent_models import ids_of, make_model
-from tests.models.gpst import test_modeling_gpst
-from tests.models.rnng import test_modeling_rnng
+from tests.helpers.architectures import batch, build
+from tests.helpers.recurrent_models import ids_of
 
 RECURRENT = ("on_lstm", "prpn", "prpn, syd", "palm", "awd_lstm", "lstm")
 RNNGS = ("rnng", "rnng, attention")
@@ -23,26 +21,6 @@ WITH_ATTENTION = ("gpst", "prpn", "prpn, syd", "palm")
 
 every_architecture = pytest.mark.parametrize("name", EVERY)
 recurrent = pytest.mark.parametrize("name", RECURRENT)
-
-
-def build(name: str, kind: str = "ForCausalLM", **overrides: Any) -> Any:
-    """A small model in evaluation mode."""
-    if name == "gpst":
-        cls = getattr(hf_synlm, f"GPST{kind}")
-        return test_modeling_gpst.tiny(cls, **overrides)
-    if name in RNNGS:
-        cls = getattr(hf_synlm, f"RNNG{kind}")
-        composition = "attention" if name.endswith("attention") else "lstm"
-        return test_modeling_rnng.tiny(cls, composition=composition, **overrides)
-    return make_model(name, kind, **overrides)
-
-
-def batch(name: str, left: bool = False) -> dict[str, Tensor]:
-    """Sentences of unequal length, with derivations where the model needs them."""
-    if name in RNNGS:
-        return test_modeling_rnng.batch(left=left)
-    ids, mask = (test_modeling_gpst.ids_of if name == "gpst" else ids_of)(7, 3, 5, left=left)
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def tokens_of(states: Tensor, mask: Tensor) -> Tensor:
@@ -65,19 +43,6 @@ def test_embeddings_come_first_and_the_output_last(name):
     if name != "gpst":  # there a node may stand before the next token, and has a position
         embedded = model.get_input_embeddings()(inputs["input_ids"])
         torch.testing.assert_close(tokens_of(states[0], mask), tokens_of(embedded, mask))
-
-
-@every_architecture
-def test_padding_and_rows_of_a_batch_change_no_hidden_state(name):
-    model, right = build(name, "Model"), batch(name)
-    padded = [(inputs, model(**inputs, output_hidden_states=True)) for inputs in (right, batch(name, left=True))]
-    for row, length in enumerate(right["attention_mask"].sum(1).tolist()):
-        single = {key: value[row : row + 1] for key, value in right.items()}
-        alone = model(**single, output_hidden_states=True).hidden_states
-        for inputs, output in padded:
-            tokens = inputs["attention_mask"][row].bool()
-            for states, own in zip(output.hidden_states, alone, strict=True):
-                torch.testing.assert_close(states[row][tokens], own[0, :length], atol=2e-5, rtol=1e-4)
 
 
 @every_architecture
@@ -157,7 +122,7 @@ def test_gpst_states_follow_each_other():
 
 
 # --------------------------------------------------------------------------------------------------- attention weights
-@every_architecture
+@pytest.mark.parametrize("name", [*EVERY, "ordered_memory"])
 @pytest.mark.parametrize("kind", ["Model", "ForCausalLM", "ForSequenceClassification"])
 def test_attention_weights_or_an_error(name, kind):
     if name == "lstm" and kind == "ForSequenceClassification":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_synlm.core.module_tools import NoOffloading
-from tests.core.test_hidden_states import batch, build
+from tests.helpers.architectures import batch, build
 
 every_architecture = pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"])
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.core.test_hidden_states import batch, build
+from tests.helpers.architectures import batch, build
 
 RECURRENT = ("on_lstm", "prpn", "palm", "awd_lstm", "lstm")
 UNROLLED = ("on_lstm", "prpn")  # operation by operation

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from peft import PromptTuningConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments, pipeline
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, pipeline
 
 from hf_synlm.generation.words import word_ends_of
 from tests.helpers.recurrent_models import (
@@ -40,21 +39,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def rows_of(tokenizer: Any) -> list[dict[str, list[int]]]:
     return [{"input_ids": [BOUNDARY, *tokenizer(sentence)["input_ids"], BOUNDARY]} for sentence in SENTENCES]
-
-
-def make_trainer(model: Any, tokenizer: Any, folder: Any, **options: Any) -> Trainer:
-    def collate(batch: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        padded = tokenizer.pad({"input_ids": [row["input_ids"] for row in batch]}, return_tensors="pt")
-        return padded | {"labels": padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)}
-
-    names = ("compute_metrics", "preprocess_logits_for_metrics")
-    hooks = {name: options.pop(name) for name in names if name in options}
-    arguments = TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=3, report_to="none", use_cpu=True, disable_tqdm=True,
-        save_strategy="no", **options,
-    )  # fmt: skip
-    data = rows_of(tokenizer)
-    return Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data, data_collator=collate, **hooks)
 
 
 # ------------------------------------------------------------------------------------- embeddings instead of ids
@@ -178,46 +162,6 @@ def test_empty_texts_are_named(tokenizer):
     for call in (model, model.parse, model.generate):
         with pytest.raises(ValueError, match="hold no token"):
             call(**empty)
-
-
-# ------------------------------------------------------------------------------------------------------- Trainer
-def count_hits(prediction: Any) -> dict[str, float]:
-    found, labels = prediction.predictions[:, :-1], prediction.label_ids[:, 1:]
-    return {"hits": float(np.sum((found == labels) & (labels != -100)))}
-
-
-@pytest.mark.parametrize("name", ["prpn", "lstm"])
-def test_trainer_learns_and_predicts(name, tokenizer, tmp_path):
-    model = make_model(name, rates=0.0)
-    trainer = make_trainer(
-        model, tokenizer, tmp_path, max_steps=40, learning_rate=3e-2, gradient_accumulation_steps=2,
-        neftune_noise_alpha=1.0, per_device_eval_batch_size=2,
-        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
-        compute_metrics=count_hits,
-    )  # fmt: skip
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    after = trainer.evaluate()
-    assert after["eval_loss"] < before - 1
-    texts = [torch.tensor([row["input_ids"]]) for row in rows_of(tokenizer)]
-    own = [model(ids).logits[0] for ids in texts]
-    hits = sum(int((x[:-1].argmax(-1) == ids[0, 1:]).sum()) for x, ids in zip(own, texts, strict=True))
-    assert after["eval_hits"] == hits > 5
-    trainer.preprocess_logits_for_metrics = trainer.compute_metrics = None
-    logits = trainer.predict(trainer.eval_dataset).predictions
-    assert logits.shape == (3, 11, 30)
-    torch.testing.assert_close(torch.tensor(logits[0]), own[0])
-
-
-@pytest.mark.parametrize("name", ["on_lstm", "lstm"])
-def test_smoothed_labels_are_shifted(name, tokenizer, tmp_path):
-    model = make_model(name, rates=0.0)
-    trainer = make_trainer(model, tokenizer, tmp_path, label_smoothing_factor=0.1)
-    batch = trainer.data_collator(trainer.train_dataset)
-    log_probs = model(batch["input_ids"], batch["attention_mask"]).logits[:, :-1]
-    counts, targets = batch["labels"][:, 1:] != -100, batch["labels"][:, 1:].clamp_min(0)
-    expected = -0.9 * log_probs.gather(2, targets[..., None])[..., 0] - 0.1 * log_probs.mean(-1)
-    torch.testing.assert_close(trainer.compute_loss(model, dict(batch)), expected[counts].mean())
 
 
 # ------------------------------------------------------------------------------------------------------ generate

@@ -1,8 +1,5 @@
 """What all recurrent language models promise: padding, labels, cache, generation, saving, types, bad input, tools."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from transformers import (
@@ -21,8 +18,6 @@ from tests.helpers.recurrent_models import (
     gradients,
     ids_of,
     make_model,
-    model_class,
-    state_rows,
     structures,
     without_penalties,
 )
@@ -34,53 +29,6 @@ sides = pytest.mark.parametrize("left", [False, True])
 
 
 # ----------------------------------------------------------------------------------------------- padding and rows
-@every_model
-def test_later_tokens_and_other_rows_change_nothing(name):
-    model = make_model(name)
-    ids, _ = ids_of(8, 8, 8)
-    changed = ids.clone()
-    changed[0, 5:], changed[1] = torch.tensor([1, 2, 3]), changed[1].flip(0)
-    first, second = model(ids), model(changed)
-    assert torch.equal(first.logits[0, :5], second.logits[0, :5])
-    assert not torch.equal(first.logits[0, 5:], second.logits[0, 5:])
-    torch.testing.assert_close(first.logits[2], second.logits[2])
-    for field, values in structures(first).items():
-        assert torch.equal(values[0, :5], structures(second)[field][0, :5])
-    for row in range(3):
-        torch.testing.assert_close(model(ids[row : row + 1]).logits[0], first.logits[row])
-
-
-@every_model
-@sides
-def test_padding_and_batching_change_nothing(name, left):
-    model = make_model(name)
-    lengths = (9, 4, 1)
-    ids, mask = ids_of(*lengths, width=12, left=left)
-    together = model(ids, attention_mask=mask, use_cache=True)
-    labeled = model(ids, attention_mask=mask, labels=ids)
-    sums = dict.fromkeys(labeled.losses, 0.0)
-    for row, length in enumerate(lengths):
-        keep = mask[row].bool()
-        own = ids[row][keep][None]
-        alone = model(own, use_cache=True)
-        torch.testing.assert_close(together.logits[row][keep], alone.logits[0])
-        for field, values in structures(together).items():
-            torch.testing.assert_close(values[row][keep], structures(alone)[field][0])
-        for mine, theirs in zip(state_rows(together.past_key_values), state_rows(alone.past_key_values), strict=True):
-            torch.testing.assert_close(mine[row], theirs[0])
-        single = model(own, labels=own)
-        torch.testing.assert_close(labeled.joint_log_prob[row], single.joint_log_prob[0])
-        predicted = length if "word" in sums else length - 1
-        weights = {"language_model": predicted, "word": predicted, "activation": length}
-        for part in sums:
-            sums[part] += weights.get(part, length - 1) * single.losses[part]
-    assert torch.isfinite(together.logits).all()
-    inner = sum(lengths) - len(lengths)
-    counts = {"word": sum(lengths), "activation": sum(lengths)}
-    for part in sums.keys() - {"syntactic_distance"}:
-        torch.testing.assert_close(labeled.losses[part], sums[part] / counts.get(part, inner))
-
-
 @every_model
 def test_columns_out_of_the_mask_do_not_exist(name):
     model = make_model(name)
@@ -107,8 +55,6 @@ def test_labels_choose_what_counts(name):
     model = make_model(name, **without_penalties(name))
     ids, _ = ids_of(8)
     log_probs = model(ids).logits[0, torch.arange(7), ids[0, 1:]]
-    for places, kept in ((2, slice(-2, None)), (torch.tensor([1, 4]), [1, 4])):
-        torch.testing.assert_close(model(ids, logits_to_keep=places).logits, model(ids).logits[:, kept])
     labels = ids.clone()
     labels[0, :5] = -100
     output = model(ids, labels=labels)
@@ -160,42 +106,6 @@ def test_gradients_are_those_of_the_logits(name):
             torch.testing.assert_close(gradient, expected[parameter])
 
 
-@every_model
-def test_every_parameter_learns(name):
-    model = make_model(name).train()
-    ids, mask = ids_of(9, 4, 6)
-    grads = gradients(model, model(ids, attention_mask=mask, labels=ids).loss)
-    # Heads of supervised distances have nothing to learn here, and one span has all the attention whatever its score;
-    # distributed training waits for their gradients all the same.
-    idle = ("split_head", "distance_heads", "supervised_head")
-    idle += ("attention.score", "attention.key", "attention.query") if name == "palm, one span" else ()
-    for parameter, gradient in grads.items():
-        assert gradient is not None and torch.isfinite(gradient).all(), parameter
-        assert gradient.any() != any(part in parameter for part in idle), parameter
-
-
-@every_architecture
-def test_backward_twice_and_frozen_parts(name):
-    model = make_model(name, rates=0.0)
-    ids, _ = ids_of(6, 6)
-    loss = model(ids, labels=ids).loss
-    loss.backward(retain_graph=True)
-    once = {key: p.grad.clone() for key, p in model.named_parameters()}
-    loss.backward()
-    for key, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, 2 * once[key])
-    for frozen, parameter in model.named_parameters():
-        parameter.requires_grad_(False)
-        model.zero_grad(set_to_none=True)
-        model(ids, labels=ids).loss.backward()
-        for key, p in model.named_parameters():
-            if key == frozen:
-                assert p.grad is None
-            else:
-                torch.testing.assert_close(p.grad, once[key])
-        parameter.requires_grad_(True)
-
-
 @every_architecture
 def test_second_derivatives_are_refused(name):
     model = make_model(name)
@@ -224,39 +134,6 @@ def test_every_dropout_is_used_in_training_only(name):
 
 # ------------------------------------------------------------------------------------------------------------ cache
 class TestCache:
-    @every_model
-    @pytest.mark.parametrize("split", [1, 3, 6])
-    def test_two_calls_are_one(self, name, split):
-        model = make_model(name)
-        ids, _ = ids_of(7, 7)
-        first = model(ids[:, :split], use_cache=True)
-        second = model(ids[:, split:], past_key_values=first.past_key_values)
-        whole = model(ids, use_cache=True)
-        torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole.logits)
-        for field, values in structures(whole).items():
-            torch.testing.assert_close(torch.cat([structures(x)[field] for x in (first, second)], 1), values)
-        assert second.past_key_values.get_seq_length() == 7
-        for mine, theirs in zip(second.past_key_values.state, whole.past_key_values.state, strict=True):
-            torch.testing.assert_close(mine, theirs)
-
-    @every_model
-    @sides
-    def test_rows_of_unequal_length(self, name, left):
-        # The second row holds no token in one of the two segments.
-        model = make_model(name)
-        ids, mask = ids_of(8, 3, 5, left=left)
-        whole = model(ids, attention_mask=mask, use_cache=True)
-        first = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True)
-        for given in (mask, mask[:, 4:]):
-            cache = copy.deepcopy(first.past_key_values)
-            second = model(ids[:, 4:], attention_mask=given, past_key_values=cache)
-            both = torch.cat([first.logits, second.logits], 1)
-            torch.testing.assert_close(both[mask == 1], whole.logits[mask == 1])
-            for mine, theirs in zip(cache.state, whole.past_key_values.state, strict=True):
-                torch.testing.assert_close(mine, theirs)
-        if not left:  # a column that is skipped has the state of the column before it, also across the segments
-            torch.testing.assert_close(both[1, 4:], both[1, 2].expand(4, -1))
-
     @every_architecture
     def test_training_in_segments(self, name):
         model = make_model(name, rates=0.0, **without_penalties(name))
@@ -321,15 +198,6 @@ class TestCache:
         with torch.inference_mode():
             cache = model(ids, use_cache=True).past_key_values
         model.train()(ids, labels=ids, past_key_values=cache).loss.backward()
-
-    @every_architecture
-    def test_copies(self, name):
-        model = make_model(name)
-        ids, _ = ids_of(5)
-        cache = model(ids, use_cache=True).past_key_values
-        expected = model(ids, past_key_values=copy.deepcopy(cache)).logits
-        for copied in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-            torch.testing.assert_close(copy.deepcopy(model)(ids, past_key_values=copied).logits, expected)
 
 
 # ------------------------------------------------------------------------------------------------------- generation
@@ -421,42 +289,6 @@ class TestGenerate:
 # ------------------------------------------------------------------------------------------------------------- types
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    # On CPUs, PyTorch has no LSTM in float16.
-    [(x, torch.bfloat16) for x in ARCHITECTURES]
-    + [(x, torch.float16) for x in ARCHITECTURES if MODELS[x][0] in ("ONLSTM", "PRPN")],
-)
-def test_autocast(name, dtype):
-    model = make_model(name, rates=0.0)
-    ids, mask = ids_of(9, 4)
-    expected = model(ids, attention_mask=mask, labels=ids).loss.item()
-    with torch.autocast("cpu", dtype=dtype):
-        first = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
-        second = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values)
-        states = model.model(ids[:, :5]).last_hidden_state
-        evaluated = model(ids, attention_mask=mask, labels=ids).loss
-        loss = model.train()(ids, attention_mask=mask, labels=ids).loss
-    assert evaluated.item() == pytest.approx(expected, rel=0.1)
-    if name in ("palm", "awd_lstm", "lstm"):  # whose layers run in the type of their weights, on every CPU
-        assert states.dtype == torch.float32
-    assert torch.isfinite(second.logits).all() and second.logits.dtype == torch.float32
-    for gradient in gradients(model, loss).values():
-        assert torch.isfinite(gradient).all() and gradient.dtype == torch.float32
-
-
-@every_architecture
-def test_half_precision(name):
-    model = make_model(name, rates=0.0).to(torch.bfloat16)
-    ids, mask = ids_of(9, 4)
-    first = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
-    second = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values)
-    assert second.logits.isfinite().all() and second.logits.dtype == torch.float32
-    loss = model.train()(ids, attention_mask=mask, labels=ids).loss
-    assert all(torch.isfinite(gradient).all() for gradient in gradients(model, loss).values())
-    assert model.eval().generate(ids, attention_mask=mask, max_new_tokens=3, eos_token_id=None).shape == (2, 12)
-
-
 @pytest.mark.parametrize("name", ["on_lstm, split head", "prpn", "palm"])
 def test_compiled_model_gives_the_same_numbers(name):
     model = make_model(name, rates=0.0, num_layers=3 if "split" in name else 2)
@@ -490,52 +322,6 @@ def test_bad_input_is_named(name, arguments, message):
         model(**arguments)
     with pytest.raises(TypeError, match="position_ids"):
         model(SEVENS, position_ids=SEVENS)
-
-
-@every_architecture
-def test_bad_configurations_are_named(name):
-    config_class = model_class(name).config_class
-    rate = dropouts(name)[0]
-    for fields, message in (
-        ({"num_slots": 0}, "num_slots must be at least")
-        if name == "ordered_memory"
-        else ({"num_layers": 0}, "num_layers must be at least 1"),
-        ({rate: 1.0}, rf"{rate} must be in \[0, 1\)"),
-        ({"pad_token_id": 30}, "pad_token_id 30 is outside"),
-        ({"eos_token_id": -1}, "eos_token_id -1 is outside"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            config_class(**{"vocab_size": 30, **MODELS[name][1], **fields})
-    with pytest.raises(ValueError, match=next(iter(config_class.presets))):
-        config_class.from_preset("no such preset")
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "message"),
-    [
-        ("palm", {"num_spans": 0}, "num_spans must be at least 1"),
-        ("palm", {"span_attention_weight": -1.0}, "span_attention_weight"),
-        ("palm", {"activation_regularization": float("inf")}, "activation_regularization"),
-        ("palm", {"num_layers": 1}, "between two layers"),
-        ("palm", {"span_scores": "balanced"}, "balanced"),
-        ("prpn", {"layer_size": 7}, "layer_size must be even"),
-        ("prpn", {"num_slots": 0}, "num_slots must be at least 1"),
-        ("prpn", {"num_lookback": -1}, "num_lookback must not be negative"),
-        ("prpn", {"resolution": 1000.0}, "resolution"),
-        ("prpn", {"gate": "wide"}, "gate 'wide'"),
-        ("on_lstm", {"chunk_size": 5}, "chunk_size 5 does not divide the width"),
-        ("on_lstm", {"syntactic_distance_margin": -1.0}, "syntactic_distance_margin"),
-        ("on_lstm", {"syntactic_distance_head": "two"}, "two"),
-        ("on_lstm", {"syntactic_distance_scope": "corpus"}, "corpus"),
-        ("on_lstm", {"supervised_layers": [3]}, "below 3"),
-        ("on_lstm", {"supervised_layers": [1, 1]}, "distinct"),
-        ("lstm", {"initializer_range": 0.0}, "initializer_range"),
-        ("lstm", {"bos_token_id": None}, "bos_token_id is None"),
-    ],
-)
-def test_bad_fields_of_one_architecture_are_named(name, fields, message):
-    with pytest.raises(ValueError, match=message):
-        make_model(name, **fields)
 
 
 # ---------------------------------------------------------------------------------------------------- classification

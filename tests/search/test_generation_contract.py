@@ -15,13 +15,9 @@ import torch
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
-from tests.core.test_hidden_states import build
+from tests.helpers.architectures import ARCHITECTURES, build
 from tests.models.gpst import test_modeling_gpst
-from tests.models.pushdown import test_modeling_pushdown
-from tests.models.tree_lm import test_modeling_tree_lm
-from tests.models.urnng import test_modeling_urnng
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
 SEARCHING = ("gpst", "rnng", "tree_lm", "urnng", "pushdown")
 NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
 MODES: dict[str, dict[str, Any]] = {
@@ -34,21 +30,10 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def causal_model(architecture: str) -> Any:
-    """A small language model."""
-    if architecture == "tree_lm":
-        return test_modeling_tree_lm.tiny(structure_attention="stack_compose")
-    if architecture == "pushdown":
-        return test_modeling_pushdown.tiny(vocab_size=23, bos_token_id=0, eos_token_id=0)
-    if architecture == "urnng":
-        return test_modeling_urnng.tiny(vocab_size=30)
-    return build("on_lstm, shared" if architecture == "on_lstm" else architecture)
-
-
 @pytest.fixture(params=ARCHITECTURES)
 def model(request: Any) -> Any:
     """A small language model of each architecture."""
-    return causal_model(request.param)
+    return build(request.param)
 
 
 def prompts() -> torch.Tensor:
@@ -101,7 +86,7 @@ def test_outputs(model, mode, use_cache):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_outputs_of_the_search(mode):
-    for model in (causal_model(name) for name in SEARCHING):
+    for model in (build(name) for name in SEARCHING):
         options = MODES[mode]
         output = generate(model, prompts(), **options, return_dict_in_generate=True, output_scores=True)
         copies = 2 * options.get("num_return_sequences", 1)
@@ -141,7 +126,7 @@ def test_transition_scores(model, num_beams):
 @pytest.mark.parametrize("architecture", ARCHITECTURES[:-1])
 def test_spans_are_columns_of_the_sequences(architecture, mode):
     """Also behind padding; `brackets` writes the tree from the tokenizer or from one string per column."""
-    model, ids = causal_model(architecture), prompts()
+    model, ids = build(architecture), prompts()
     mask = torch.ones_like(ids)
     ids[0, 0] = mask[0, 0] = 0
     output = generate(model, ids, attention_mask=mask, return_dict_in_generate=True, **MODES[mode])

@@ -112,20 +112,6 @@ def test_layer_equals_the_specification() -> None:
         torch.testing.assert_close(torch.stack([s.probs[row] for s in states]), probs, atol=1e-5, rtol=1e-5)
 
 
-def test_padding_and_pieces_change_nothing() -> None:
-    model = tiny()
-    ids = torch.randint(1, 30, (2, 7))
-    mask = torch.tensor([[1] * 7, [0, 1, 1, 0, 1, 0, 0]])
-    whole = model(ids, attention_mask=mask)
-    alone = model(ids[1:, [1, 2, 4]])
-    torch.testing.assert_close(whole.logits[1, [1, 2, 4]], alone.logits[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(whole.distances[1, :, [1, 2, 4]], alone.distances[0], atol=1e-6, rtol=1e-5)
-    first = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True)
-    second = model(ids[:, 4:], attention_mask=mask, past_key_values=first.past_key_values)
-    torch.testing.assert_close(second.logits[0], whole.logits[0, 4:], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(second.logits[1, 0], whole.logits[1, 4], atol=1e-5, rtol=1e-5)
-
-
 def test_high_gaps_split_first() -> None:
     """The tree is that of the slots: the gap whose token joins at the highest slot is the root's."""
     model = tiny()
@@ -135,10 +121,3 @@ def test_high_gaps_split_first() -> None:
     split = int(heights.argmax()) + 1
     halves = {(i, j) for i, j in ((0, split), (split, 6)) if j - i > 1}
     assert halves <= set(output.spans[0][0])
-
-
-def test_configuration_names_bad_sizes() -> None:
-    with pytest.raises(ValueError, match="num_slots must be at least 2 and is 1"):
-        OrderedMemoryConfig(num_slots=1)
-    with pytest.raises(ValueError, match="no attention over tokens"):
-        tiny()(torch.tensor([[1, 2]]), output_attentions=True)

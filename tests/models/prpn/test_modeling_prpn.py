@@ -130,23 +130,6 @@ class TestLayers:
 
 # ------------------------------------------------------------------------------------------------- the contract
 class TestForward:
-    @kinds
-    def test_padding_changes_no_training(self, kind):
-        """Loss, gradients and batch statistics, with batch normalization of tokens only."""
-        results = []
-        for width, left in ((9, False), (13, False), (13, True)):
-            model = make_model(kind, rates=0.0).train()
-            ids, mask = ids_of(9, 4, 1, width=width, left=left)
-            ids = ids.masked_fill(mask == 0, 7 if width == 13 else 0)
-            loss = model(ids, attention_mask=mask, labels=ids).loss
-            results.append((loss, gradients(model, loss), {n: b.clone() for n, b in model.named_buffers()}))
-        for loss, grads, buffers in results[1:]:
-            torch.testing.assert_close(loss, results[0][0])
-            for name, gradient in grads.items():
-                torch.testing.assert_close(gradient, results[0][1][name], rtol=1e-4, atol=1e-5)
-            for name, buffer in buffers.items():
-                torch.testing.assert_close(buffer, results[0][2][name])
-
     def test_padding_counts_where_asked_for(self):
         ids, mask = ids_of(9, 4)
         losses = [
@@ -257,12 +240,3 @@ class TestModel:
         assert 0.4 < scales.mean() < 0.6 and 0 <= scales.min() < 0.05 and 0.95 < scales.max() <= 1
         ones = PRPNForCausalLM(PRPNConfig(vocab_size=30, embedding_size=6, layer_size=8, batch_norm_init="ones"))
         assert (ones.model.predictor.output_norm.weight == 1).all()
-
-    def test_presets(self):
-        with torch.device("meta"):
-            model = PRPNForCausalLM(PRPNConfig.from_preset("prpn-ptb-word"))
-            assert model.num_parameters() == 43_603_202
-            for name in ("prpn-ptb-character", "prpn-text8", "prpn-wsj10", "prpn-syd"):
-                PRPNForCausalLM(PRPNConfig.from_preset(name, vocab_size=50))
-        with pytest.raises(ValueError, match="prpn-wsj10"):
-            PRPNConfig.from_preset("prpn")

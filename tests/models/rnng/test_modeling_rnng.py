@@ -42,15 +42,6 @@ def batch(system="top_down", lengths=LENGTHS, pieces=False, left=False, words=Fa
 
 
 # ----------------------------------------------------------------------------------------------------- configuration
-def test_published_sizes():
-    with torch.device("meta"):
-        small, large = (RNNGForCausalLM(RNNGConfig.from_preset(f"rnng-{size}")) for size in ("15m", "35m"))
-    assert round(small.num_parameters() / 1e6, 2) == 15.17
-    assert round(large.num_parameters() / 1e6, 2) == 35.3
-    assert not small.config.subwords and large.config.subwords
-    assert RNNGConfig().consecutive_limit == 8 and RNNGConfig(transition_system="in_order").consecutive_limit == 3
-
-
 @pytest.mark.parametrize("x", [None, 0.1])
 def test_initialization(x):
     model = RNNGForCausalLM(RNNGConfig(**{**TINY, "embedding_size": 64, "hidden_size": 48, "initializer_range": x}))
@@ -64,59 +55,7 @@ def test_initialization(x):
     assert model.model.initial_element.std().item() == pytest.approx(expected, rel=0.4)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"transition_system": "bottom_up"}, "bottom_up"),
-        ({"nonterminals": ["S", "S"]}, "distinct"),
-        ({"dropout": 1.0}, "dropout"),
-        ({"num_layers": 0}, "num_layers"),
-        ({"fast_track_size": -1}, "fast_track_size"),
-        ({"initializer_range": 0.0}, "initializer_range"),
-        ({"max_consecutive_nonterminals": 0}, "max_consecutive_nonterminals"),
-        ({"pad_token_id": 19}, "pad_token_id 19"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
-    ],
-)
-def test_bad_configurations_are_named(fields, message):
-    with pytest.raises(ValueError, match=message):
-        RNNGConfig(**{**TINY, **fields})
-
-
 # ------------------------------------------------------------------------------------------------ given derivations
-@pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
-def test_padding_and_batching_change_nothing(system, composition, left):
-    model = tiny(transition_system=system, composition=composition)
-    values = batch(system, pieces=True, left=left)
-    together = model(**values, output_logits=True)
-    states = model.model(**values)
-    for row in range(len(LENGTHS)):
-        kept, taken = values["attention_mask"][row].bool(), values["actions"][row] != 0
-        own = {
-            "input_ids": values["input_ids"][row, kept][None],
-            "actions": values["actions"][row, taken][None],
-            "word_ends": values["word_ends"][row, kept][None],
-        }
-        alone = model(**own, output_logits=True)
-        torch.testing.assert_close(together.joint_log_prob[row], alone.joint_log_prob[0])
-        torch.testing.assert_close(together.action_logits[row, taken], alone.action_logits[0])
-        torch.testing.assert_close(together.token_logits_given_tree[row, kept], alone.token_logits_given_tree[0])
-        torch.testing.assert_close(states.last_hidden_state[row, kept], model.model(**own).last_hidden_state[0])
-        torch.testing.assert_close(states.sentence_state[row], model.model(**own).sentence_state[0])
-
-
-def test_what_stands_at_padding_is_never_read():
-    model = tiny()
-    values = batch()
-    expected = model(**values).loss
-    hidden = values["attention_mask"] == 0
-    for filler in (18, -100, 10**6):
-        values["input_ids"] = values["input_ids"].masked_fill(hidden, filler)
-        assert torch.equal(model(**values).loss, expected)
-        assert model.parse(values["input_ids"], values["attention_mask"]).log_probs.isfinite().all()
-
-
 def test_a_missing_mask_is_inferred():
     model = tiny()
     for left in (False, True):
@@ -202,32 +141,6 @@ def test_a_plan_made_ahead_changes_nothing(system, composition):
         other(**values, plan=plan)
 
 
-@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
-def test_every_parameter_gets_a_gradient(system, composition):
-    """Also where no constituent but the root is closed: distributed training waits for all of them."""
-    model = tiny(transition_system=system, composition=composition, dropout=0.3).train()
-    one = {"top_down": [3, 1, 2], "in_order": [1, 3]}[system]
-    for values in (
-        batch(system),
-        {"input_ids": torch.tensor([[5, 6]]), "actions": torch.tensor([FLAT[system]])},
-        {"input_ids": torch.tensor([[5]]), "actions": torch.tensor([one])},
-    ):
-        model.zero_grad()
-        model(**values).loss.backward()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-
-
-def test_frozen_parts_stay():
-    for composition in ("lstm", "attention"):
-        model = tiny(composition=composition).train()
-        for module in (model.model.composition, model.model.stack_lstm.cells[0]):
-            module.requires_grad_(False)
-        model(**batch()).loss.backward()
-        frozen = {name for name, p in model.named_parameters() if p.grad is None}
-        assert frozen == {name for name, p in model.named_parameters() if "composition" in name or "cells.0" in name}
-
-
 @pytest.mark.parametrize("shape", ["right", "left", "unary"])
 @pytest.mark.parametrize(("system", "composition"), SYSTEMS)
 def test_deep_trees(system, composition, shape):
@@ -247,27 +160,6 @@ def test_deep_trees(system, composition, shape):
     assert all(p.grad.isfinite().all() for p in model.parameters())
     expected = sum(naive_log_prob(model.eval(), tokens, actions))
     torch.testing.assert_close(-output.loss, expected, rtol=1e-5, atol=1e-3)
-
-
-@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
-def test_precisions_agree(system, composition):
-    values = batch(system, pieces=True)
-    options = {"transition_system": system, "composition": composition}
-    model = tiny(**options).train()
-    single, double = model(**values), tiny(**options).double()(**values, output_logits=True)
-    for value in (double.loss, double.joint_log_prob, double.action_logits, double.token_logits_given_tree):
-        assert value.dtype == torch.float64
-    torch.testing.assert_close(single.joint_log_prob.double(), double.joint_log_prob.double(), rtol=1e-5, atol=1e-4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = model(**values)
-    mixed.loss.backward()
-    assert mixed.joint_log_prob.dtype == torch.float32
-    half = tiny(**options).bfloat16().train()
-    low = half(**values)
-    low.loss.backward()
-    for output, trained in ((mixed, model), (low, half)):
-        torch.testing.assert_close(output.joint_log_prob.float(), single.joint_log_prob, rtol=0.02, atol=0.5)
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.parameters())
 
 
 @pytest.mark.parametrize("composition", ["lstm", "attention"])
@@ -291,30 +183,6 @@ def test_dropout_is_seeded_and_off_in_evaluation(composition):
 
 
 # ------------------------------------------------------------------------------------------------------------ saving
-@pytest.mark.parametrize("subwords", [False, True])
-def test_resizing_the_vocabulary(subwords, tmp_path):
-    model = tiny(subwords=subwords)
-    if subwords:
-        model.model.word_final[4] = False
-    before = model(IDS, actions=ACTIONS, output_logits=True).token_logits_given_tree
-    model.resize_token_embeddings(25)
-    assert model.config.vocab_size == 25 and model.lm_head.weight is model.model.embed_tokens.weight
-    ids = torch.tensor([[5, 24, 7]])
-    assert model(ids, actions=ACTIONS, output_logits=True).token_logits_given_tree.shape == (1, 3, 25)
-    assert model.parse(ids).log_probs.isfinite().all() and model(ids).logits.shape[-1] == 25
-    torch.testing.assert_close(
-        model(IDS, actions=ACTIONS, output_logits=True).token_logits_given_tree[..., :19], before
-    )
-    model.save_pretrained(tmp_path)
-    loaded = RNNGForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(loaded(ids, actions=ACTIONS).loss, model(ids, actions=ACTIONS).loss)
-    model.resize_token_embeddings(10)
-    assert model(IDS, actions=ACTIONS).loss.isfinite()
-    if subwords:
-        assert loaded.model.word_final.tolist() == [k != 4 for k in range(25)]
-        assert model.model.word_final.tolist() == [k != 4 for k in range(10)]
-
-
 def test_what_the_model_knows_of_word_pieces():
     model = tiny(subwords=True, transition_system="in_order")
     model.model.word_final[5] = False
@@ -366,17 +234,6 @@ def test_classifier_regression_and_flat_trees():
 
 
 # ------------------------------------------------------------------------------------------------------------- tools
-
-
-@pytest.mark.parametrize("composition", ["lstm", "attention"])
-def test_backward_twice(composition):
-    model, values = tiny(composition=composition), batch()
-    loss = model(**values).loss
-    loss.backward(retain_graph=True)
-    once = [p.grad.clone() for p in model.parameters()]
-    loss.backward()
-    for parameter, grad in zip(model.parameters(), once, strict=True):
-        torch.testing.assert_close(parameter.grad, 2 * grad)
 
 
 def test_no_graph_is_kept_without_gradients(monkeypatch):

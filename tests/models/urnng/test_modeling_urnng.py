@@ -18,11 +18,11 @@ from tests.training.test_inference_network import CASES, GOLDENS, load_network
 BOS = 2
 
 
-def tiny(**changes) -> URNNGForCausalLM:
+def tiny(cls: Any = URNNGForCausalLM, **changes: Any) -> Any:
     """A model with random weights, in evaluation mode."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 11, "hidden_size": 6, "num_layers": 2, "initializer_range": 0.9, "scoring_num_beams": 50}
-    return URNNGForCausalLM(URNNGConfig(**{**sizes, **changes})).eval()
+    return cls(URNNGConfig(**{**sizes, **changes})).eval()
 
 
 def batch() -> dict[str, Tensor]:

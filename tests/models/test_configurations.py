@@ -1,0 +1,126 @@
+"""Configurations of all architectures: published sizes, and values that make no model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import hf_synlm
+from tests.helpers.architectures import build
+from tests.helpers.recurrent_models import ARCHITECTURES, dropouts
+
+# Prefix of the classes, preset, millions of parameters; those of labels and those that nothing reads left out.
+SIZES = [
+    ("GPST", "gpst-small", "144.05"),
+    ("GPST", "gpst-medium", "403.7"),
+    ("RNNG", "rnng-15m", "15.17"),
+    ("RNNG", "rnng-35m", "35.30"),
+    ("TreeLM", "transformer-grammar", "251.9"),
+    ("ONLSTM", "on-lstm-ptb", "25.232180"),
+    ("ONLSTM", "on-lstm-syd-ptb", "25.233820"),
+    ("PRPN", "prpn-ptb-word", "43.603202"),
+    ("PaLM", "palm-ptb", "23.643760"),
+    ("PaLM", "palm-wikitext2", "37.3"),
+    ("PaLM", "awd-lstm-ptb", "24.22"),
+    ("PaLM", "awd-lstm-wikitext2", "33.6"),
+    ("LSTM", "lstm-15m", "15.1"),
+    ("LSTM", "lstm-35m", "35.3"),
+]
+PREFIXES = sorted({prefix for prefix, _, _ in SIZES})
+
+
+@pytest.mark.parametrize(("prefix", "preset", "millions"), SIZES)
+def test_presets_have_the_published_sizes(prefix: str, preset: str, millions: str) -> None:
+    config = getattr(hf_synlm, f"{prefix}Config").from_preset(preset)
+    with torch.device("meta"):
+        model = getattr(hf_synlm, f"{prefix}ForCausalLM")(config)
+    labels = 52 * (1024 + 1) if prefix == "TreeLM" else 0
+    assert f"{(model.num_parameters() - labels) / 1e6:.{len(millions.split('.')[1])}f}" == millions
+    if prefix == "ONLSTM":
+        assert [layer.num_chunks for layer in model.model.layers] == [115, 115, 40]
+    if prefix == "RNNG":
+        assert config.subwords == (preset == "rnng-35m")
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_every_preset_makes_a_model(prefix: str) -> None:
+    config_class = getattr(hf_synlm, f"{prefix}Config")
+    with torch.device("meta"):
+        for preset in config_class.presets:
+            getattr(hf_synlm, f"{prefix}ForCausalLM")(config_class.from_preset(preset))
+    with pytest.raises(ValueError, match=next(iter(config_class.presets))):
+        config_class.from_preset("no such preset")
+
+
+def test_limits_of_rnng() -> None:
+    config = hf_synlm.RNNGConfig()
+    assert config.consecutive_limit == 8 and hf_synlm.RNNGConfig(transition_system="in_order").consecutive_limit == 3
+
+
+# Model, fields of its configuration, what the message names.
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("gpst", {"height_loss": "mean"}, "height_loss"),
+    ("gpst", {"hidden_size": 25}, "hidden_size 25"),
+    ("gpst", {"split_temperature": 0.0}, "split_temperature"),
+    ("gpst", {"head_dropout": 1.0}, "head_dropout"),
+    ("gpst", {"eos_token_id": None, "document_end_token": True}, "eos_token_id"),
+    ("gpst", {"parser_size": 6, "parser_num_heads": 2}, "even"),
+    ("gpst", {"merge_noise": math.nan}, "merge_noise"),
+    ("gpst", {"intermediate_size": 0}, "intermediate_size"),
+    ("gpst", {"pad_token_id": 1, "document_end_token": True}, "pad_token_id"),
+    ("rnng", {"transition_system": "bottom_up"}, "bottom_up"),
+    ("rnng", {"nonterminals": ["S", "S"]}, "distinct"),
+    ("rnng", {"dropout": 1.0}, "dropout"),
+    ("rnng", {"num_layers": 0}, "num_layers"),
+    ("rnng", {"fast_track_size": -1}, "fast_track_size"),
+    ("rnng", {"initializer_range": 0.0}, "initializer_range"),
+    ("rnng", {"max_consecutive_nonterminals": 0}, "max_consecutive_nonterminals"),
+    ("rnng", {"pad_token_id": 19}, "pad_token_id 19"),
+    ("rnng", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+    ("tree_lm, causal", {"linearization": "bottom_up"}, "bottom_up"),
+    ("tree_lm", {"linearization": "binary"}, "'causal'"),
+    ("tree_lm, causal", {"linearization": "binary", "eos_token_id": None}, "an end token"),
+    ("tree_lm", {"structure_attention": "tree"}, "tree"),
+    ("tree_lm", {"hidden_size": 18, "num_attention_heads": 4}, "hidden_size 18"),
+    ("tree_lm", {"min_relative_position": 1}, "0"),
+    ("tree_lm", {"nonterminals": ["S", "S"]}, "distinct"),
+    ("tree_lm", {"dropout": 1.0}, "dropout"),
+    ("tree_lm, causal", {"backbone_config": {"model_type": "clip"}}, "'clip'"),
+    ("tree_lm, causal", {"backbone_config": {}}, "model_type"),
+    ("tree_lm", {"backbone_config": {"model_type": "gpt2"}}, "backbone_config"),
+    ("pushdown", {"pushdown_layers": [2]}, "layer 2"),
+    ("pushdown", {"num_attention_heads": 3}, "3 heads"),
+    ("ordered_memory", {"num_slots": 0}, "num_slots"),
+    ("ordered_memory", {"num_slots": 1}, "num_slots"),
+    ("palm", {"num_spans": 0}, "num_spans"),
+    ("palm", {"span_attention_weight": -1.0}, "span_attention_weight"),
+    ("palm", {"activation_regularization": math.inf}, "activation_regularization"),
+    ("palm", {"num_layers": 1}, "layers"),
+    ("palm", {"span_scores": "balanced"}, "balanced"),
+    ("prpn", {"layer_size": 7}, "layer_size"),
+    ("prpn", {"num_slots": 0}, "num_slots"),
+    ("prpn", {"num_lookback": -1}, "num_lookback"),
+    ("prpn", {"resolution": 1000.0}, "resolution"),
+    ("prpn", {"gate": "wide"}, "gate 'wide'"),
+    ("on_lstm", {"chunk_size": 5}, "chunk_size 5"),
+    ("on_lstm", {"syntactic_distance_margin": -1.0}, "syntactic_distance_margin"),
+    ("on_lstm", {"syntactic_distance_head": "two"}, "two"),
+    ("on_lstm", {"syntactic_distance_scope": "corpus"}, "corpus"),
+    ("on_lstm", {"supervised_layers": [3]}, "3"),
+    ("on_lstm", {"supervised_layers": [1, 1]}, "distinct"),
+    ("lstm", {"initializer_range": 0.0}, "initializer_range"),
+    ("lstm", {"bos_token_id": None}, "bos_token_id"),
+    *((name, {"num_layers": 0}, "num_layers") for name in ARCHITECTURES if name != "ordered_memory"),
+    *((name, {dropouts(name)[0]: 1.0}, dropouts(name)[0]) for name in ARCHITECTURES),
+    *((name, {"pad_token_id": 30}, "pad_token_id 30") for name in ARCHITECTURES),
+    *((name, {"eos_token_id": -1}, "eos_token_id -1") for name in ARCHITECTURES),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "named"), BAD)
+def test_bad_fields_are_named(name: str, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        build(name, **fields)

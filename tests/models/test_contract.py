@@ -1,0 +1,218 @@
+"""What every architecture promises alike: padding, batches, caches, gradients, types, vocabulary.
+
+What is special to an architecture stands beside its equations in its own folder.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.architectures import (
+    EVERY,
+    RECURRENT,
+    RNNGS,
+    SEARCHING,
+    TREE_LMS,
+    batch,
+    build,
+    labeled,
+    row_of,
+    without_dropout,
+)
+from tests.helpers.recurrent_models import ARCHITECTURES, gradients, state_rows, structures, without_penalties
+
+every_model = pytest.mark.parametrize("name", EVERY)
+sides = pytest.mark.parametrize("left", [False, True])
+BY_TOKEN = ("logits", "token_logits_given_tree", "last_hidden_state", "hidden_states")
+
+
+def parts_of(name: str, output: Any, row: int, mask: Tensor, steps: Tensor) -> dict[str, Any]:
+    """What an output says of the tokens and actions of one row, and of the row as a whole."""
+    found: dict[str, Any] = {}
+    for field, value in {**output, **structures(output)}.items():
+        if field in BY_TOKEN or field in structures(output):
+            states = value if isinstance(value, tuple) else (value,)
+            # The pushdown model tells what it knew before every token in a row of its own.
+            tokens = slice(int(mask.sum())) if name == "pushdown" and field == "token_logits_given_tree" else mask
+            found |= {f"{field} {number}": state[row][tokens] for number, state in enumerate(states)}
+        elif field == "action_logits" and name in (*RNNGS, *TREE_LMS, "urnng"):
+            found[field] = value[row][steps]
+        elif field in ("joint_log_prob", "sentence_state"):
+            found[field] = value[row]
+        elif field == "spans":
+            start = int(mask.long().argmax())
+            found[field] = [(i - start, j - start) for i, j in value[row]]
+        elif field == "past_key_values":
+            found |= {f"state {number}": state[row] for number, state in enumerate(state_rows(value))}
+    return found
+
+
+@every_model
+@sides
+@pytest.mark.parametrize("kind", ["Model", "ForCausalLM"])
+def test_padding_and_batching_change_nothing(name: str, left: bool, kind: str) -> None:
+    """Neither logits, trees and probabilities nor hidden states and caches."""
+    pieces = name in (*RNNGS, *TREE_LMS)
+    model = build(name, kind, **({"subwords": True} if pieces else {}))
+    inputs = batch(name, 9, 4, 1, 6, left=left, pieces=pieces)
+    options: dict[str, Any] = {} if name == "urnng" else {"output_hidden_states": True}
+    if kind == "ForCausalLM":
+        options = {"output_chart": True, "output_spans": True} if name == "gpst" else {}
+        options |= {} if name in ("gpst", "urnng") else {"output_logits": True}
+    if name in RECURRENT:
+        options = {"use_cache": True, "output_hidden_states": True}
+    together = model(**inputs, **options)
+    for row, mask in enumerate(inputs["attention_mask"].bool()):
+        own = row_of(name, inputs, row)
+        alone = model(**own, **options)
+        steps = torch.ones_like(own.get("actions", own["input_ids"]))[0].bool()
+        expected = parts_of(name, alone, 0, own["attention_mask"][0].bool(), steps)
+        steps = torch.arange(together.get("action_logits", mask[None]).shape[1]) < len(steps)
+        found = parts_of(name, together, row, mask, steps)
+        assert found.keys() == expected.keys() and found
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+@every_model
+def test_padding_changes_no_training(name: str) -> None:
+    """Loss, gradients and statistics, wherever the padding stands and whatever is written there."""
+    results: list[Any] = []
+    for left, filler in ((False, 7), (False, -100), (True, -100)):
+        model = build(name, **without_dropout(name)).train()
+        inputs = labeled(name, 9, 4, 1, left=left)
+        inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, filler)
+        torch.manual_seed(0)
+        loss = model(**inputs).loss
+        results.append((loss, gradients(model, loss), dict(model.named_buffers())))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-5)
+
+
+@every_model
+def test_later_tokens_and_other_rows_change_nothing(name: str) -> None:
+    model = build(name)
+    ids = torch.randint(5, 12, (3, 6))
+    changed = ids.clone()
+    changed[0, 4:], changed[1] = torch.tensor([12, 13]), changed[1].flip(0)
+    first, second = model(ids), model(changed)
+    torch.testing.assert_close(first.logits.exp().sum(-1), torch.ones(3, 6))
+    torch.testing.assert_close(first.logits[0, :4], second.logits[0, :4])
+    assert not torch.allclose(first.logits[0, 4:], second.logits[0, 4:], atol=1e-3)
+    torch.testing.assert_close(first.logits[2], second.logits[2])
+    for field, values in structures(first).items():
+        assert torch.equal(values[0, :4], structures(second)[field][0, :4])
+    for places, kept in ((2, slice(-2, None)), (torch.tensor([4, 1]), [4, 1])):
+        torch.testing.assert_close(model(ids[2:], logits_to_keep=places).logits, first.logits[2:, kept])
+
+
+@every_model
+@pytest.mark.parametrize("cut", [1, 4])
+def test_two_calls_are_one(name: str, cut: int) -> None:
+    """From a cache that was copied, with rows that begin, end and pause in either call."""
+    model = build(name)
+    ids = torch.randint(5, 12, (4, 7))
+    ids[1, 0] = model.config.bos_token_id if name in SEARCHING else 5
+    mask = torch.ones_like(ids)
+    mask[2, :4], mask[3, 2:] = 0, 0
+    whole = model(ids, attention_mask=mask, use_cache=True)
+    first = model(ids[:, :cut], attention_mask=mask[:, :cut], use_cache=True)
+    for given in (mask, mask[:, cut:]) if name in RECURRENT else (mask,):
+        cache = pickle.loads(pickle.dumps(first.past_key_values))
+        second = model(ids[:, cut:], attention_mask=given, past_key_values=cache)
+        assert second.past_key_values.get_seq_length() == 7
+        torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole.logits, atol=1e-4, rtol=0)
+        for field, values in structures(whole).items():
+            parts = torch.cat([structures(first)[field], structures(second)[field]], 1)
+            torch.testing.assert_close(parts[mask == 1], values[mask == 1])
+        if name in RECURRENT:
+            torch.testing.assert_close(cache.state, whole.past_key_values.state)
+
+
+# ------------------------------------------------------------------------------------------------------ gradients
+@every_model
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    """Distributed training waits for all of them: also where a sentence has one word, and in parts that are idle."""
+    model = build(name).train()
+    # Heads of supervised distances have nothing to learn here, and one span has all the attention.
+    idle = ("split_head", "distance_heads", "supervised_head")
+    idle += ("attention.score", "attention.key", "attention.query") if name == "palm, one span" else ()
+    for lengths in ((9, 4, 6), *(((2,), (1,)) if name in SEARCHING else ())):
+        for key, gradient in gradients(model, model(**labeled(name, *lengths)).loss).items():
+            assert gradient is not None and torch.isfinite(gradient).all(), key
+            assert name in SEARCHING or gradient.any() != any(part in key for part in idle), key
+
+
+@pytest.mark.parametrize("name", [*RNNGS, *ARCHITECTURES])
+def test_backward_twice_and_frozen_parts(name: str) -> None:
+    model, inputs = build(name, **without_dropout(name)), labeled(name, 6, 6)
+    loss = model(**inputs).loss
+    loss.backward(retain_graph=True)
+    once = {key: p.grad.clone() for key, p in model.named_parameters()}
+    loss.backward()
+    for key, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, 2 * once[key])
+    for frozen, parameter in model.named_parameters():
+        parameter.requires_grad_(False)
+        model.zero_grad(set_to_none=True)
+        model(**inputs).loss.backward()
+        found = {key: p.grad for key, p in model.named_parameters()}
+        torch.testing.assert_close(found, {**once, frozen: None})
+        parameter.requires_grad_(True)
+
+
+# ---------------------------------------------------------------------------------------------------------- types
+@every_model
+def test_other_types(name: str) -> None:
+    """float64 agrees; autocast and weights of half precision give finite gradients and log-probabilities."""
+    inputs = labeled(name, 9, 4)
+    fields = {**without_dropout(name), **(without_penalties(name) if name in RECURRENT else {})}
+    model = build(name, **fields).train()
+    loss = model(**inputs).loss.item()
+    assert build(name, **fields).double().train()(**inputs).loss.item() == pytest.approx(loss, rel=1e-5)
+    tolerance = 0.02 if name in RNNGS else 0.05 if name == "gpst" else 0.1
+    half = build(name, **fields).bfloat16().train()
+    results = [(half, half(**inputs).loss)]
+    is_float16 = name.startswith(("on_lstm", "prpn"))  # on CPUs, PyTorch has no LSTM in float16
+    for dtype in (torch.bfloat16, torch.float16) if is_float16 else (torch.bfloat16,):
+        model = build(name, **fields).train()
+        with torch.autocast("cpu", dtype=dtype):
+            results.append((model, model(**inputs).loss))
+        assert results[-1][1].item() == pytest.approx(loss, rel=tolerance)
+    for model, loss in results:
+        for key, gradient in gradients(model, loss).items():
+            assert gradient.isfinite().all() and gradient.dtype == next(model.parameters()).dtype, key
+    if name not in RECURRENT:  # tests/search/test_search_models.py compares what the others find
+        return
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [model.eval()(**inputs).logits, half.eval()(**inputs).logits]
+        if name.startswith(("palm", "awd_lstm", "lstm")):  # whose layers run in the type of their weights
+            assert model.model(inputs["input_ids"]).last_hidden_state.dtype == torch.float32
+    assert all(logits.isfinite().all() and logits.dtype == torch.float32 for logits in found)
+
+
+# ----------------------------------------------------------------------------------------------------- vocabulary
+@pytest.mark.parametrize("subwords", [False, True])
+@pytest.mark.parametrize("name", [*RNNGS, *TREE_LMS])
+def test_the_vocabulary_grows_and_shrinks(name: str, subwords: bool, tmp_path: Any) -> None:
+    """With it, what the model knows of word pieces; of the other architectures, transformers' own tests do it."""
+    model, inputs = build(name, subwords=subwords), batch(name, pieces=subwords)
+    if subwords:
+        model.model.word_final[4] = False
+    before = model(**inputs, output_logits=True)
+    model.resize_token_embeddings(25)
+    after = model(**inputs, output_logits=True)
+    size = model.config.first_nonterminal if name in TREE_LMS else 0
+    torch.testing.assert_close(after.action_logits[..., size:], before.action_logits[..., size:])
+    torch.testing.assert_close(after.token_logits_given_tree[..., :19], before.token_logits_given_tree)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert torch.equal(loaded(**inputs).loss, after.loss) and loaded(inputs["input_ids"]).logits.shape[2] == 25
+    model.resize_token_embeddings(10)
+    if subwords:
+        assert loaded.model.word_final.tolist() == [k != 4 for k in range(25)]
+        assert model.model.word_final.tolist() == [k != 4 for k in range(10)]
