@@ -17,8 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_synlm.core.module_tools import weight_of
-from tests.helpers.architectures import batch, build
-from tests.models.test_gpu import make, texts
+from tests.helpers.architectures import TREE_LMS, batch, build, labeled, without_dropout
 
 # What docs/what-works.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -39,34 +38,19 @@ TARGETS: dict[str, dict[str, Any]] = {
         "target_parameters": ["lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l1", "lstm.weight_hh_l1"],
     },
 }
-NEWER = ("tree_lm", "tree_lm_binary", "tree_lm_gpt2", "urnng", "pushdown", "ordered_memory")
+NEWER = ("tree_lm", "tree_lm, binary", "tree_lm, gpt2", "urnng", "pushdown", "ordered_memory")
 MORE = ("rnng, attention", "on_lstm, split head", "on_lstm, hidden", "prpn, syd", "awd_lstm")
 every_architecture = pytest.mark.parametrize("name", TARGETS)
 
 
-def model_of(name: str, **overrides: Any) -> Any:
+def model_of(name: str, **fields: Any) -> Any:
     """A model without dropout, so that a forward pass in training is the same twice."""
-    return build(name, **overrides, **({} if name.startswith(("gpst", "rnng")) else {"rates": 0.0}))
-
-
-def without_dropout(model: Any) -> Any:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    for name, value in vars(model.config).items():
-        if name.endswith("dropout") and isinstance(value, float):
-            setattr(model.config, name, 0.0)
-    return model
-
-
-def labeled(name: str) -> dict[str, Any]:
-    inputs = batch(name)
-    return {**inputs, "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)}
+    return build(name, **without_dropout(name), **fields)
 
 
 def scores(model: Any, name: str) -> torch.Tensor:
     """What the model gives for texts: next-token log-probabilities at tokens."""
-    inputs = {key: value for key, value in batch(name).items() if key != "actions"}
+    inputs = {key: value for key, value in batch(name).items() if key not in ("actions", "attachments")}
     return model(**inputs).logits[inputs["attention_mask"].bool()]
 
 
@@ -91,7 +75,7 @@ def adapted(model: nn.Module, **targets: Any) -> Any:
 
 @every_architecture
 def test_lora_trains_saves_loads_and_merges(name: str, tmp_path: Any) -> None:
-    base, inputs = without_dropout(model_of(name)), labeled(name)
+    base, inputs = model_of(name), labeled(name)
     base.save_pretrained(tmp_path / "base")
     base.name_or_path = str(tmp_path / "base")
     before = {key: value.clone() for key, value in base.state_dict().items()}
@@ -150,34 +134,24 @@ def check_equal_parses(first, second, **inputs) -> None:
     torch.testing.assert_close(parses[0].token_log_probs, parses[1].token_log_probs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*TARGETS, *MORE])
+@pytest.mark.parametrize("name", [*TARGETS, *MORE, *NEWER])
 def test_no_adapter_is_without_effect(name: str) -> None:
     """Every layer with random adapters: the same as with merged weights, and every adapter gets a gradient."""
-    is_rnng = name.startswith("rnng")  # always ties its embeddings; adapters of tied layers cannot be merged
-    base = without_dropout(model_of(name, **({} if is_rnng else {"tie_word_embeddings": False})))
+    # These always tie their heads to embeddings; adapters of tied layers cannot be merged.
+    tied = name.startswith("rnng") or name in NEWER
+    base = model_of(name, **({} if tied else {"tie_word_embeddings": False}))
     refused = ["model.parser.word_lstm", "model.parser.distance_lstm"]
-    refused += ["lm_head", "model.embed_tokens"] if is_rnng else []
+    refused += ["lm_head", "label_head", "model.embed_tokens", "model.embed_labels"] if tied else []
     refused += ["model.parser.score"] if name == "prpn" else []
-    model = adapted(base, **every_target(base, refused)).eval()
-    inputs = labeled(name)
+    model, inputs = adapted(base, **every_target(base, refused)).eval(), labeled(name)
+    if name in TREE_LMS or name == "urnng":
+        del inputs["labels"]
     if name in ("on_lstm, split head", "on_lstm, hidden", "prpn, syd"):
         inputs["distances"] = torch.rand(inputs["input_ids"].shape)
     merged = merged_after_gradients(model, inputs)
     torch.testing.assert_close(scores(merged, name), scores(model, name), atol=1e-4, rtol=1e-4)
     if name not in ("awd_lstm", "lstm"):
         check_equal_parses(model.base_model, merged, input_ids=inputs["input_ids"][:1, :4])
-
-
-@pytest.mark.parametrize("name", NEWER)
-def test_no_adapter_of_the_newer_architectures_is_without_effect(name: str) -> None:
-    """The same; heads are tied to embeddings, whose adapters cannot be merged."""
-    base, inputs = make(name)
-    tied = ["lm_head", "label_head", "model.embed_tokens", "model.embed_labels"]
-    model = adapted(base, **every_target(base, tied)).eval()
-    merged = merged_after_gradients(model, inputs)
-    plain = texts(inputs)
-    torch.testing.assert_close(merged(**plain).logits, model(**plain).logits, atol=1e-4, rtol=1e-4)
-    check_equal_parses(model.base_model, merged, **plain)
 
 
 def test_adapter_of_the_tied_head_is_seen_by_loss_and_logits() -> None:
@@ -228,7 +202,7 @@ def test_what_is_no_sum_of_weights_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", DIRECT)
 def test_adapters_by_text_are_refused(name: str) -> None:
     """PEFT hands `adapter_names` to layers that are called."""
-    inputs = {key: value for key, value in batch(name).items() if key != "actions"}
+    inputs = {key: value for key, value in batch(name).items() if key not in ("actions", "attachments")}
     names = ["__base__"] * len(inputs["input_ids"])
     model = adapted(model_of(name), target_modules=[DIRECT[name]]).eval()
     model(**inputs)
@@ -251,7 +225,7 @@ def test_search_with_adapters_of_the_head() -> None:
         IA3Config(target_modules=["lm_head"], feedforward_modules=["lm_head"]),
         TrainableTokensConfig(token_indices=[int(ids[0, 1])], target_modules=["lm_head"]),
     ):
-        base = without_dropout(model_of("gpst", tie_word_embeddings=False))
+        base = model_of("gpst", tie_word_embeddings=False)
         plain = base.parse(ids, num_beams=20).log_probs
         model = get_peft_model(base, config).eval()
         with torch.no_grad():

@@ -65,23 +65,6 @@ def test_heads_pass_them_on(name, kind):
     torch.testing.assert_close(model(**inputs, output_hidden_states=True).hidden_states, expected)
 
 
-@recurrent
-def test_segments_have_the_states_of_the_whole(name):
-    model = build(name, "Model")
-    ids, mask = ids_of(8, 6, 8)
-    whole = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states
-    first = model(ids[:, :3], attention_mask=mask[:, :3], use_cache=True, output_hidden_states=True)
-    cache = first.past_key_values
-    second = model(ids[:, 3:], attention_mask=mask, past_key_values=cache, output_hidden_states=True)
-    for state, *parts in zip(whole, first.hidden_states, second.hidden_states, strict=True):
-        torch.testing.assert_close(torch.cat(parts, 1), state)
-    # A column that is skipped has the state of the column before it, that of another segment too.
-    cache = model(ids[:, :3], use_cache=True).past_key_values
-    nothing = model(ids[:, 3:5], attention_mask=torch.zeros(3, 2), past_key_values=cache, output_hidden_states=True)
-    for state, skipped in zip(whole[1:], nothing.hidden_states[1:], strict=True):
-        torch.testing.assert_close(skipped, state[:, 2:3].expand_as(skipped))
-
-
 def test_lstm_layer_by_layer_keeps_the_same_state():
     model = build("lstm", "Model", num_layers=3)
     ids, mask = ids_of(6, 2, 4)
@@ -202,14 +185,6 @@ def test_unknown_arguments_are_errors(name):
 def test_gradient_checkpointing_is_for_transformer_layers(name):
     with pytest.raises(ValueError, match="does not support (gradient|activation) checkpointing"):
         build(name).gradient_checkpointing_enable()
-
-
-@pytest.mark.parametrize("name", ["gpst", "rnng"])
-def test_vectors_instead_of_ids_are_errors(name):
-    inputs = batch(name)
-    inputs["inputs_embeds"] = torch.zeros(*inputs.pop("input_ids").shape, 8)
-    with pytest.raises((TypeError, ValueError), match="inputs_embeds|input_ids"):
-        build(name)(**inputs)
 
 
 # ---------------------------------------------------------------------------------------------------------- generation

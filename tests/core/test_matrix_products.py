@@ -1,24 +1,16 @@
-"""Matrix products on both paths: oneDNN and the ordinary one."""
+"""Matrix products: float32 by oneDNN where PyTorch has it, other types by the ordinary functions."""
 
 import pytest
 import torch
 
-from hf_synlm.core import matrix_products
 from hf_synlm.core.matrix_products import OneDNNLinear, linear_map, weight_gradient
-
-
-@pytest.fixture(params=[True, False], ids=["onednn", "ordinary"])
-def path(request, monkeypatch):
-    if request.param and not matrix_products._HAS_ONEDNN:
-        pytest.skip("PyTorch was built without oneDNN")
-    monkeypatch.setattr(matrix_products, "_HAS_ONEDNN", request.param)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("uses", [1, 50])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows", [1, 7])
-def test_linear_map(path, dtype, uses, transposed, rows):
+def test_linear_map(dtype, uses, transposed, rows):
     weight = torch.randn(13, 21, dtype=dtype)
     weight = weight.t().contiguous().t() if transposed else weight
     product = linear_map(weight, rows, uses)
@@ -28,7 +20,7 @@ def test_linear_map(path, dtype, uses, transposed, rows):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_weight_gradient(path, dtype):
+def test_weight_gradient(dtype):
     grad, x = torch.randn(40, 13, dtype=dtype), torch.randn(40, 21, dtype=dtype)
     torch.testing.assert_close(weight_gradient(grad, x), grad.t() @ x)
 
@@ -36,7 +28,7 @@ def test_weight_gradient(path, dtype):
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "expanded"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(9, 11), (99,), (3, 2)])
-def test_linear(path, layout, bias, shape):
+def test_linear(layout, bias, shape):
     layer = OneDNNLinear(21, 13, bias=bias)
     x, grad = torch.randn(*shape, 21), torch.randn(*shape, 13)
     if layout == "strided":

@@ -30,6 +30,8 @@ TREE_LMS = {
     "tree_lm": {"structure_attention": "stack_compose"},
     **{f"tree_lm, {x}": {"structure_attention": x} for x in test_modeling_tree_lm.STRUCTURES if x != "stack_compose"},
 }
+# So that searches are short.
+LIMITS = {"max_open_nonterminals": 6, "max_consecutive_nonterminals": 2}
 SEARCHING = ("gpst", *RNNGS, *TREE_LMS, "urnng", "pushdown")
 RECURRENT = tuple(recurrent_models.MODELS)
 EVERY = (*SEARCHING, *RECURRENT)
@@ -44,9 +46,9 @@ def build(name: str, kind: str = "ForCausalLM", **fields: Any) -> Any:
     if name == "gpst":
         return test_modeling_gpst.tiny(getattr(hf_synlm, f"GPST{kind}"), **fields)
     if name in RNNGS:
-        return test_modeling_rnng.tiny(getattr(hf_synlm, f"RNNG{kind}"), **{**RNNGS[name], **fields})
+        return test_modeling_rnng.tiny(getattr(hf_synlm, f"RNNG{kind}"), **{**LIMITS, **RNNGS[name], **fields})
     if name in TREE_LMS:
-        return test_modeling_tree_lm.tiny(getattr(hf_synlm, f"TreeLM{kind}"), **{**TREE_LMS[name], **fields})
+        return test_modeling_tree_lm.tiny(getattr(hf_synlm, f"TreeLM{kind}"), **{**LIMITS, **TREE_LMS[name], **fields})
     if name == "urnng":
         return test_modeling_urnng.tiny(getattr(hf_synlm, f"URNNG{kind}"), **{"vocab_size": 30, **fields})
     if name == "pushdown":

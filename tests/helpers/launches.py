@@ -16,18 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_synlm import (
-    GPSTConfig,
-    GPSTForCausalLM,
-    ONLSTMConfig,
-    ONLSTMForCausalLM,
-    PaLMConfig,
-    PaLMForCausalLM,
-    PRPNConfig,
-    PRPNForCausalLM,
-    RNNGConfig,
-    RNNGForCausalLM,
-)
+import hf_synlm
 from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.samples import sample_path
@@ -49,20 +38,24 @@ class Case(NamedTuple):
     options: dict[str, int] = {}
 
 
+def _small(prefix: str, preset: str | None, widths: str, **fields: Any) -> Any:
+    """A model of real depth whose widths are 8."""
+    config_class = getattr(hf_synlm, f"{prefix}Config")
+    fields = {"vocab_size": 40, **dict.fromkeys(widths.split(), 8), **fields}
+    config = config_class.from_preset(preset, **fields) if preset else config_class(**fields)
+    return getattr(hf_synlm, f"{prefix}ForCausalLM")(config)
+
+
 def _gpst(rows: int, columns: int, sentence: int) -> tuple[Any, Inputs]:
-    heads = {"num_attention_heads": 2, "composition_num_heads": 2, "parser_num_heads": 2}
-    sizes = {"hidden_size": 8, "composition_size": 8, "composition_intermediate_size": 8, "score_size": 4}
-    sizes |= {"parser_size": 8, "parser_score_size": 8, "vocab_size": 40, "max_position_embeddings": 1024}
+    widths = "hidden_size composition_size composition_intermediate_size parser_size parser_score_size"
+    heads = dict.fromkeys(("num_attention_heads", "composition_num_heads", "parser_num_heads"), 2)
     special = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 2, "reduce_token_id": 3}
     special |= {"cls_token_id": 4, "sep_token_id": 5}
     ids = torch.randint(6, 40, (rows, columns))
     inputs = {"input_ids": ids, "sentence_ids": (torch.arange(columns) // sentence + 1).expand_as(ids)}
-    return GPSTForCausalLM(GPSTConfig(**heads, **sizes, **special)), inputs
-
-
-def _gpst_text() -> tuple[Any, Inputs]:
-    model, inputs = _gpst(1, 24, 24)
-    return model, {"input_ids": inputs["input_ids"]}
+    if rows == 1:
+        del inputs["sentence_ids"]
+    return _small("GPST", None, widths, score_size=4, max_position_embeddings=1024, **heads, **special), inputs
 
 
 def _rnng(num_sentences: int, lengths: range) -> tuple[Any, Inputs]:
@@ -71,45 +64,28 @@ def _rnng(num_sentences: int, lengths: range) -> tuple[Any, Inputs]:
     tokenizer = word_tokenizer([sentence.words for sentence in sentences], unknown="berkeley")
     trees = encode_trees(sentences, tokenizer, TransitionSystem("top_down", len(labels)), labels)
     chosen = [tree for x, tree in zip(sentences, trees, strict=True) if len(x.words) in lengths][:num_sentences]
-    sizes = {"vocab_size": len(tokenizer), "embedding_size": 8, "hidden_size": 8, "num_layers": 2}
-    return RNNGForCausalLM(RNNGConfig(nonterminals=labels, **sizes)), collate_trees(chosen, 0)
+    model, inputs = _small("RNNG", None, "embedding_size hidden_size", vocab_size=len(tokenizer), num_layers=2,
+                           nonterminals=labels), collate_trees(chosen, 0)  # fmt: skip
+    return model, inputs if num_sentences > 1 else {"input_ids": inputs["input_ids"]}
 
 
-def _rnng_text() -> tuple[Any, Inputs]:
-    model, batch = _rnng(1, range(17, 18))
-    return model, {"input_ids": batch["input_ids"]}
-
-
-def _recurrent(model: Any, rows: int, columns: int) -> tuple[Any, Inputs]:
+def _recurrent(rows: int, columns: int, *model: str, **fields: Any) -> tuple[Any, Inputs]:
     ids = torch.randint(4, 40, (rows, columns))
-    return model, {"input_ids": ids, "labels": ids}
+    return _small(*model, **fields), {"input_ids": ids, "labels": ids}
 
 
-def _on_lstm() -> tuple[Any, Inputs]:
-    sizes = {"vocab_size": 40, "embedding_size": 8, "layer_size": 8, "chunk_size": 2}
-    return _recurrent(ONLSTMForCausalLM(ONLSTMConfig.from_preset("on-lstm-ptb", **sizes)), 20, 70)
-
-
-def _prpn() -> tuple[Any, Inputs]:
-    sizes = {"vocab_size": 40, "embedding_size": 8, "layer_size": 8}
-    return _recurrent(PRPNForCausalLM(PRPNConfig.from_preset("prpn-ptb-word", **sizes)), 64, 35)
-
-
-def _palm() -> tuple[Any, Inputs]:
-    sizes = {"vocab_size": 40, "embedding_size": 8, "layer_size": 8, "rrnn_size": 8, "attention_size": 8}
-    return _recurrent(PaLMForCausalLM(PaLMConfig.from_preset("palm-ptb", **sizes)), 20, 70)
-
-
+_ON_LSTM = ("ONLSTM", "on-lstm-ptb", "embedding_size layer_size")
+_PRPN = ("PRPN", "prpn-ptb-word", "embedding_size layer_size")
+_PALM = ("PaLM", "palm-ptb", "embedding_size layer_size rrnn_size attention_size")
+_BEAMS = {"num_beams": 10, "action_beam_size": 100, "fast_track_size": 1}
 CASES = {
     "gpst-train 2 x 512": Case(lambda: _gpst(2, 512, 26), "train", 11_350, 5),
-    "gpst-parse 24 tokens, beam 20": Case(_gpst_text, "parse", 32_600, 40, {"num_beams": 20}),
+    "gpst-parse 24 tokens, beam 20": Case(lambda: _gpst(1, 24, 24), "parse", 32_600, 40, {"num_beams": 20}),
     "rnng-train 32 sentences": Case(lambda: _rnng(32, range(16, 23)), "train", 3_800, 9),
-    "rnng-parse 17 words, action beam 100": Case(
-        _rnng_text, "parse", 26_500, 244, {"num_beams": 10, "action_beam_size": 100, "fast_track_size": 1}
-    ),
-    "on-lstm-train 20 x 70": Case(_on_lstm, "train", 2_400, 0),
-    "prpn-train 64 x 35": Case(_prpn, "train", 3_700, 0),
-    "palm-train 20 x 70": Case(_palm, "train", 320, 0),
+    "rnng-parse 17 words, action beam 100": Case(lambda: _rnng(1, range(17, 18)), "parse", 26_500, 244, _BEAMS),
+    "on-lstm-train 20 x 70": Case(lambda: _recurrent(20, 70, *_ON_LSTM, chunk_size=2), "train", 2_400, 0),
+    "prpn-train 64 x 35": Case(lambda: _recurrent(64, 35, *_PRPN), "train", 3_700, 0),
+    "palm-train 20 x 70": Case(lambda: _recurrent(20, 70, *_PALM), "train", 320, 0),
 }
 
 

@@ -24,7 +24,14 @@ from tests.helpers.architectures import (
     row_of,
     without_dropout,
 )
-from tests.helpers.recurrent_models import ARCHITECTURES, gradients, state_rows, structures, without_penalties
+from tests.helpers.recurrent_models import (
+    ARCHITECTURES,
+    WITH_TREES,
+    gradients,
+    state_rows,
+    structures,
+    without_penalties,
+)
 
 every_model = pytest.mark.parametrize("name", EVERY)
 sides = pytest.mark.parametrize("left", [False, True])
@@ -93,6 +100,21 @@ def test_padding_changes_no_training(name: str) -> None:
         torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", [*SEARCHING, *WITH_TREES])
+@sides
+def test_trees_of_a_batch(name: str, left: bool) -> None:
+    """Those one by one, with their probabilities, in training as in evaluation, with a mask or without."""
+    model, inputs = build(name).train(), batch(name, 9, 4, 1, left=left)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+    together = model.parse(ids, mask if left else None)
+    assert model.training and not together.token_log_probs[~mask].any()
+    for row, own in enumerate(mask):
+        alone, start = model.parse(ids[row, own][None]), int(own.long().argmax())
+        assert together.spans[row] == [[(i + start, j + start) for i, j in tree] for tree in alone.spans[0]]
+        torch.testing.assert_close(together.log_probs[row], alone.log_probs[0], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(together.token_log_probs[row, own], alone.token_log_probs[0], rtol=1e-5, atol=1e-4)
+
+
 @every_model
 def test_later_tokens_and_other_rows_change_nothing(name: str) -> None:
     model = build(name)
@@ -119,11 +141,12 @@ def test_two_calls_are_one(name: str, cut: int) -> None:
     ids[1, 0] = model.config.bos_token_id if name in SEARCHING else 5
     mask = torch.ones_like(ids)
     mask[2, :4], mask[3, 2:] = 0, 0
-    whole = model(ids, attention_mask=mask, use_cache=True)
-    first = model(ids[:, :cut], attention_mask=mask[:, :cut], use_cache=True)
+    options: dict[str, Any] = {"use_cache": True} | ({"output_hidden_states": True} if name in RECURRENT else {})
+    whole = model(ids, attention_mask=mask, **options)
+    first = model(ids[:, :cut], attention_mask=mask[:, :cut], **options)
     for given in (mask, mask[:, cut:]) if name in RECURRENT else (mask,):
         cache = pickle.loads(pickle.dumps(first.past_key_values))
-        second = model(ids[:, cut:], attention_mask=given, past_key_values=cache)
+        second = model(ids[:, cut:], attention_mask=given, past_key_values=cache, **options)
         assert second.past_key_values.get_seq_length() == 7
         torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole.logits, atol=1e-4, rtol=0)
         for field, values in structures(whole).items():
@@ -131,6 +154,23 @@ def test_two_calls_are_one(name: str, cut: int) -> None:
             torch.testing.assert_close(parts[mask == 1], values[mask == 1])
         if name in RECURRENT:
             torch.testing.assert_close(cache.state, whole.past_key_values.state)
+            for state, *parts in zip(whole.hidden_states, first.hidden_states, second.hidden_states, strict=True):
+                torch.testing.assert_close(torch.cat(parts, 1)[mask == 1], state[mask == 1])
+
+
+@pytest.mark.parametrize("kind", ["batch", "sum", "action", "token"])
+@pytest.mark.parametrize("name", [*RNNGS, *TREE_LMS])
+def test_loss_is_the_joint_probability(name: str, kind: str) -> None:
+    model, inputs = build(name, loss_normalization=kind), batch(name)
+    output = model(**inputs)
+    counts = {"action": int((inputs["actions"] != 0).sum()), "token": int(inputs["attention_mask"].sum()), "batch": 3}
+    torch.testing.assert_close(output.loss, -output.joint_log_prob.sum() / counts.get(kind, 1))
+    torch.testing.assert_close(sum(output.losses.values()), output.loss.detach())
+    assert not any(part.requires_grad for part in (*output.losses.values(), output.joint_log_prob))
+    assert output.logits is output.action_logits is output.token_logits_given_tree is None
+    labels = inputs["input_ids"].clone()
+    labels[:, 0] = -100
+    assert model(**inputs, labels=labels).loss < output.loss
 
 
 # ------------------------------------------------------------------------------------------------------ gradients

@@ -193,3 +193,24 @@ def test_launches_and_waits_stay_below_their_ceilings(gpu, name):
     kernels, waits = count(gpu, CASES[name])
     assert kernels <= CASES[name].kernels, gpu.kernels.most_common(20)
     assert waits <= CASES[name].waits, gpu.waits.most_common(20)
+
+
+def test_the_pretend_gpu_finds_mistakes(gpu):
+    if not isinstance(gpu, PretendGPU):
+        pytest.skip("only the pretend GPU")
+    x = gpu.move(torch.arange(6.0).requires_grad_())
+    assert x.device.type == "pretend" and torch.equal((2 * x).cpu(), 2 * torch.arange(6.0))
+    for mistake, message in ((lambda: x + torch.ones(6), "mixes devices"), (lambda: x.double(), "float64")):
+        with pytest.raises(RuntimeError, match=message):
+            mistake()
+    for waits in (lambda: x.sum().item(), lambda: x[x > 2], lambda: x.tolist(), lambda: x.cpu(), lambda: x.nonzero()):
+        with pytest.raises(AssertionError, match="waits"), gpu.nothing_waits():
+            waits()
+    ones = torch.ones(3, device="pretend")
+    with gpu.nothing_waits():
+        (x[:3] + 1).exp() @ ones
+    assert gpu.kernels["exp"] == 1 and sum(gpu.kernels.values()) == 3, gpu.kernels  # add, exp and dot
+    lstm = gpu.move(torch.nn.LSTM(3, 4))
+    with torch.autocast("pretend", dtype=torch.bfloat16):
+        assert lstm(x.view(2, 1, 3))[0].dtype == torch.float16
+        assert (x.view(2, 3) @ x.view(3, 2)).dtype == torch.bfloat16

@@ -18,13 +18,8 @@ from transformers.utils import logging
 
 import hf_synlm
 from tests.helpers import transformers_tests
-from tests.helpers.recurrent_models import make_model
+from tests.helpers.architectures import batch, build
 from tests.helpers.transformers_skips import ARCHITECTURES, DERIVATIONS, SKIPS, skip_of
-from tests.models.gpst import test_modeling_gpst
-from tests.models.pushdown import test_modeling_pushdown
-from tests.models.rnng import test_modeling_rnng
-from tests.models.tree_lm import test_modeling_tree_lm
-from tests.models.urnng import test_modeling_urnng
 
 PREFIXES = {
     "gpst": "GPST",
@@ -79,37 +74,23 @@ class Tester:
 
 def make_tester(architecture: str, test: str) -> Tester:
     """The small model that an architecture is tested with in a test."""
-    torch.manual_seed(0)
-    ids = torch.randint(10, 28, (3, 7))
+    fields: dict[str, Any] = {"num_layers": 2} if architecture in ("on_lstm", "prpn", "palm", "lstm") else {}
     if architecture == "gpst":
         # One test leaves the special tokens out of the configuration: the default ones need a large vocabulary.
         size = 50264 if test == "test_model_forward_default_config_values" else 40
-        config = test_modeling_gpst.tiny(num_token_layers=1, vocab_size=size).config
-        if test in WITH_ATTENTIONS:
-            config._attn_implementation = "eager"
-        tester = Tester(config, {"input_ids": ids}, config.hidden_size, config.num_hidden_layers + 1)
+        fields = {"num_token_layers": 1, "vocab_size": size}
+    name = "on_lstm, shared" if architecture == "on_lstm" else architecture
+    config, inputs = build(name, **fields).config, batch(name, 5, 5, 5)
+    del inputs["attention_mask"]
+    num_states = config.num_hidden_layers + 1 + (architecture in ("rnng", "prpn"))
+    width = config.embedding_size if architecture == "rnng" else config.hidden_size
+    tester = Tester(config, inputs, width, 1 if architecture == "urnng" else num_states)
+    if architecture == "gpst":
+        config._attn_implementation = "eager" if test in WITH_ATTENTIONS else config._attn_implementation
         tester.num_attention_heads = config.num_attention_heads
         if test == "test_attention_outputs":
             tester.encoder_seq_length = 2 * tester.seq_length  # the type layers read all nodes of a tree
-        return tester
-    if architecture == "rnng":
-        config = test_modeling_rnng.tiny().config
-        return Tester(config, test_modeling_rnng.batch(), config.embedding_size, config.num_layers + 2)
-    if architecture == "tree_lm":
-        config = test_modeling_tree_lm.tiny(structure_attention="stack_compose").config
-        return Tester(config, test_modeling_tree_lm.batch(), config.hidden_size, config.num_hidden_layers + 1)
-    if architecture == "urnng":
-        config = test_modeling_urnng.tiny(vocab_size=30).config
-        return Tester(config, test_modeling_urnng.batch(), config.hidden_size, 1)
-    if architecture == "pushdown":
-        config = test_modeling_pushdown.tiny(vocab_size=40).config
-        inputs = {"input_ids": ids, "attachments": torch.tensor([[1, 1, 3, 4, 3, 2, 7]] * 3)}
-        return Tester(config, inputs, config.hidden_size, config.num_hidden_layers + 1)
-    if architecture == "ordered_memory":
-        config = make_model(architecture).config
-        return Tester(config, {"input_ids": ids}, config.hidden_size, 2)
-    config = make_model("on_lstm, shared" if architecture == "on_lstm" else architecture, num_layers=2).config
-    return Tester(config, {"input_ids": ids}, config.embedding_size, config.num_layers + 1 + (architecture == "prpn"))
+    return tester
 
 
 def model_tests(modeling: Any, architecture: str) -> type:

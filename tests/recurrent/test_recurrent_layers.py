@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from hf_synlm.recurrent import layers as recurrent_layers
 from hf_synlm.recurrent.layers import embedding_dropout, keep_mask, locked_dropout, weight_dropout
 
 
@@ -32,13 +31,6 @@ def test_all_occurrences_of_a_word_share_a_mask():
     for word in range(10):
         assert len(gone[ids == word].unique()) == 1
     torch.testing.assert_close(dropped[~gone], weight[ids][~gone] / 0.6)
-
-
-def test_embedding_dropout_is_that_of_the_matrix(monkeypatch):
-    weight, ids = torch.rand(10, 6), torch.randint(0, 10, (4, 40))
-    mask = keep_mask((10, 1), 0.4, weight)
-    monkeypatch.setattr(recurrent_layers, "keep_mask", lambda *args, **kwargs: mask)
-    assert torch.equal(embedding_dropout(weight[ids], ids, 10, 0.4, True), (weight * mask)[ids])
 
 
 def test_weights():

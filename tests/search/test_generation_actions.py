@@ -9,8 +9,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_synlm import GPSTForCausalLM
-from tests.helpers.search_models import actions_of, assert_fits, ending_model, generate, gpst, padded
-from tests.models.gpst.test_generation_gpst import EOS
+from tests.helpers.search_models import actions_of, assert_fits, generate, gpst, padded
+from tests.models.gpst.test_generation_gpst import EOS, prompt_log_prob
 from tests.reference import exhaustive_search as reference
 
 
@@ -27,15 +27,9 @@ def generate_by_actions(model: GPSTForCausalLM, ids: Any, **kwargs: Any) -> Any:
     return generate(model, ids, synchronous=False, **kwargs)
 
 
-def prompt_log_prob(model: GPSTForCausalLM, prompt: list[int]) -> float:
-    """Exact log p(prompt), renormalized."""
-    derivations = reference.prefix_derivations(len(prompt))
-    return reference.log_sum_exp([reference.log_prob(model, prompt, x, renormalize=True) for x in derivations])
-
-
 def rescored(model: GPSTForCausalLM, tokens: list[int], actions: tuple[int, ...], prompt: list[int]) -> float:
     """Exact log p(new words, derivation | prompt), renormalized."""
-    return reference.log_prob(model, tokens, actions, renormalize=True) - prompt_log_prob(model, prompt)
+    return reference.log_prob(model, tokens, actions, renormalize=True) - prompt_log_prob(model, prompt, True)
 
 
 # --------------------------------------------------------------------------------------------------------- beam search
@@ -86,26 +80,6 @@ def test_beam_equals_its_specification(num_beams: int, eos: int | None, seed: in
         assert same == (num_beams == 1)
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_scores_are_joint_given_the_prompt(model: GPSTForCausalLM, num_beams: int) -> None:
-    """Rescoring without caches, with renormalized actions, gives the scores; trees are complete or a forest."""
-    rows = [[9, 12, 30], [21]]
-    ids, mask = padded(rows, left=True)
-    for options in ({}, {"close_tree": False}, {"length_penalty": 1.0} if num_beams > 1 else {"do_sample": True}):
-        output = generate_by_actions(
-            model, ids, attention_mask=mask, num_beams=num_beams, num_return_sequences=num_beams,
-            action_beam_size=32, max_new_tokens=7, **options,
-        )  # fmt: skip
-        assert output.sequences.shape == (2 * num_beams, 10)
-        for row in range(2 * num_beams):
-            prompt, actions = rows[row // num_beams], actions_of(output, row)
-            tokens = prompt + output.sequences[row, 3:].tolist()
-            expected = rescored(model, tokens, actions, prompt) / (7 if "length_penalty" in options else 1)
-            assert float(output.sequences_scores[row]) == pytest.approx(expected, abs=1e-4)
-            assert actions.count(0) == len(tokens) and len(output.spans[row]) == actions.count(1)
-            assert actions[-1] == 0 if "close_tree" in options else reference.stack_depth(actions) == 1
-
-
 def test_context_before_the_text(model: GPSTForCausalLM) -> None:
     """After complete sentences the stack is empty; padding does not matter."""
     ids, mask = padded([[9, 12, 30, 8], [21, 7]], left=True)
@@ -116,33 +90,6 @@ def test_context_before_the_text(model: GPSTForCausalLM) -> None:
     assert torch.equal(output.sequences[1, 4:], single.sequences[0, 2:])
     assert float(output.sequences_scores[1]) == pytest.approx(float(single.sequences_scores[0]), abs=1e-4)
     assert [len(spans) for spans in output.spans] == [3, 3]
-
-
-def test_end_token_only_on_one_tree() -> None:
-    """Sequences that end have one complete tree without the end token, and rescore; greedy, beam and sampling."""
-    model, prompt, ended = ending_model("gpst"), [9, 12], 0
-    sampling = {"do_sample": True, "top_k": 0}
-    for options in (
-        {},
-        {"num_beams": 4, "num_return_sequences": 4},
-        {"num_return_sequences": 20, **sampling},
-        {"num_beams": 4, "num_return_sequences": 4, **sampling},
-    ):
-        output = generate_by_actions(
-            model, [prompt], eos_token_id=EOS, action_beam_size=16, max_new_tokens=8, **options
-        )
-        for row, sequence in enumerate(output.sequences.tolist()):
-            actions = actions_of(output, row)
-            assert reference.stack_depth(actions) == 1
-            if EOS not in sequence:
-                continue
-            ended += 1
-            stop = sequence.index(EOS)
-            assert actions.count(0) == stop and set(sequence[stop + 1 :]) <= {0}
-            if "num_beams" not in options or "do_sample" not in options:
-                expected = rescored(model, sequence[: stop + 1], (*actions, 0), prompt)
-                assert float(output.sequences_scores[row]) == pytest.approx(expected, abs=1e-4)
-    assert ended > 4
 
 
 # ---------------------------------------------------------------------------------------- processors, criteria, streams

@@ -246,26 +246,6 @@ def test_beam_sampling_draws_from_the_beam(name: str) -> None:
     assert_fits(counts[expected > 0], expected[expected > 0])
 
 
-@every_search
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_sampling_repeats_under_a_seed(name: str, search: dict, num_beams: int) -> None:
-    """The same seed gives the same words and trees, another seed others; sharp warpers leave only the best word."""
-    model, results = search_model(name), []
-    for seed in (5, 5, 6):
-        torch.manual_seed(seed)
-        output = generate(
-            model, [[9, 11], [8, 7]], do_sample=True, top_k=0, num_beams=num_beams, max_new_tokens=8, **search
-        )
-        results.append((output.sequences.tolist(), output.actions.tolist()))
-    assert results[0] == results[1] != results[2]
-    if num_beams == 1 and not search and name != "rnng":  # whose first word depends on the structure before it
-        begin = torch.full((20, 1), model.config.bos_token_id)
-        words = model.word_search(1)
-        best = words.next_token_log_probs(words.begin(1, torch.device("cpu"))).argmax()
-        for warper in ({"top_k": 1}, {"top_p": 0.01}, {"temperature": 1e-3}):
-            assert (generate(model, begin, do_sample=True, max_new_tokens=1, **warper).sequences[:, -1] == best).all()
-
-
 @every_system
 @every_mode
 def test_processors_see_words_of_every_hypothesis(name: str, mode: dict) -> None:

@@ -92,29 +92,6 @@ def test_branching_derivations_match_lists(compact: bool) -> None:
     assert (pool.size < 40 * width) == compact
 
 
-def test_derivations_are_padded() -> None:
-    """Shorter derivations, and hypotheses that do not exist, end in -1."""
-    pool, nodes = new_pool(1)
-    after = step(pool, nodes, GEN, torch.tensor([[5.0]]), 0)
-    assert pool.derivations(nodes).action.shape == (1, 1, 0)
-    read = pool.derivations(torch.cat([nodes, after, after], 1), torch.tensor([[True, True, False]]))
-    assert read.action.tolist() == [[[-1], [GEN], [-1]]]
-    assert read.token.tolist() == [[[-1], [5], [-1]]]
-
-
-def test_select_rows_and_truncate() -> None:
-    """Rows are copied with all that belongs to them, and the newest nodes can be forgotten."""
-    pool, nodes = new_pool(2)
-    step(pool, nodes, GEN, torch.tensor([[5.0], [6.0]]), 0)
-    pool.num_context = torch.tensor([3, 4])
-    pool.select_rows(torch.tensor([1, 1, 0]))
-    assert pool.batch_size == 3 and pool.num_context.tolist() == [4, 4, 3]
-    assert pool.field("token")[:, 1].tolist() == [6, 6, 5]
-    assert pool.features["vector"][:, 1, 0].tolist() == [6, 6, 5]
-    pool.truncate(1)
-    assert pool.size == 1
-
-
 def test_levels_are_split_by_lines() -> None:
     """Groups of lines hold all rows, each with its own lines and levels."""
     levels = Levels([5, 4, 4, 1], torch.device("cpu"))

@@ -22,13 +22,10 @@ ARCHITECTURES = ("gpst", "rnng", "on_lstm", "prpn", "palm")
 
 def make(architecture):
     """A model in training without dropout, and the batch of both processes."""
-    if architecture == "rnng":
-        return test_losses.grammar(composition="attention")
+    model, batch = test_losses.make("rnng-attention" if architecture == "rnng" else architecture)
     if architecture == "prpn":
-        model, batch = test_losses.prpn()
         del batch["distances"]  # without them, both engines wait for gradients of the head that predicts distances
-        return model, batch
-    return test_losses.MODELS[architecture]()
+    return model, batch
 
 
 def half(batch, rank):

@@ -11,7 +11,7 @@ from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
 from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION, spans_to_actions
 from hf_synlm.trees.binary import actions_to_spans
 from hf_synlm.trees.spans import right_branching
-from tests.reference.trees import actions_of, all_binary_trees, all_gen_comp_sequences, keeps_words_together, spans_of
+from tests.reference.trees import actions_of, all_binary_trees, all_gen_comp_sequences, spans_of
 
 
 def test_ids_are_those_of_the_checkpoints():
@@ -39,13 +39,6 @@ def test_exactly_the_derivations_of_trees_are_accepted(num_tokens):
             assert list(actions) not in derivations
         else:
             assert list(actions) in derivations
-
-
-def test_reference_derivations_keep_words_together():
-    word_ends = [True, False, False, True]
-    found = all_gen_comp_sequences(4, word_ends)
-    assert found == [a for a in all_gen_comp_sequences(4) if keeps_words_together(actions_to_spans(a), word_ends)]
-    assert len(found) == 2
 
 
 @given(st.integers(1, 60), st.integers(0, 2**32))

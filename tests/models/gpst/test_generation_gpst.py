@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm import GPSTForCausalLM
 from hf_synlm.search.state import SyntacticCache
-from hf_synlm.trees.binary import actions_to_spans
-from tests.helpers.search_models import actions_of, assert_fits, ending_model, generate, gpst
-from tests.models.gpst.test_modeling_gpst import TINY
+from tests.helpers.search_models import actions_of, assert_fits, ending_model, generate, gpst, padded
 from tests.reference import exhaustive_search as reference
 from tests.search.test_search_words import golden  # noqa: F401
 
@@ -22,11 +20,10 @@ def model() -> GPSTForCausalLM:
     return gpst()
 
 
-def prompt_log_prob(model: GPSTForCausalLM, prompt: list[int]) -> float:
-    """Exact log p(prompt)."""
-    return reference.log_sum_exp(
-        [reference.log_prob(model, prompt, actions) for actions in reference.prefix_derivations(len(prompt))]
-    )
+def prompt_log_prob(model: GPSTForCausalLM, prompt: list[int], renormalize: bool = False) -> float:
+    """Exact log p(prompt), with COMP renormalized where it is illegal or not."""
+    derivations = reference.prefix_derivations(len(prompt))
+    return reference.log_sum_exp([reference.log_prob(model, prompt, x, renormalize) for x in derivations])
 
 
 # ---------------------------------------------------------------------------------------------------------- joint beams
@@ -51,24 +48,59 @@ def test_goldens(golden: tuple[GPSTForCausalLM, dict]) -> None:  # noqa: F811
             assert float(output.sequences_scores[row]) == pytest.approx(expected["log_prob"], abs=1e-4)
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_scores_are_joint_given_the_prompt(model: GPSTForCausalLM, num_beams: int) -> None:
-    """Rescoring without caches gives log p(prompt, words, tree) - log p(prompt); trees are complete."""
-    prompt = [9, 12, 30]
-    penalty = {"length_penalty": 1.0} if num_beams > 1 else {}
-    output = generate(
-        model, [prompt], num_beams=num_beams, num_return_sequences=num_beams, action_beam_size=32, **penalty
-    )
-    for row in range(num_beams):
-        tokens, actions = output.sequences[row].tolist(), actions_of(output, row)
-        assert len(actions) == 2 * len(tokens) - 1 and len(output.spans[row]) == len(tokens) - 1
-        joint = reference.log_prob(model, tokens, actions) - prompt_log_prob(model, prompt)
-        expected = joint / 5 if num_beams > 1 else joint
-        assert float(output.sequences_scores[row]) == pytest.approx(expected, abs=1e-4)
-    assert (output.sequences_scores.diff() <= 0).all()
-    forest = generate(model, [prompt], num_beams=num_beams, action_beam_size=32, close_tree=False, **penalty)
-    assert reference.stack_depth(actions_of(forest, 0)) >= 1
-    assert actions_of(forest, 0)[-1] == 0
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_scores_are_joint_given_the_prompt(model: GPSTForCausalLM, num_beams: int, synchronous: bool) -> None:
+    """Rescoring without caches gives log p(prompt, words, tree) - log p(prompt); trees are complete or a forest."""
+    rows = [[9, 12, 30], [21]]
+    ids, mask = padded(rows, left=True)
+    plain = {"length_penalty": 0.0} if num_beams > 1 else {}
+    for options in (plain, {**plain, "close_tree": False}, {"length_penalty": 1.0} if plain else {"do_sample": True}):
+        output = generate(
+            model, ids, attention_mask=mask, num_beams=num_beams, num_return_sequences=num_beams,
+            action_beam_size=32, max_new_tokens=7, synchronous=synchronous, **options,
+        )  # fmt: skip
+        assert output.sequences.shape == (2 * num_beams, 10)
+        for row in range(2 * num_beams):
+            prompt, actions = rows[row // num_beams], actions_of(output, row)
+            tokens = prompt + output.sequences[row, 3:].tolist()
+            joint = reference.log_prob(model, tokens, actions, not synchronous)
+            expected = joint - prompt_log_prob(model, prompt, not synchronous)
+            length = 7 if options.get("length_penalty") else 1
+            assert float(output.sequences_scores[row]) == pytest.approx(expected / length, abs=1e-4)
+            assert actions.count(0) == len(tokens) and len(output.spans[row]) == actions.count(1)
+            assert actions[-1] == 0 if "close_tree" in options else reference.stack_depth(actions) == 1
+
+
+ENDING = (
+    {},
+    {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0, "early_stopping": "never"},
+    {"do_sample": True, "top_k": 0, "num_return_sequences": 20},
+    {"do_sample": True, "top_k": 0, "num_return_sequences": 4, "num_beams": 4},
+)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_end_token_only_on_one_tree(synchronous: bool) -> None:
+    """Ended and running sequences have one complete tree without the end token, and rescore."""
+    model, prompt, ended, running = ending_model("gpst"), [9, 12], 0, 0
+    base = prompt_log_prob(model, prompt, not synchronous)
+    for options in ENDING:
+        output = generate(
+            model, [prompt], eos_token_id=EOS, action_beam_size=16, max_new_tokens=8, synchronous=synchronous, **options
+        )
+        for row, tokens in enumerate(output.sequences.tolist()):
+            actions = actions_of(output, row)
+            assert reference.stack_depth(actions) == 1
+            if EOS in tokens:
+                stop = tokens.index(EOS)
+                assert actions.count(0) == stop and set(tokens[stop + 1 :]) <= {0}
+                tokens, actions = tokens[: stop + 1], (*actions, 0)
+            ended, running = ended + (EOS in tokens), running + (EOS not in tokens)
+            if options != ENDING[-1]:
+                expected = reference.log_prob(model, tokens, actions, not synchronous) - base
+                assert float(output.sequences_scores[row]) == pytest.approx(expected, abs=1e-4)
+    assert ended > 4 and running > 0
 
 
 def test_wide_beam_finds_the_best_words(model: GPSTForCausalLM) -> None:
@@ -89,25 +121,6 @@ def test_wide_beam_finds_the_best_words(model: GPSTForCausalLM) -> None:
     assert output.sequences[0].tolist() == best[1]
     expected = best[0] - prompt_log_prob(model, prompt)
     assert float(output.sequences_scores[0]) == pytest.approx(expected, abs=1e-4)
-
-
-def test_end_token_only_on_one_tree() -> None:
-    """Sequences that end have one complete tree without the end token, and rescore; greedy, beam and sampling."""
-    model, prompt, ended = ending_model("gpst"), [9, 12], 0
-    for options in ({}, {"num_beams": 4, "num_return_sequences": 4}, {"do_sample": True, "num_return_sequences": 20}):
-        output = generate(model, [prompt], eos_token_id=EOS, action_beam_size=16, max_new_tokens=8, **options)
-        for row, sequence in enumerate(output.sequences.tolist()):
-            actions = actions_of(output, row)
-            assert reference.stack_depth(actions) == 1
-            if EOS in sequence:
-                ended += 1
-                stop = sequence.index(EOS)
-                assert actions.count(0) == stop and set(sequence[stop + 1 :]) <= {0}
-                tokens = sequence[: stop + 1]
-                joint = reference.log_prob(model, tokens, (*actions, 0)) - prompt_log_prob(model, prompt)
-                length = stop + 1 - len(prompt) if "num_beams" in options else 1
-                assert float(output.sequences_scores[row]) == pytest.approx(joint / length, abs=1e-4)
-    assert ended > 4
 
 
 # ------------------------------------------------------------------------------------------------------------- sampling
@@ -179,73 +192,3 @@ def test_marginal_mode_ends_only_complete_trees() -> None:
     assert torch.allclose(logits, torch.stack(parts).logsumexp(0).log_softmax(-1), atol=1e-4)
     free = model(torch.tensor([[9, 12, 30]]), past_key_values=SyntacticCache(32)).logits[0, -1]
     assert free[EOS] > logits[EOS]
-
-
-def test_drawing_is_defined_when_rows_are_over(model: GPSTForCausalLM) -> None:
-    """Rows without hypotheses do not disturb the others."""
-    search = model.word_search(1)
-    state = search.begin(2, torch.device("cpu"))
-    state.scores[0] = -math.inf
-    with torch.no_grad():
-        chosen, words = search.draw_word(state, None)
-    assert chosen.scores[0] == -math.inf and torch.isfinite(chosen.scores[1]) and torch.isfinite(words[1]).all()
-
-
-@pytest.mark.parametrize("synchronous", [True, False])
-@pytest.mark.parametrize("seed", range(8))
-def test_scores_of_mixed_beams_are_those_of_the_given_trees(seed, synchronous):
-    """Ended and running hypotheses of different depths side by side, rescored without search and caches."""
-    torch.manual_seed(seed)
-    special = {"bos_token_id": 3, "reduce_token_id": 2, "pad_token_id": 0, "cls_token_id": None, "sep_token_id": None}
-    model = GPSTForCausalLM(GPSTConfig(**{**TINY, "vocab_size": 12, **special})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-        state = torch.randn(200, model.config.hidden_size)
-        direction = model.heads.token(state).mean(0)
-        model.lm_head.weight[1] += (0.5 + seed % 3 * 0.5) * direction / direction.norm()  # likely end tokens
-    prompt = torch.tensor([[5, 7]]) if seed % 2 else torch.tensor([[5]])
-    output = model.generate(
-        prompt,
-        num_beams=3,
-        num_return_sequences=3,
-        max_new_tokens=2 + seed // 4,
-        eos_token_id=1,
-        action_beam_size=64,
-        length_penalty=0.0,
-        return_dict_in_generate=True,
-        synchronous=synchronous,
-    )
-    begin = _prompt_log_prob(model, prompt, synchronous)
-    for row, score in enumerate(output.sequences_scores.tolist()):
-        words = output.sequences[row].tolist()
-        if score == -math.inf or 1 in words:
-            continue
-        actions = [a for a in output.actions[row].tolist() if a >= 0]
-        expected = _rescore(model, words, actions, renormalize=not synchronous) - begin
-        assert score == pytest.approx(expected, abs=1e-4), (words, actions)
-
-
-def _rescore(model, words, actions, renormalize):
-    """log p(words, tree) from one pass over the given tree; `renormalize` forbids COMP before the softmax."""
-    spans = actions_to_spans(actions)
-    with torch.no_grad():
-        given = model(torch.tensor([words]), attention_mask=torch.ones(1, len(words)), spans=[spans])
-    tokens = given.token_logits_given_tree.log_softmax(-1)[0, torch.arange(len(words)), torch.tensor(words)].sum()
-    log_prob, depth = given.action_logits[0].log_softmax(-1), 0
-    total = float(tokens)
-    for slot, action in enumerate(actions):
-        if not (renormalize and depth < 2):
-            total += float(log_prob[slot, action])
-        depth += 1 if action == 0 else -1
-    return total
-
-
-def _prompt_log_prob(model, prompt, synchronous):
-    """log p(prompt) summed over all its derivations up to the last word."""
-    words = prompt[0].tolist()
-    if len(words) == 1:
-        return _rescore(model, words, [0], renormalize=not synchronous)
-    with torch.no_grad():  # the last action closes the tree; before it, the prompt has one derivation
-        closing = model(prompt, spans=[[(0, 2)]]).action_logits[0, 2].log_softmax(-1)[1]
-    return _rescore(model, words, [0, 0, 1], renormalize=not synchronous) - float(closing)

@@ -47,30 +47,6 @@ def test_chart_equals_replayed_merges(window):
         assert all(splits[span] == sorted(splits[span]) for span in splits)
 
 
-def test_packed_rows_equal_single_sentences():
-    generator = random.Random(0)
-    lengths = [[5, 1, 9], [17], [2, 3, 1, 4]]
-    width = 17
-    order = torch.stack([torch.tensor(generator.sample(range(width - 1), width - 1)) for _ in lengths])
-    sentence_ids = torch.zeros(3, width, dtype=torch.long)
-    for row, sizes in enumerate(lengths):
-        start = 0
-        for number, size in enumerate(sizes):
-            sentence_ids[row, start : start + size] = number + 1
-            start += size
-    plan = plan_chart(order, sentence_ids, 2)
-    assert plan.tokens_B == (15, 17, 10) and plan.nodes_B == (27, 33, 16)
-    for row, sizes in enumerate(lengths):
-        cells, _ = plan_cells(plan, row)
-        expected, start = {}, 0
-        for size in sizes:
-            local = [k - start for k in order[row].tolist() if start <= k < start + size - 1]
-            single, _ = replay_chart(local, 2)
-            expected.update({(i + start, j + start): [k + start for k in ks] for (i, j), ks in single.items()})
-            start += size
-        assert cells == expected
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
 def test_wide_window_is_the_full_chart(n):
     plan = plan_chart(torch.randperm(n - 1)[None], torch.ones(1, n, dtype=torch.long), n)
@@ -123,10 +99,3 @@ def test_bad_orders_are_named():
         plan_chart(torch.tensor([[0, 0]]), torch.ones(1, 3, dtype=torch.long), 2)
     with pytest.raises(ValueError, match="shape"):
         plan_chart(torch.tensor([[0, 1, 2]]), torch.ones(1, 3, dtype=torch.long), 2)
-
-
-def test_long_sentences_are_fast_enough_to_plan():
-    # A right-branching order of 1000 tokens: the plan is vectorized, its levels are the only sequential part.
-    n = 1000
-    plan = plan_chart(torch.arange(n - 1).flip(0)[None], torch.ones(1, n, dtype=torch.long), 2)
-    assert plan.nodes_B == (2 * n - 1,)

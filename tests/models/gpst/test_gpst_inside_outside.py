@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hf_synlm.models.gpst.chart import plan_chart
-from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition, _PairAttention
+from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition
 from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
-from hf_synlm.models.gpst.inside_outside import _split_weights, inside, outside
+from hf_synlm.models.gpst.inside_outside import inside, outside
 from tests.reference.inside_outside import naive_inside, naive_outside, replay_chart
 
 CONFIG = {
@@ -117,22 +117,3 @@ def test_dropout_changes_training_only():
     assert not torch.allclose(still, noisy.vector_ND)
     noisy.language_vector_ND.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in composition.parameters() if p.grad is not None)
-
-
-def test_hard_weights_choose_the_best_split():
-    """One-hot in the forward pass, gradients of the softmax."""
-    score = torch.tensor([[0.5, 2.0, 1.0]], requires_grad=True)
-    weight = _split_weights(score, {"hard": True, "temperature": 1.0})
-    torch.testing.assert_close(weight, torch.tensor([[0.0, 1.0, 0.0]]))
-    (gradient,) = torch.autograd.grad(weight[0, 1], score)
-    (expected,) = torch.autograd.grad(score.softmax(-1)[0, 1], score)
-    torch.testing.assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize("lead", [(3,), (2, 2)])
-@pytest.mark.parametrize("dropped", [False, True])
-def test_gradients_of_attention_over_pairs(lead, dropped):
-    torch.manual_seed(0)
-    qkv = torch.randn(*lead, 2, 12, dtype=torch.double, requires_grad=True)
-    masks = torch.rand(*lead, 2, 2, 2, 1, dtype=torch.double) if dropped else None
-    assert torch.autograd.gradcheck(lambda x: _PairAttention.apply(x, 2, masks), (qkv,))

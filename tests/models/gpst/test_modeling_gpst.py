@@ -151,12 +151,6 @@ def test_noise_is_drawn_in_training_only():
     assert not model.training
 
 
-def test_accumulated_scores_change_trees_scores():
-    ids, _ = ids_of(12)
-    plain, accumulated = tiny(), tiny(accumulate_scores=True)
-    assert plain(ids, labels=ids).loss != accumulated(ids, labels=ids).loss
-
-
 def test_gradient_checkpointing_gives_the_same_gradients():
     ids, _ = ids_of(9)
     grads = []

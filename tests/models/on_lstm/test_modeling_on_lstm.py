@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_synlm import ONLSTMConfig, ONLSTMForCausalLM
-from hf_synlm.models.on_lstm.layer import LayerRun, ONLSTMLayer, ONLSTMLayers, on_lstm, split_distance
+from hf_synlm.models.on_lstm.layer import LayerRun, on_lstm, split_distance
 from hf_synlm.recurrent.distances import distances_to_spans
 from hf_synlm.trees.spans import fold_tokens
 from tests.helpers.recurrent_models import ids_of, make_model
@@ -107,34 +107,6 @@ def test_layers_in_one_loop_are_layers_one_by_one(chunk_counts, steps):
     torch.testing.assert_close(gradients(together), gradients(one_by_one))
 
 
-def test_layer_is_autograd_over_the_loop():
-    layer = ONLSTMLayer(5, 6, 2, split_head=True)
-    layers = ONLSTMLayers([layer]).double().eval()
-    inputs = torch.randn(7, 3, 5, dtype=torch.float64)
-    state = torch.randn(2, 3, 6, dtype=torch.float64)
-
-    def total(states, cells, distance, split):
-        weights = [torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape) for x in (states, distance, split)]
-        return sum((w * x).sum() for w, x in zip(weights, (states, distance, split), strict=True)) + cells[-1].sum()
-
-    ((states, cells, distance, split),) = layers(inputs, [*state], [0.0], 0.25)
-    total(states[1:], cells, distance, split).backward()
-    mine = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
-    layer.zero_grad()
-    rows = []
-    for b in range(3):
-        h, c, row = state[0, b], state[1, b], []
-        for x in inputs[:, b]:
-            h, c, d, s = reference.step(layer, x, h, c, 0.75)
-            row.append((h, c, d, s))
-        rows.append([torch.stack(part) for part in zip(*row, strict=True)])
-    own = [torch.stack(part, 1) for part in zip(*rows, strict=True)]
-    torch.testing.assert_close(states[1:], own[0])
-    total(*own).backward()
-    for name, parameter in layer.named_parameters():
-        torch.testing.assert_close(mine[name], parameter.grad)
-
-
 def test_distance_is_the_mean_of_the_gate():
     scores = torch.randn(4, 5, 9, dtype=torch.float64)
     torch.testing.assert_close(split_distance(scores), 1 - scores.softmax(-1).cumsum(-1).mean(-1))
@@ -142,24 +114,6 @@ def test_distance_is_the_mean_of_the_gate():
 
 
 # ----------------------------------------------------------------------------------------------- padding and labels
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("given", [True, False])
-def test_every_parameter_learns(head, given):
-    model = tiny(**SUPERVISED, syntactic_distance_head=head).train()
-    ids, mask = ids_of(9, 4, 2)
-    distances = torch.rand(3, 9) if given else None
-    output = model(ids, attention_mask=mask, labels=ids, distances=distances)
-    output.loss.backward()
-    assert (output.losses["syntactic_distance"] > 0) == given
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
-        # Without gold distances their heads get gradients, too (distributed training waits for them), which are 0.
-        # And a constant in all distances changes no difference: a single bias has a gradient by rounding only.
-        learns = given or "_head" not in name.replace("lm_head", "")
-        if not given or parameter.numel() > 1:
-            assert bool(parameter.grad.any()) == learns
-
-
 # ------------------------------------------------------------------------------------------------- gold distances
 class TestSupervision:
     def test_sentence_scope_ends_at_the_boundary(self):
@@ -231,23 +185,6 @@ class TestParse:
         assert parsed.spans == [[[(i + begin, j + begin) for i, j in spans]]]
         assert (parsed.offsets, parsed.lengths, parsed.actions.shape) == ([int(begin)], [6], (1, 1, 11))
         assert parsed.brackets(list("abcdef")).replace("(", "").replace(")", "") == "a b c d e f"
-
-    @pytest.mark.parametrize("left", [False, True])
-    @pytest.mark.parametrize("given", [False, True])
-    def test_batches(self, left, given):
-        model = tiny().train()
-        ids, mask = ids_of(9, 4, 1, width=11, left=left)
-        together = model.parse(ids, mask if given else None)
-        assert model.training
-        for row in range(3):
-            keep = mask[row].bool()
-            alone = model.parse(ids[row][keep][None])
-            torch.testing.assert_close(together.token_log_probs[row][keep], alone.token_log_probs[0])
-            torch.testing.assert_close(together.log_probs[row], alone.log_probs[0])
-            shift = int(mask[row].argmax())
-            assert together.spans[row] == [[(i + shift, j + shift) for i, j in alone.spans[0][0]]]
-        assert not together.token_log_probs[mask == 0].any()
-        assert together.actions[2, 0].tolist() == [0] + [-1] * 16
 
     def test_words_of_several_pieces(self):
         model = tiny()

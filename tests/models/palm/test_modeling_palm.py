@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hf_synlm import PaLMConfig, PaLMForCausalLM
-from hf_synlm.core import matrix_products
 from hf_synlm.models.palm.span_attention import gold_attention, span_states, split_by_scores
 from tests.helpers.recurrent_models import MODELS, ids_of, make_model
 from tests.reference import palm as reference
@@ -148,21 +147,6 @@ class TestParse:
             shapes |= expected
         assert any(i > 0 for i, j in shapes if j - i > 1)
 
-    def test_batches_and_frames_change_nothing(self):
-        model = tiny()
-        ids, mask = ids_of(9, 6, 3)
-        together = model.parse(ids, mask)
-        for row, n in enumerate((9, 6, 3)):
-            alone = model.parse(ids[row : row + 1, :n])
-            assert alone.spans[0] == together.spans[row]
-            torch.testing.assert_close(alone.log_probs[0], together.log_probs[row])
-            framed = torch.cat(
-                [torch.zeros(1, 1, dtype=torch.long), ids[row : row + 1, :n], torch.zeros(1, 1).long()], 1
-            )
-            framed = model.parse(framed)
-            assert [(i - 1, j - 1) for i, j in framed.spans[0][0]] == together.spans[row][0]
-            torch.testing.assert_close(framed.log_probs[0], together.log_probs[row])
-
     def test_words_of_several_tokens(self):
         model = tiny()
         ids, _ = ids_of(9)
@@ -208,20 +192,6 @@ class TestParse:
 
 
 # ------------------------------------------------------------------------------------------- transformers
-def test_fast_products_change_nothing(monkeypatch):
-    model = tiny(rates=0.0).train()
-    ids, _ = ids_of(50, 50)
-    results = []
-    for fast in (True, False):
-        monkeypatch.setattr(matrix_products, "_ROWS_FROM", 0 if fast else 10**9)
-        model.zero_grad()
-        output = model(ids, labels=ids, spans=[[(0, 3)], [(5, 7)]])
-        output.loss.backward()
-        results.append([output.loss, output.span_scores, *[parameter.grad for parameter in model.parameters()]])
-    for mine, expected in zip(*results, strict=True):
-        torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-4)
-
-
 # ---------------------------------------------------------------------------------------------- bad inputs
 @pytest.mark.parametrize(
     ("arguments", "message"),

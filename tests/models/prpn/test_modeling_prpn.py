@@ -9,7 +9,7 @@ from hf_synlm.models.prpn import parser as prpn_parser
 from hf_synlm.models.prpn import reader as prpn_reader
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.modeling_prpn import PRPNForCausalLM
-from hf_synlm.models.prpn.reader import ReadingLayer, normalize, normalize_backward, normalize_factors
+from hf_synlm.models.prpn.reader import ReadingLayer
 from hf_synlm.recurrent.distances import distances_to_spans, ranking_loss
 from hf_synlm.recurrent.layers import keep_mask
 from tests.helpers.recurrent_models import MODELS, gradients, ids_of, make_model
@@ -89,24 +89,6 @@ class TestDefinition:
 
 
 class TestLayers:
-    @pytest.mark.parametrize("scale", [1.0, 1e-6])
-    def test_normalization(self, scale):
-        x = (scale * torch.randn(3, 2, 5, dtype=torch.double)).requires_grad_()
-        expected = (x - x.mean(-1, True)) / (x.std(-1, keepdim=True) + 1e-6)
-        normalized = torch.empty_like(expected)
-        inverse = normalize(x.detach(), out=normalized)
-        torch.testing.assert_close(normalized, expected)
-        grad = torch.randn_like(expected)
-        mine = normalize_backward(grad, normalized, *normalize_factors(inverse, 5))
-        torch.testing.assert_close(mine, torch.autograd.grad(expected, x, grad)[0])
-
-    def test_normalization_of_constant_rows(self):
-        normalized = torch.empty(2, 4)
-        inverse = normalize(torch.full((2, 4), 3.0), out=normalized)
-        assert not normalized.any()
-        gradient = normalize_backward(torch.randn(2, 4), normalized, *normalize_factors(inverse, 4))
-        assert torch.isfinite(gradient).all()
-
     @pytest.mark.parametrize("training", [False, True])
     @pytest.mark.parametrize(("steps", "slots"), [(6, 3), (2, 4), (1, 1)])
     def test_gradients_of_a_reading_layer(self, training, steps, slots):

@@ -337,18 +337,9 @@ def test_gold_trees_over_pieces() -> None:
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
     """Runs the program in this process on a few trees; its results and what it printed."""
     files = sample_files(tmp_path, "trees", train=24, valid=6, test=3)
-    argv = [
-        "--config",
-        "pushdown_tiny",
-        "--overwrite_output_dir",
-        "False",
-        "--num_beams",
-        "2",
-        "--batch_group_size",
-        "8",
-    ]
+    argv = "--config pushdown_tiny --overwrite_output_dir False --num_beams 2 --batch_group_size 8".split()
+    argv += "--per_device_train_batch_size 4 --num_train_epochs 2 --checkpointing_steps 1".split()
     argv += ["--train_files", files["train"], "--validation_files", files["valid"], "--test_files", files["test"]]
-    argv += ["--per_device_train_batch_size", "4", "--num_train_epochs", "2", "--checkpointing_steps", "1"]
     argv += ["--config_overrides", "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=24"]
 
     def start(output_dir: Path, *flags: str) -> dict:

@@ -74,24 +74,6 @@ def test_a_begin_token_is_no_word():
     assert model.parse(with_begin).spans[0][0] == [(i + 1, j + 1) for i, j in spans]
 
 
-@pytest.mark.parametrize("normalization", ["batch", "sum", "action", "token"])
-def test_loss_normalization(normalization):
-    model = tiny(loss_normalization=normalization)
-    values = batch()
-    output = model(**values)
-    divisor = {
-        "batch": len(LENGTHS),
-        "sum": 1,
-        "action": int((values["actions"] != 0).sum()),
-        "token": sum(LENGTHS),
-    }[normalization]
-    torch.testing.assert_close(output.loss, -output.joint_log_prob.sum() / divisor)
-    torch.testing.assert_close(sum(output.losses.values()), output.loss.detach())
-    assert set(output.losses) == {"action", "word"} and output.logits is None
-    assert not any(part.requires_grad for part in output.losses.values()) and not output.joint_log_prob.requires_grad
-    assert output.loss.requires_grad and output.action_logits is None and output.token_logits_given_tree is None
-
-
 def test_labels_mask_the_word_loss_only():
     model = tiny(loss_normalization="sum")
     values = batch()

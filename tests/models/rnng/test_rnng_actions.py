@@ -71,14 +71,6 @@ def test_example_of_the_labeled_systems():
     assert stack_depths(in_order, actions) == [1, 2, 3, 1, 2, 3, 4, 3, 1, 1]
 
 
-def test_reference_enumerates_labeled_trees():
-    # One label, no chains: Schroeder numbers over tokens that may each have one node.
-    assert len(all_labeled_trees(0, 1, 1, 0)) == 1
-    assert [len(all_labeled_trees(0, 1, 2, chain)) for chain in (1, 2, 3)] == [3, 7, 15]
-    assert len(all_labeled_trees(0, 2, 1, 1)) == 4
-    assert all(len(set(found)) == len(found) for found in [all_labeled_trees(0, 3, 2, 1)])
-
-
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize(
     ("num_tokens", "num_labels", "max_chain"), [(1, 2, 4), (2, 2, 3), (3, 1, 3), (3, 2, 1), (4, 1, 1)]

@@ -10,7 +10,7 @@ import torch
 from hf_synlm import RNNGConfig, RNNGForCausalLM
 from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.rnng.forest_lstm import forest_lstm
-from hf_synlm.models.rnng.plan import lay_out_chains, make_plan
+from hf_synlm.models.rnng.plan import make_plan
 from tests.reference.rnng import (
     naive_derivation,
     naive_forest_lstm,
@@ -20,7 +20,6 @@ from tests.reference.rnng import (
     random_labeled_tree,
     random_word_ends,
 )
-from tests.reference.trees import stack_depths
 
 SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
 NUM_LABELS, VOCAB_SIZE = 3, 19
@@ -29,21 +28,9 @@ TIGHT = {"rtol": 1e-9, "atol": 1e-10}
 
 def make_model(system="top_down", composition="lstm", **fields):
     torch.manual_seed(0)
-    config = RNNGConfig(
-        **{
-            "vocab_size": VOCAB_SIZE,
-            "embedding_size": 6,
-            "hidden_size": 7,
-            "num_layers": 2,
-            "nonterminals": ["NP", "S", "VP"],
-            "transition_system": system,
-            "composition": composition,
-            "dropout": 0.0,
-            "loss_normalization": "sum",
-            **fields,
-        }
-    )
-    model = RNNGForCausalLM(config).double()
+    sizes = {"vocab_size": VOCAB_SIZE, "embedding_size": 6, "hidden_size": 7, "nonterminals": ["NP", "S", "VP"]}
+    options = {"transition_system": system, "composition": composition, "dropout": 0.0, "loss_normalization": "sum"}
+    model = RNNGForCausalLM(RNNGConfig(**{**sizes, **options, **fields})).double()
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
     return model
@@ -87,13 +74,16 @@ def test_values_and_gradients_are_those_of_one_stack_machine(system, composition
     model = make_model(system, composition, num_layers=layers)
     rows = draw(system, [1, 9, 4, 1, 13, 2], pieces, seed=layers)
     batch = batch_of(rows, left=pieces)
-    output = model(**batch, output_logits=True)
-    output.loss.backward()
+    output, states = model(**batch, output_logits=True), model.model(**batch).sentence_state
+    weight = torch.randn_like(states)
+    (output.loss + (states * weight).sum()).backward()
     mine = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    total, parts = 0.0, [0.0, 0.0]
+    total, at_states, parts = 0.0, 0.0, [0.0, 0.0]
     for row, (tokens, actions, ends) in enumerate(rows):
-        action_logits, word_logits, _ = naive_derivation(model, tokens, actions, ends)
+        action_logits, word_logits, state = naive_derivation(model, tokens, actions, ends)
+        torch.testing.assert_close(states[row], state, **TIGHT)
+        at_states = at_states + (state * weight[row]).sum()
         torch.testing.assert_close(output.action_logits[row, : len(actions)], action_logits, **TIGHT)
         kept = batch["attention_mask"][row].bool()
         torch.testing.assert_close(output.token_logits_given_tree[row, kept], word_logits, **TIGHT)
@@ -102,32 +92,12 @@ def test_values_and_gradients_are_those_of_one_stack_machine(system, composition
         action, word = naive_log_prob(model, tokens, actions, word_ends=ends)
         torch.testing.assert_close(output.joint_log_prob[row], action + word, **TIGHT)
         total, parts = total - action - word, [parts[0] - action.item(), parts[1] - word.item()]
-    total.backward()
+    (total + at_states).backward()
     torch.testing.assert_close(output.loss, total, **TIGHT)
     assert [output.losses[name].item() for name in ("action", "word")] == pytest.approx(parts, rel=1e-9)
     for name, parameter in model.named_parameters():
         scale = parameter.grad.abs().max() + 1e-6
         torch.testing.assert_close(mine[name] / scale, parameter.grad / scale, rtol=0, atol=1e-9, msg=name)
-
-
-@pytest.mark.parametrize("composition", ["lstm", "attention"])
-@pytest.mark.parametrize("system", ["top_down", "in_order"])
-def test_states_and_their_gradients_in_float64(system, composition):
-    """The stack itself keeps float64: no rounding between the passes."""
-    model = make_model(system, composition)
-    rows = draw(system, [5, 1, 8, 3], seed=7)
-    weight = torch.randn(len(rows), 7, dtype=torch.float64)
-    states = model.model(**batch_of(rows)).sentence_state
-    (states * weight).sum().backward()
-    mine = {name: parameter.grad for name, parameter in model.model.named_parameters()}
-    model.zero_grad()
-    naive = torch.stack([naive_derivation(model, *row)[2] for row in rows])
-    torch.testing.assert_close(states, naive, **TIGHT)
-    mine = {name: torch.zeros(()) if grad is None else grad.clone() for name, grad in mine.items()}
-    (naive * weight).sum().backward()
-    for name, parameter in model.model.named_parameters():
-        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        torch.testing.assert_close(mine[name].expand_as(expected).double(), expected, rtol=1e-8, atol=1e-9, msg=name)
 
 
 @pytest.mark.parametrize("composition", ["lstm", "attention"])
@@ -217,23 +187,6 @@ def test_forest_lstm_equals_torch():
 
 
 # --------------------------------------------------------------------------------------------------------- plans
-def test_chains_read_children_in_both_directions():
-    children = torch.tensor([[10, 11, 12], [20, 21, 0], [30, 0, 0]])
-    length = torch.tensor([3, 2, 1])
-    for opening in (None, torch.tensor([7, 8, 9])):
-        chains = lay_out_chains(children[torch.arange(3) < length[:, None]], length, opening)
-        begin = [[]] * 3 if opening is None else [[value] for value in opening.tolist()]
-        rows = [children[r, :n].tolist() for r, n in enumerate(length.tolist())]
-        for direction in (0, 1):
-            wanted = [head + (row[::-1] if direction else row) for head, row in zip(begin, rows, strict=True)]
-            steps = [[row[s] for row in wanted if len(row) > s] for s in range(max(map(len, wanted)))]
-            assert chains.index[direction].tolist() == sum(steps, [])
-            assert chains.sizes == [len(step) for step in steps]
-            assert chains.index[direction, chains.last].tolist() == [row[-1] for row in wanted]
-            for r, row in enumerate(rows if opening is None else []):
-                assert chains.index[direction, chains.position[direction, r, : len(row)]].tolist() == row
-
-
 def plan_of(rows, system, **options):
     return make_plan(
         [row[1] for row in rows],
@@ -243,55 +196,6 @@ def plan_of(rows, system, **options):
         word_ends=[row[2] for row in rows],
         **options,
     )
-
-
-@pytest.mark.parametrize("run_last", [False, True])
-@pytest.mark.parametrize("system", ["top_down", "in_order"])
-def test_pushes_stand_at_the_depths_of_the_stack(system, run_last):
-    rows = draw(system, [6, 1, 11], pieces=True, seed=2)
-    transition = TransitionSystem(system, NUM_LABELS)
-    depths = []
-    for _, actions, ends in rows:
-        counted = stack_depths(transition, actions, ends)
-        pushing = counted[:-1] if not run_last or system == "in_order" else counted  # FINISH pushes nothing
-        depths.append([0, *pushing])
-    flat = sum(depths, [])
-    by_level = plan_of(rows, system, run_last=run_last)
-    assert by_level.sizes == [flat.count(depth) for depth in range(max(flat) + 1)]
-    by_step = plan_of(rows, system, by_level=False, run_last=run_last)
-    assert by_step.sizes == [sum(len(d) > t for d in depths) for t in range(max(map(len, depths)))]
-    for plan in (by_level, by_step):
-        # The state before action t is at the depth after action t - 1.
-        level = torch.repeat_interleave(torch.arange(len(by_level.sizes)), torch.tensor(by_level.sizes))
-        if plan is by_level:
-            context = level[plan.context].tolist()
-            assert context == sum([d[: len(row[1])] for d, row in zip(depths, rows, strict=True)], [])
-        assert plan.action.tolist() == sum([row[1] for row in rows], [])
-        assert plan.action[plan.shifts].tolist() == [1] * sum(len(row[0]) for row in rows)
-        assert plan.num_sentences == 3
-
-
-def test_compositions_run_by_height():
-    spans = [(0, 0, 2), (1, 2, 3), (2, 2, 3), (0, 2, 5), (1, 0, 5)]
-    for system in ("top_down", "in_order"):
-        actions = TransitionSystem(system, NUM_LABELS).spans_to_actions(spans, 5)
-        options = {"transition_system": system, "num_labels": 3, "num_words": [5]}
-        counts = [sorted(c.length.tolist()) for c in make_plan([actions], run_last=True, **options).compositions]
-        assert counts == [[1, 2], [1], [3], [2]]
-        # In-order, the root is closed before FINISH; top-down, its REDUCE is the last action and need not run.
-        without = make_plan([actions], **options).compositions
-        assert len(without) == (3 if system == "top_down" else 4)
-
-
-def test_moving_keeps_a_plan():
-    rows = draw("top_down", [4, 2])
-    for by_level in (True, False):
-        plan = plan_of(rows, "top_down", by_level=by_level)
-        meta = plan.to("meta")
-        assert type(meta) is type(plan) and meta.context.is_meta and meta.sizes == plan.sizes
-        inner = meta.compositions[0].index if by_level else meta.steps[0].parent
-        assert inner.is_meta
-        assert meta.num_sentences == 2
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])

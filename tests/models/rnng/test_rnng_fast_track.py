@@ -1,7 +1,6 @@
 """The search of RNNG against enumeration and against the authors' procedure, one hypothesis at a time."""
 
 import copy
-import math
 from typing import Any
 
 import pytest
@@ -9,8 +8,6 @@ import torch
 
 from hf_synlm import RNNGForCausalLM
 from hf_synlm.models.rnng.actions import TransitionSystem
-from hf_synlm.models.rnng.fast_track import Continuations, FastTrackSearch, SetAside
-from hf_synlm.models.rnng.stack_machine import Phase
 from tests.helpers.search_models import INSIDE, assert_same, hypotheses, padded
 from tests.helpers.search_models import rnng as make_model
 from tests.reference.rnng_search import Grammar, log_sum_exp
@@ -119,21 +116,6 @@ def test_selection_is_that_of_the_authors(system: str, setting: tuple[int, int, 
         assert found == pytest.approx(marginals, abs=1e-4)
 
 
-@pytest.mark.parametrize(("size", "track", "most"), [(8, 1, 13), (8, 2, 16), (3, 0, 3)])
-def test_a_word_sets_aside_no_more_than_the_authors_do(size: int, track: int, most: int) -> None:
-    search = make_model().word_search(size, action_beam_size=size, fast_track_size=track)
-    scores = -torch.arange(size).float()[None]
-    reached = Continuations(scores, *[torch.zeros(1, size, dtype=torch.long)] * 3)
-    aside = SetAside(search.begin(1, scores.device), size)
-    aside.total = torch.tensor([[most - 2]])
-    moves = torch.full_like(scores, -math.inf)
-    assert not search._is_over(aside, moves + math.inf, Phase.CONTINUE, None).item()
-    search._set_aside(aside, reached, size, moves)
-    assert aside.total.item() == most and search._is_over(aside, moves, Phase.CONTINUE, None).item()
-    kept = aside.best[True]
-    assert kept[kept > -math.inf].tolist() == [0.0, -1.0]  # the best of the step
-
-
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
 def test_selection_with_word_pieces(system: str) -> None:
     """The same inside words of several pieces, with attention composition."""
@@ -143,29 +125,6 @@ def test_selection_with_word_pieces(system: str) -> None:
     output = parse(model, tokens, num_beams=3, action_beam_size=7, fast_track_size=1)
     assert_same(hypotheses(output), beam)
     assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
-
-
-def never_early(self: FastTrackSearch, reached: Any, live: torch.Tensor, *args: Any) -> torch.Tensor:
-    """Go on until as many hypotheses are set aside as the authors want."""
-    return torch.zeros_like(live[:, :1], dtype=torch.bool)
-
-
-@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
-def test_early_stop_changes_nothing(system: str, composition: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A word that ends as soon as nothing better can come gives the same beam as one that goes on."""
-    model = make_model(system, composition, max_consecutive_nonterminals=None, max_open_nonterminals=20)
-    ids, mask = padded([torch.randint(1, 12, (length,)).tolist() for length in (8, 5, 2)], left=False)
-    options = {"num_beams": 3, "action_beam_size": 24, "stepwise": True, "attention_mask": mask}
-    found = parse(model, ids, **options)
-    generated = model.generate(ids[:, :2], max_new_tokens=4, num_beams=3, action_beam_size=24, eos_token_id=0)
-    monkeypatch.setattr(FastTrackSearch, "_is_decided", never_early)
-    expected = parse(model, ids, **options)
-    for row in range(3):
-        assert_same(hypotheses(found, row), hypotheses(expected, row), 1e-5)
-    for name in ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth"):
-        assert torch.allclose(getattr(found, name), getattr(expected, name), atol=1e-5), name
-    again = model.generate(ids[:, :2], max_new_tokens=4, num_beams=3, action_beam_size=24, eos_token_id=0)
-    assert torch.equal(generated, again)
 
 
 # ------------------------------------------------------------------------------------------- batches, prefixes, caches
@@ -206,32 +165,6 @@ def test_long_sentences(system: str, composition: str) -> None:
     for score, actions in hypotheses(single):
         joint = model(torch.tensor([long]), actions=torch.tensor([actions])).joint_log_prob
         assert score == pytest.approx(float(joint), abs=2e-3)
-
-
-@pytest.mark.parametrize("system", ["top_down", "in_order"])
-def test_search_scores_exceed_training_scores(system: str) -> None:
-    """Renormalizing over legal actions only adds probability."""
-    model = make_model(system)
-    for score, actions in hypotheses(parse(model, [3, 4, 9], num_beams=4)):
-        joint = model(torch.tensor([[3, 4, 9]]), actions=torch.tensor([actions])).joint_log_prob
-        assert score > float(joint)
-
-
-@pytest.mark.parametrize("system", ["top_down", "in_order"])
-def test_limits_hold(system: str) -> None:
-    """No tree of the beam opens more nonterminals, in a row or at once, than it may."""
-    model = make_model(system, max_open_nonterminals=2, max_consecutive_nonterminals=1)
-    found = hypotheses(parse(model, [3, 4, 9], 400))
-    grammar = Grammar(model, [3, 4, 9])
-    assert found
-    for _, actions in found:
-        counts = [grammar.counters(actions[:place]) for place in range(len(actions) + 1)]
-        assert max(c.open for c in counts) <= 2 + (system == "in_order")
-        assert all(
-            action
-            in grammar.legal(actions[:place], "a word follows" if counts[place].tokens < 3 else "the text is over")
-            for place, action in enumerate(actions)
-        )
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
@@ -318,18 +251,6 @@ def test_narrow_action_beams_narrow_the_word_beam() -> None:
     assert torch.equal(narrow.log_probs, model.parse(ids, num_beams=3, action_beam_size=3).log_probs)
     for mode in ("joint", "marginal"):
         assert model.generate(ids, action_beam_size=3, structure_mode=mode, max_new_tokens=2).shape[1] >= 2
-
-
-def test_large_vocabularies_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of word scores are cut; nothing depends on where."""
-    model, ids = make_model(), torch.tensor([[3, 4, 5]])
-    options = {"max_new_tokens": 3, "num_beams": 3, "eos_token_id": 0, "return_dict_in_generate": True}
-    expected = model(ids).logits, model.generate(ids, **options)
-    monkeypatch.setattr("hf_synlm.models.rnng.fast_track_generation._TABLE_ELEMENTS", 30)
-    assert torch.allclose(model(ids).logits, expected[0], atol=1e-6)
-    found = model.generate(ids, **options)
-    assert torch.equal(found.sequences, expected[1].sequences)
-    assert torch.allclose(found.sequences_scores, expected[1].sequences_scores, atol=1e-5)
 
 
 @pytest.mark.parametrize(("num_tokens", "longest"), [(5, 100), (30, 150)])
