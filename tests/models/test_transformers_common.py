@@ -83,7 +83,7 @@ def make_tester(architecture: str, test: str) -> Tester:
     config, inputs = build(name, **fields).config, batch(name, 5, 5, 5)
     del inputs["attention_mask"]
     num_states = config.num_hidden_layers + 1 + (architecture in ("rnng", "prpn"))
-    width = config.embedding_size if architecture == "rnng" else config.hidden_size
+    width = config.embedding_size if architecture in ("rnng", "lstm") else config.hidden_size
     tester = Tester(config, inputs, width, 1 if architecture == "urnng" else num_states)
     if architecture == "gpst":
         config._attn_implementation = "eager" if test in WITH_ATTENTIONS else config._attn_implementation

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from hf_synlm.conversion.files import convert_files
 from hf_synlm.conversion.palm import convert_palm, rename_tensors
@@ -277,16 +276,6 @@ def test_other_forms_of_a_checkpoint():
     baseline = convert_palm(layers, {**meta, "eos_token_id": 3})
     assert baseline.model.span_context is None and baseline.config.eos_token_id == baseline.config.bos_token_id == 3
     assert baseline(ids).logits.shape == expected.shape
-
-
-def test_files(tmp_path):
-    case, output = GOLDENS / "s_small_m", tmp_path / "model"
-    convert_files("palm", case / "state.safetensors", [case / "meta.json"], output)
-    io, meta = files("s_small_m")
-    loaded = AutoModelForCausalLM.from_pretrained(output)
-    expected = convert_palm(load_file(case / "state.safetensors"), meta)
-    ids = io["seg0.input_ids"].T
-    assert loaded.config.num_spans == 4 and torch.equal(loaded(ids).logits, expected(ids).logits)
 
 
 def test_pickled_checkpoint_is_refused(tmp_path):

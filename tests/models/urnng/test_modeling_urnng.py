@@ -116,34 +116,25 @@ def test_search_finds_the_sum_over_all_trees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actions", "message"),
-    [
-        ([[0, 1, 0]], "COMP finds fewer than two elements .at action 1."),
-        ([[0, 0, -1]], "the tokens do not make one tree"),
-        ([[0, 0, 1, 0, 1]], "the tokens do not make one tree"),
-        ([[0, -1, 0, 1]], "padding .-1. before other actions"),
-        ([[0, 0, 1, -2]], "actions hold -2: ids below the padding .-1. are"),
-        ([[0, 0, 2]], "GEN is 0, COMP is 1"),
-        ([[0.0, 0.0, 1.0]], "must be integers"),
-    ],
-)
-def test_other_actions_are_refused(actions: list[list[int]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tiny()(torch.tensor([[3, 4]]), actions=torch.tensor(actions))
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"attention_mask": torch.tensor([[1, 0, 1]]), "actions": torch.tensor([[0, 0, 1]])}, "leaves holes"),
-        ({"action_weight": 0.5}, "action_weight need actions"),
-        ({"loss_shares": {"word": 0.5}}, "loss_shares and action_weight need actions"),
-        ({"word_ends": torch.ones(1, 3), "actions": torch.tensor([[0, 0, 1, 0, 1]])}, "word_ends go with next-token"),
+        ({"actions": torch.tensor([[0, 1, 0]])}, "COMP.*action 1"),
+        ({"actions": torch.tensor([[0, 0, -1]])}, "one tree"),
+        ({"actions": torch.tensor([[0, 0, 1, 0, 1]])}, "one tree"),
+        ({"actions": torch.tensor([[0, -1, 0, 1]])}, "padding .-1."),
+        ({"actions": torch.tensor([[0, 0, 1, -2]])}, "-2"),
+        ({"actions": torch.tensor([[0, 0, 2]])}, "GEN is 0, COMP is 1"),
+        ({"actions": torch.tensor([[0.0, 0.0, 1.0]])}, "integers"),
+        ({"attention_mask": torch.tensor([[1, 0, 1]]), "actions": torch.tensor([[0, 0, 1]])}, "holes"),
+        ({"action_weight": 0.5}, "action_weight"),
+        ({"loss_shares": {"word": 0.5}}, "loss_shares"),
+        ({"word_ends": torch.ones(1, 2), "actions": torch.tensor([[0, 0, 1]])}, "word_ends"),
     ],
 )
-def test_arguments_without_effect_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    ids = torch.tensor([[3, 4, 4] if "attention_mask" in arguments else [3, 4]])
     with pytest.raises(ValueError, match=message):
-        tiny()(torch.tensor([[3, 4, 4]]), **arguments)
+        tiny()(ids, **arguments)
 
 
 def test_dropout_acts_at_words_between_layers_and_before_heads() -> None:
