@@ -386,7 +386,7 @@ def test_inputs_are_never_overwritten(texts, tmp_path, capsys):
         assert refused in outcome("surprisal", meta, *model, "--format", "txt", "--out", out)
     # Nor what makes up a model, nor the folder that holds an input.
     (folder := tmp_path / "model").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "models/gpst/modeling_gpst.py"):
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "gpst_chart.py"):
         (folder / name).write_text("{}")
         assert refused in outcome("generate", "--prompt", "We", "--model", folder, "--out", folder / name)
     convert = ("convert", "rnng", "--weights", folder / "model.safetensors", "--config", folder / "config.json")
