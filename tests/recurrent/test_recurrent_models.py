@@ -2,11 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    DynamicCache,
-    StoppingCriteriaList,
-)
+from transformers import AutoModelForSequenceClassification, DynamicCache, StoppingCriteriaList
 
 from tests.helpers.recurrent_models import (
     ARCHITECTURES,

@@ -39,11 +39,7 @@ def load(case):
             for first, last in spans:
                 word_ends[row, first:last] = False
     labels = io["inputs/chunk_input_ids"]
-    batch = {
-        "input_ids": labels.clamp_min(0),
-        "sentence_ids": io["inputs/chunk_masks"],
-        "word_ends": word_ends,
-    }
+    batch = {"input_ids": labels.clamp_min(0), "sentence_ids": io["inputs/chunk_masks"], "word_ends": word_ends}
     return without_dropout(model), batch, labels, io, meta
 
 
