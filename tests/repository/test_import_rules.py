@@ -66,8 +66,8 @@ SHIPPED = {
     "prpn": (SHARED + RECURRENT + DISTANCES, 4040),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3150),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3250),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 8740),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5730),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 8750),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5740),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 2730),
 }
 
