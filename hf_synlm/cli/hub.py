@@ -9,6 +9,7 @@ import typer
 from hf_synlm.cli import options
 from hf_synlm.data.files import read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
+from hf_synlm.models import ARCHITECTURES
 
 
 def _check_target(out: Path, overwrite: bool) -> None:
@@ -56,14 +57,13 @@ def convert(
     if not (out / "tokenizer_config.json").is_file():
         options.say(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer")
     if read_json(out / "config.json").get("eos_token_id") is None:
-        options.say(f"{out} has no end token, so it ends no sentence: add eos_token_id to --config")
+        options.say(f"{out} has no end token, so it cannot end a sentence: add eos_token_id to --config")
     options.say(f"wrote {out}; check it by `synlm verify {out}`")
 
 
 def info(
     model: Annotated[str | None, typer.Argument()] = None,
-    files: Literal["gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm"]
-    | None = None,
+    files: Annotated[str | None, typer.Option(metavar=f"[{'|'.join(ARCHITECTURES)}]")] = None,
     style: ReportFormat = "table",
     revision: str | None = None,
 ) -> None:
@@ -106,7 +106,7 @@ def export(
     trust_remote_code: bool = False,
     dtype: options.DType = "auto",
 ) -> None:
-    """Write a repository that needs no hf_synlm.
+    """Export a self-contained repository that loads without hf_synlm.
 
     It holds code, weights in safetensors, tokenizer, generation options and card. A language model stays a language
     model, and a classifier a classifier. The code is that of the installed hf_synlm, also for a fine-tuned copy of a
@@ -263,7 +263,7 @@ def push(
     check: Annotated[bool, typer.Option("--verify/--no-verify")] = True,
     dry_run: bool = False,
 ) -> None:
-    """Upload a folder as one commit: all of it arrives, or nothing.
+    """Upload a folder in a single, all-or-nothing commit.
 
     The command first checks the login and verifies the folder, and does not push it if something differs (exit code 1).
     Hidden files are left out, pickles are refused. The example on the card gets the name of the repository. The token

@@ -26,16 +26,7 @@ _REMEDIES = {
 def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
     """Read a checkpoint file: safetensors, or a PyTorch file that holds nothing but tensors.
 
-    Args:
-        path: the file.
-        remedy: what to do with a file that holds other objects, for the message.
-
-    Returns:
-        Tensors by name.
-
-    Raises:
-        ValueError: the file is missing, is not a checkpoint, or is a pickle with objects other than tensors (loading
-            them could run foreign code).
+    Others are refused (loading them could run foreign code); `remedy` ends the message.
     """
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
@@ -46,7 +37,7 @@ def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
             raise ValueError(f"{path} is not a safetensors file: {error}") from error
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a file that is no checkpoint can fail anywhere in the unpickler
+    except Exception as error:  # a file that is not a checkpoint can fail anywhere in the unpickler
         raise ValueError(
             f"{path} cannot be read as a file of tensors: {_reason(error)} Files with other pickled objects are "
             f"refused; {remedy}"
@@ -63,17 +54,7 @@ def _reason(error: Exception) -> str:
 
 
 def read_config(paths: Sequence[Path]) -> dict:
-    """Read the authors' configuration: one JSON file, or for GPST one file per section.
-
-    Args:
-        paths: one file, or the files of the sections `r2d2_config` and `gpt_config` in this order.
-
-    Returns:
-        The configuration with its sections.
-
-    Raises:
-        ValueError: a file is missing or does not hold a JSON object.
-    """
+    """Read the authors' configuration: a JSON file, or for GPST `r2d2_config` and `gpt_config` in this order."""
     sections = [read_json(path) for path in paths]
     if len(sections) == 1:
         return sections[0]
@@ -92,20 +73,8 @@ def convert_files(
 ) -> Path:
     """Convert one checkpoint and save it as a repository that loads with the Auto classes.
 
-    Args:
-        arch: architecture, for example "gpst".
-        weights: see `read_state_dict`.
-        configs: see `read_config`.
-        output_dir: folder to write.
-        tokenizer: of the checkpoint; by default the one that its configuration describes, if it does.
-        overwrite: replace an existing folder, when the new one is complete.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: the folder exists, a file is missing or of another kind, or a tensor or a value is not accounted
-            for. Nothing is written then.
+    Without a `tokenizer`, the one that the configuration describes is saved, if it describes one. Nothing is written
+    if a file is missing or of another kind, or if a tensor or a value is not accounted for.
     """
     check_target(output_dir, overwrite, [weights, *configs])
     if arch != "gpst" and len(configs) > 1:

@@ -60,22 +60,15 @@ _REFUSED = ("ldr_detach", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast
 
 
 def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> GPSTForCausalLM:
-    """Build a model from the authors' state dict and configuration files.
+    """Build a model from the authors' state dict and their two configuration files.
 
-    Args:
-        state_dict: original tensors; the prefix `module.` of distributed training is stripped.
-        original_config: `{"r2d2_config": {...}, "gpt_config": {...}}` as in the authors' JSON files, with optional
-            `temperature`, `noise_coeff`.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        ValueError: when a tensor or a configuration value has no place here, or a tensor is missing.
+    `original_config` is `{"r2d2_config": {...}, "gpt_config": {...}}` as in their JSON files, with optional
+    `temperature`
+    and `noise_coeff`.
 
     Source: the state dict of `model/generative_r2d2_fast.py`. The tied `classifier.weight` must equal
-        `embeddings.weight`. Without `up_scale` the checkpoint is of the ablation without surrogate. The height loss is
-        the shipped one; heads that the release hard-codes to dropout 0.2 get it.
+    `embeddings.weight`. Without `up_scale` the checkpoint is of the ablation without surrogate. The height loss is
+    the shipped one; heads that the release hard-codes to dropout 0.2 get it.
     """
     state_dict = clean_state_dict(state_dict)
     up_scale = {f"up_scale.{name}" for name in ("weight", "bias")} & set(state_dict)
@@ -95,16 +88,7 @@ def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
 def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> GPSTConfig:
     """Translate the authors' two configuration files.
 
-    Args:
-        original_config: see `convert_gpst`.
-        surrogate: whether non-terminals enter the type layers as span vectors.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: when a section or a size is missing, or a switch is on that has no counterpart (the span
-            vocabulary experiment, detached surrogates, GPT-2 attention variants).
+    Switches without a counterpart are refused: the span vocabulary, detached surrogates, variants of GPT-2's attention.
     """
     require(("r2d2_config", "gpt_config"), original_config, "The original configuration lacks", "Pass both sections.")
     chart, gpt = original_config["r2d2_config"], original_config["gpt_config"]

@@ -46,20 +46,13 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
     """Build a model from the authors' state dict.
 
     Of SDLM, which has a split head in every layer and trains those of the supervised ones, the others are left out.
-
-    Args:
-        state_dict: original tensors; the prefix `module.` of distributed training is stripped.
-        original_config: the authors' options by their names, at the top or in a section `config`: `chunk_size` and
-            `wdrop` (evaluation reads it, too) are needed; `dropout`, `dropouth`, `dropouti`, `dropoute`, `alpha` and
-            `beta` (or `ar_alpha`, `tar_beta`), `eos_token_id` (see `boundary_ids`) are optional. Of SDLM also `l4d`
-            (supervised layer, -1 = the first and the third), `wds` ("no" = one set of trees), `un` (no supervision),
-            `alpha1`, `alpha2`, `margin`. Sizes (`ntoken`, `ninp`, `nhid`, `nlayers`) must agree with the tensors.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        ValueError: when a tensor has no place here or is missing, or a value does not fit.
+    `original_config` holds the authors' options by their names, at the top or in a section `config`: `chunk_size` and
+    `wdrop` (evaluation reads it, too) are needed; `dropout`, `dropouth`, `dropouti`, `dropoute`, `alpha` and `beta` (or
+    `ar_alpha`, `tar_beta`), `eos_token_id` (see `boundary_ids`) are optional. Of SDLM also `l4d` (supervised layer, -1
+    =
+    the first and the third), `wds` ("no" = one set of trees), `un` (no supervision), `alpha1`, `alpha2`, `margin`.
+    Sizes
+    (`ntoken`, `ninp`, `nhid`, `nlayers`) must agree with the tensors.
     """
     options = flat_options(original_config, "config")
     tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
@@ -73,18 +66,7 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
 
 
 def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> ONLSTMConfig:
-    """Configuration of a renamed checkpoint.
-
-    Args:
-        tensors: by their new names.
-        options: see `convert_on_lstm`.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: when a value is missing or does not fit the tensors.
-    """
+    """Configuration of a renamed checkpoint; for the options see `convert_on_lstm`."""
     needed = ("model.embed_tokens.weight", "lm_head.weight", "lm_head.bias", "model.layers.0.hh.weight")
     require(needed, tensors, "The checkpoint lacks the tensors that become", "Is it another model?")
     require(

@@ -51,20 +51,11 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     PaLM-U, PaLM-S and PaLM-RB, whose scores are fixed: there the layers that score are left out. Without tensors of
     the attention the checkpoint is an AWD-LSTM.
 
-    Args:
-        state_dict: original tensors; the prefix `module.` of distributed training is stripped.
-        original_config: what the tensors do not say, at the top or in sections `config` and `loss`: with attention
-            `num_spans`, or the authors' `max_span_length` (one more); optional are `kind` ("PaLM-RB" for fixed scores);
-            their `dropout`, `dropouth`, `dropouti`, `dropoute`, `wdrop`, `alpha`, `beta` (or `ar_alpha`, `tar_beta`);
-            `att_lambda`; `eos_token_id` (see `boundary_ids`). Sizes (`emsize`, `nhid`, `nlayers`, or `vocab_size`,
-            `emb_size`, `hidden_size`, `num_layers`, `rrnn_size_per_direction`, `attention_mlp_size`) must agree with
-            the tensors.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        ValueError: when a tensor has no place here or is missing, or a value does not fit.
+    `original_config` holds what the tensors do not say, at the top or in sections `config` and `loss`: with attention
+    `num_spans`, or the authors' `max_span_length` (one more). Optional are `kind` ("PaLM-RB" for fixed scores); their
+    `dropout`, `dropouth`, `dropouti`, `dropoute`, `wdrop`, `alpha`, `beta` (or `ar_alpha`, `tar_beta`); `att_lambda`;
+    `eos_token_id` (see `boundary_ids`). Sizes (`emsize`, `nhid`, `nlayers`, or `vocab_size`, `emb_size`, `hidden_size`,
+    `num_layers`, `rrnn_size_per_direction`, `attention_mlp_size`) must agree with the tensors.
     """
     options = flat_options(original_config, "config", "loss")
     tensors = rename_tensors(clean_state_dict(state_dict))
@@ -78,18 +69,7 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
 
 
 def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PaLMConfig:
-    """Configuration of a renamed checkpoint.
-
-    Args:
-        tensors: by their new names.
-        options: see `convert_palm`, without sections.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: when a tensor is missing, or a size does not agree.
-    """
+    """Configuration of a renamed checkpoint; for the options, without sections, see `convert_palm`."""
     vocab_size, embedding_size = _tensor(tensors, "model.embed_tokens.weight").shape
     num_layers = count_parts(tensors, "model.layers.")
     sizes = {
@@ -139,17 +119,7 @@ def _num_spans(options: Mapping[str, Any]) -> int:
 
 
 def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Bring tensors into the form of this package, their directions put together: [H, 2d] and [2d] -> [2d, H] per gate.
-
-    Args:
-        state_dict: by their original names.
-
-    Returns:
-        By their new names.
-
-    Raises:
-        ValueError: for unknown names, and a direction without the other.
-    """
+    """Rename tensors and put their directions together: [H, 2d] and [2d] -> [2d, H] per gate."""
     # After an evaluation the authors' layers hold the recurrent weights by a second name, too.
     pairs = ((key, f"{key}_raw") for key in state_dict)
     copies = [key for key, raw in pairs if raw in state_dict and torch.equal(state_dict[key], state_dict[raw])]

@@ -58,20 +58,13 @@ idropout and rdropout."""
 def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> PRPNForCausalLM:
     """Build a model from the authors' state dict.
 
-    Args:
-        state_dict: original tensors; the prefix `module.` of distributed training is stripped. The counters of the
-            batch normalizations, which older versions of PyTorch do not have, may be missing.
-        original_config: the authors' options, at the top or in a section `config`: `nslots` and `hard` (which no tensor
-            tells), `resolution` (default 0.1), `dropout`, `idropout`, `rdropout`, `eos_token_id` (see `boundary_ids`).
-            Sizes are read off the tensors;
-            where `ntoken`, `ninp`, `nhid`, `nlayers`, `nlookback`, `res` and `tie_weights` (or `tied`) are given, they
-            must agree.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        ValueError: when a tensor has no place here or is missing, or a value does not fit.
+    `original_config` holds the authors' options, at the top or in a section `config`: `nslots` and `hard` (which no
+    tensor
+    tells), `resolution` (default 0.1), `dropout`, `idropout`, `rdropout`, `eos_token_id` (see `boundary_ids`). Sizes
+    are
+    read off the tensors; where `ntoken`, `ninp`, `nhid`, `nlayers`, `nlookback`, `res` and `tie_weights` (or `tied`)
+    are
+    given, they must agree.
     """
     options = flat_options(original_config, "config")
     tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
@@ -80,18 +73,7 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
 
 
 def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PRPNConfig:
-    """Configuration of a renamed checkpoint.
-
-    Args:
-        tensors: by their new names.
-        options: see `convert_prpn`, without section.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: when a tensor or a value is missing, or they do not agree.
-    """
+    """Configuration of a renamed checkpoint; for the options, without section, see `convert_prpn`."""
     require(("nslots", "hard"), options, "The configuration lacks", "No tensor tells them: add them.")
     needed = ("model.embed_tokens.weight", "model.parser.features.convolution.weight", "lm_head.weight")
     require(needed, tensors, "The checkpoint lacks the tensors that become", "Is it another model?")

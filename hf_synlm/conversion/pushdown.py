@@ -39,21 +39,15 @@ DEAD = re.compile(r"attachment_head\.(data_to_q|multi_head_merge|global_pos_bias
 
 
 def convert_pushdown(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> PushdownForCausalLM:
-    """Build a model from the authors' state dict.
+    """Build a model from the authors' state dict; parameters and buffers without effect are left out.
 
-    Args:
-        state_dict: original tensors; parameters and buffers without effect are left out.
-        original_config: what the tensors do not say, at the top or in a section `config`: `compose_keys_and_stack_info`
-            and, if it is true, `additive_composition` of the attachment head; `end_word_id`, the last word of a
-            sentence in their data. Optional are `tape` ("depth", or "binary" without depths), `layer_attention_heads`
-            (8 in their program), and `pad_token_id`, `bos_token_id`, `eos_token_id` (0 and the last two ids, the first
-            of them the end). Sizes and `pushdown_layers` by the names of `PushdownConfig` must agree with the tensors.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        ValueError: when a tensor has no place here or is missing, or a value does not fit.
+    `original_config` holds what the tensors do not say, at the top or in a section `config`:
+    `compose_keys_and_stack_info`
+    and, if it is true, `additive_composition` of the attachment head; `end_word_id`, the last word of a sentence in
+    their
+    data. Optional are `tape` ("depth", or "binary" without depths), `layer_attention_heads` (8 in their program), and
+    `pad_token_id`, `bos_token_id`, `eos_token_id` (0 and the last two ids, the first of them the end). Sizes and
+    `pushdown_layers` by the names of `PushdownConfig` must agree with the tensors.
     """
     options = flat_options(original_config, "config")
     tensors = clean_state_dict({name: tensor for name, tensor in state_dict.items() if not DEAD.search(name)})
@@ -63,18 +57,7 @@ def convert_pushdown(state_dict: Mapping[str, Tensor], original_config: Mapping[
 
 
 def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PushdownConfig:
-    """Configuration of a checkpoint.
-
-    Args:
-        tensors: by their original names.
-        options: see `convert_pushdown`, without sections.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: when a tensor or an option is missing, or a size does not agree.
-    """
+    """Configuration of a checkpoint; for the options, without sections, see `convert_pushdown`."""
     require(
         ("compose_keys_and_stack_info", "end_word_id"), options, "The configuration lacks",
         "Add them; end_word_id is null where sentences have no end word.",
@@ -117,17 +100,7 @@ def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -
 
 
 def convert_weights(weights: Mapping[str, Tensor], config: PushdownConfig) -> dict[str, Tensor]:
-    """Rename the weights of a checkpoint of the authors' program.
-
-    Args:
-        weights: its state dict.
-        config: of the same sizes.
-
-    Returns:
-        State dict of `PushdownForCausalLM`.
-
-    Cost: O(size of the weights); keys and values, interleaved by head there, are copied.
-    """
+    """State dict of `PushdownForCausalLM` from the authors' weights; their keys and values are interleaved by head."""
     converted = {}
     for name, weight in weights.items():
         unused = "composer" in name and config.attachment_key != "mlp"

@@ -13,17 +13,9 @@ COUNTER = ".num_batches_tracked"  # of batch normalizers, which older versions o
 
 
 def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Check the tensors of a checkpoint, and strip the prefix `module.` of distributed training.
+    """Strip the prefix `module.` of distributed training, and refuse values that are not finite floats.
 
-    Args:
-        state_dict: tensors by their original names.
-
-    Returns:
-        The same tensors.
-
-    Raises:
-        ValueError: for keys that are not strings, and values that are not finite floating-point numbers; counters of
-            batch normalizers are whole numbers.
+    Counters of batch normalizers are whole numbers.
     """
     if not all(isinstance(key, str) for key in state_dict):
         raise ValueError("The keys of a state dict are names; this one has other keys. Pass the model's state dict.")
@@ -37,20 +29,9 @@ def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]) -> dict[str, Tensor]:
-    r"""Rename the tensors of a state dict by patterns.
+    r"""Rename tensors by rules: regular expression that matches a whole name -> new name, with groups as `\1`.
 
-    Args:
-        state_dict: tensors by their original names.
-        rules: regular expression that matches a whole original name -> new name, in which `\1`, `\2`, ... stand for
-            the groups.
-
-    Returns:
-        Tensors by their new names.
-
-    Raises:
-        ValueError: when a key matches no rule or two keys get the same new name; the message lists them.
-
-    Cost: keys times rules.
+    Raises ValueError with the names that match no rule, and if two tensors get the same name.
     """
     renamed: dict[str, Tensor] = {}
     unknown = []
@@ -90,15 +71,7 @@ AWD_EXTRACTION = """in a copy of the authors' code, with a file that you trust, 
 
 
 def flat_options(original_config: Mapping[str, Any], *sections: str) -> dict[str, Any]:
-    """Options of a configuration, with those in its sections put at the top.
-
-    Args:
-        original_config: options by name.
-        *sections: names of sections, which may be absent.
-
-    Returns:
-        The options; a section counts more than the top.
-    """
+    """Options of a configuration, with those of its sections put at the top, where they win."""
     options = dict(original_config)
     for section in sections:
         if isinstance(original_config.get(section), Mapping):
@@ -107,76 +80,37 @@ def flat_options(original_config: Mapping[str, Any], *sections: str) -> dict[str
 
 
 def require(names: Iterable[str], given: Container[str], what: str, remedy: str) -> None:
-    """Refuse a checkpoint or a configuration that lacks something.
-
-    Args:
-        names: what must be there.
-        given: what is there.
-        what: beginning of the message, which the missing names follow.
-        remedy: end of the message.
-
-    Raises:
-        ValueError: names are missing.
-    """
+    """Raise ValueError unless all names are given: `what`, the missing names, `remedy`."""
     missing = [name for name in names if name not in given]
     if missing:
         raise ValueError(f"{what} {missing}. {remedy}")
 
 
 def check_sizes(sizes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Refuse a configuration whose sizes are not those of the tensors.
-
-    Args:
-        sizes: of the tensors, by the names of the authors' options.
-        options: the authors' options; sizes may be absent.
-
-    Raises:
-        ValueError: a size differs.
-    """
+    """Raise ValueError unless options, where given, equal the sizes of the tensors."""
     for name, value in sizes.items():
         if options.get(name, value) != value:
             raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
 
 
 def count_parts(tensors: Iterable[str], prefix: str) -> int:
-    """Number of layers or blocks, from names such as "model.layers.3.weight".
-
-    Args:
-        tensors: their names.
-        prefix: what comes before the number, such as "model.layers.".
-
-    Returns:
-        How many different numbers follow the prefix.
-    """
+    """Number of layers or blocks, from names such as "model.layers.3.weight" with the prefix "model.layers."."""
     return len({name.removeprefix(prefix).partition(".")[0] for name in tensors if name.startswith(prefix)})
 
 
 def boundary_ids(options: Mapping[str, Any]) -> dict[str, int | None]:
     """Token ids of the beginning and end of sentences, which cannot be read off the tensors.
 
-    Args:
-        options: `eos_token_id`, and `bos_token_id` where it is another one.
-
-    Returns:
-        Both, for the configuration; None where they are not given, so that `parse` takes no ordinary word for the
-        boundary.
+    They are None where they are not given, so that `parse` takes no ordinary word for the boundary.
     """
     end = options.get("eos_token_id")
     return {"bos_token_id": options.get("bos_token_id", end), "eos_token_id": end}
 
 
 def fill_model(model: Model, tensors: Mapping[str, Tensor]) -> Model:
-    """Give a model its tensors, all of them and no others.
+    """Give a model its tensors, all of them and no others, tie its weights, and put it into evaluation mode.
 
-    Args:
-        model: the model, changed in place.
-        tensors: by the names of its state dict; of two tied tensors both. Counters of batch normalizers may be missing.
-
-    Returns:
-        The model, its tied weights tied, in evaluation mode.
-
-    Raises:
-        ValueError: when a tensor is missing, unknown or of another shape.
+    Of two tied tensors both are given. Counters of batch normalizers may be missing.
     """
     expected = {name: value.shape for name, value in model.state_dict().items()}
     for name in sorted(set(expected) | set(tensors)):

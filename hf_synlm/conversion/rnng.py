@@ -72,20 +72,14 @@ and pass --weights weights.pt --config config.json."""
 def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> RNNGForCausalLM:
     """Build a model from a checkpoint of the authors' fixed-stack classes.
 
-    Args:
-        state_dict: tensors by their original names; the prefix `module.` of distributed training is stripped.
-        original_config: `strategy` ("top_down" or "in_order"), `composition` ("lstm" or "attention"), `nonterminals`
-            (the labels in the order of their ids), and, if they are known, `subword` (bool), `dropout`,
-            `max_open_nts`, `max_cons_nts`, `vocabulary` (the tokens in the order of their ids; pieces that end a word
-            hold U+2581). Sizes are read off the tensors; where `w_dim`, `h_dim`, `num_layers`, `vocab_size` are given,
-            they must agree. Some or all of it may stand in a section `config`. Without the vocabulary of a model of
-            pieces, `word_ends` must be passed with every text, or each piece counts as a word: a warning says so.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        ValueError: for keys of other classes, damaged or missing values, or sizes that do not fit.
+    `original_config` holds, at the top or in a section `config`, `strategy` ("top_down" or "in_order"), `composition`
+    ("lstm" or "attention"), `nonterminals` (the labels in the order of their ids), and, if they are known, `subword`
+    (bool), `dropout`, `max_open_nts`, `max_cons_nts`, `vocabulary` (the tokens in the order of their ids; pieces that
+    end a
+    word hold U+2581). Sizes are read off the tensors; where `w_dim`, `h_dim`, `num_layers`, `vocab_size` are given,
+    they
+    must agree. Without the vocabulary of a model of pieces, `word_ends` must be passed with every text, or each piece
+    counts as a word: a warning says so.
     """
     state_dict, original_config = clean_state_dict(state_dict), flat_options(original_config, "config")
     old = [key for key in state_dict if key.startswith(_OLD_CLASSES)]
@@ -110,17 +104,9 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
 
 
 def rnng_tokenizer(original_config: Mapping[str, Any]) -> PreTrainedTokenizerFast | None:
-    """Tokenizer of a checkpoint of words.
+    """Tokenizer with the ids of a checkpoint of words, by `vocabulary`, `unkmethod`, `lowercase` and `replace_num`.
 
-    Args:
-        original_config: see `convert_rnng`; used are `vocabulary`, `unkmethod`, `lowercase`, `replace_num`.
-
-    Returns:
-        The tokenizer with the ids of the checkpoint; None without a vocabulary, and for word pieces, whose tokenizer is
-        the sentencepiece model that belongs to the checkpoint.
-
-    Raises:
-        ValueError: for an unknown `unkmethod`, and for invalid vocabularies.
+    None without a vocabulary, and for word pieces, whose tokenizer is the sentencepiece model of the checkpoint.
     """
     original_config = flat_options(original_config, "config")
     if "vocabulary" not in original_config or original_config.get("subword"):
@@ -157,18 +143,7 @@ def _word_final(vocabulary: Sequence[str] | None, vocab_size: int) -> Tensor:
 
 
 def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> RNNGConfig:
-    """Configuration of a renamed checkpoint.
-
-    Args:
-        tensors: by their new names.
-        original_config: see `convert_rnng`.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: when a value is missing or does not fit the tensors.
-    """
+    """Configuration of a renamed checkpoint; for the options see `convert_rnng`."""
     require(("strategy", "composition", "nonterminals"), original_config, "The configuration lacks", "Add them.")
     needed = ("model.embed_tokens.weight", "lm_head.weight", "model.output.weight", "action_head.weight")
     missing = "The checkpoint lacks the tensors that become"

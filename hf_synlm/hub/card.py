@@ -56,26 +56,23 @@ DEFAULT_FACTS: dict[str, Any] = {
 def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     """Text of a model card, front matter included.
 
-    Args:
-        config: configuration of the model.
-        facts: what to state. `repo_id` (required): name on the Hub. `license`, `language`: of the weights and the
-            text; none is stated by default. `base_model`: Hub name of the model that was fine-tuned.
-            `task`: "text-generation", or "text-classification" for a model with a classifier. `datasets`: Hub
-            names of training data. `example`: text that the code on the card reads. Paragraphs: `availability` (where
-            the files are), `intended_use`, `training_data`, `training_procedure`, `not_for` (what the numbers may not
-            be used for), `limits`.
-            `results`: list of dicts with `task`, `dataset`, `split`, `metric`, `value` and, for numbers that depend
-            on the beam, `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search" or
-            "inside" for trees); optionally `convention` ("name: what is counted"), `seed`, `hardware`, `baselines`
-            (the same number of trees that need no model, by name), and `command`, which reproduces the number.
-            `hf_synlm.evaluation.results.card_rows` makes them from results of `synlm evaluate`. `weights`: SHA-256 of
-            the files that were measured, by name; `export_model` states them.
+    `facts` are those of `DEFAULT_FACTS` and `repo_id`, which is required:
 
-    Returns:
-        The card in Markdown.
+    - `license` and `language` (of the weights and the text), `base_model` (Hub name of the model that was fine-tuned)
+      and
+      `datasets` (Hub names) are left out unless they are given;
+    - `task`: "text-generation", or "text-classification" for a model with a classifier; `example`: a text that the code
+      on the card reads;
+    - paragraphs: `availability` (where the files are), `intended_use`, `training_data`, `training_procedure`, `not_for`
+      (what the numbers may not be used for), `limits`;
+    - `results`: dicts with `task`, `dataset`, `split`, `metric`, `value` and, where the number depends on the beam,
+      `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search" or "inside" for trees);
+      optionally `convention` ("name: what is counted"), `seed`, `hardware`, `baselines` (the same number of trees that
+      need
+      no model, by name) and `command`. `hf_synlm.evaluation.results.card_rows` makes them;
+    - `weights`: SHA-256 of the files that were measured, by name; `export_model` states them.
 
-    Raises:
-        ValueError: when a fact is unknown or missing, or when a number lacks its beam width or estimator.
+    Raises ValueError if a fact is unknown or missing, or if a number lacks its beam width or estimator.
     """
     if config.model_type not in PAPERS:
         raise ValueError(f"There is no card for model_type {config.model_type!r}. Known: {sorted(PAPERS)}.")
@@ -107,44 +104,18 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
 
 
 def facts_text(facts: Mapping[str, Any]) -> str:
-    """Facts of a card as YAML.
-
-    Args:
-        facts: see `fill_card`.
-
-    Returns:
-        The document.
-    """
+    """The facts of a card as YAML."""
     return yaml.safe_dump(dict(facts), sort_keys=False, allow_unicode=True, width=120)
 
 
 def saved_card(model: str, revision: str | None = None) -> tuple[dict[str, Any] | None, str | None]:
-    """The card of a saved model.
-
-    Args:
-        model: a folder, or a name on the Hub.
-        revision: branch, tag or commit on the Hub.
-
-    Returns:
-        The facts of card.yaml, and the text of README.md; None for a file that does not exist.
-
-    Raises:
-        ValueError: card.yaml does not hold facts.
-        OSError: the Hub cannot be reached.
-    """
+    """Facts of card.yaml and text of README.md, of a folder or a name on the Hub; None for a missing file."""
     facts, text = (_saved_file(model, name, revision) for name in (FACTS_FILE, "README.md"))
     return None if facts is None else read_facts(facts), None if text is None else text.read_text(encoding="utf-8")
 
 
 def missing_on_card(model: str) -> list[str]:
-    """What a reader of the Hub will look for in vain.
-
-    Args:
-        model: a folder.
-
-    Returns:
-        Remarks, one per line.
-    """
+    """Remarks on what a reader of the Hub needs and the card of a folder lacks."""
     text = saved_card(model)[1]
     if text is None:
         return ["there is no README.md: the model has no card"]
@@ -167,17 +138,7 @@ def _saved_file(model: str, name: str, revision: str | None) -> Path | None:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Read the facts of a card.
-
-    Args:
-        path: YAML or JSON.
-
-    Returns:
-        The facts.
-
-    Raises:
-        ValueError: the file is something else.
-    """
+    """The facts of a card in a YAML or JSON file."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -188,7 +149,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def _sections(config: PreTrainedConfig, task: str) -> set[str]:
-    """Parts of the template that a model's card has."""
+    """Parts of the template for a model: language model or classifier, with a search or not, with trees or not."""
     if task not in TASKS:
         raise ValueError(f"task {task!r} is unknown. Choose one of {', '.join(TASKS)}.")
     if task == "text-classification":

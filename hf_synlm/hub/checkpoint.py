@@ -37,60 +37,36 @@ class StoredTensor:
 
 
 def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
-    """Shapes of the weights in a folder, from the headers of its safetensors files.
-
-    Args:
-        folder: a model folder.
-
-    Returns:
-        By name; empty if the folder holds no safetensors file.
-
-    Raises:
-        ValueError: a file is damaged, or the list of shards names files that lie elsewhere or do not exist.
-
-    Cost: reads the headers only.
-    """
+    """Shapes and types of the weights in a folder, from the headers of its safetensors files; empty without any."""
     folder = Path(folder)
     files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else _shards(folder)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         try:
             with safe_open(file, "pt") as weights:
-                # An open safetensors file is no mapping: it cannot be iterated without `keys`.
+                # An open safetensors file is not a mapping: it cannot be iterated without `keys`.
                 for name in weights.keys():  # noqa: SIM118
                     part = weights.get_slice(name)
                     tensors[name] = StoredTensor(tuple(part.get_shape()), part.get_dtype())
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{str(file)!r} is no complete safetensors file: {error}. Get it again.") from error
+            raise ValueError(
+                f"{str(file)!r} is truncated or is not a safetensors file ({error}). Download it again."
+            ) from error
     return tensors
 
 
 def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:
-    """SHA-256 of the safetensors files in a folder.
-
-    Args:
-        folder: a model folder.
-
-    Returns:
-        By file name.
-    """
+    """SHA-256 of the safetensors files in a folder, by file name."""
     return {path.name: file_sha256(path) for path in sorted(Path(folder).glob("*.safetensors"))}
 
 
 def pickled_files(folder: str | os.PathLike) -> list[str]:
-    """Files of a folder that are pickles by their names.
-
-    Args:
-        folder: a model folder.
-
-    Returns:
-        Names, sorted.
-    """
+    """Files of a folder that are pickles by their names."""
     return sorted(file.name for pattern in PICKLES for file in Path(folder).glob(pattern))
 
 
 def _shards(folder: Path) -> list[Path]:
-    """Files that the list of shards names; none if there is no list."""
+    """Files that the list of shards names; empty without a list."""
     if not (folder / INDEX_FILE).is_file():
         return []
     names = read_json(folder / INDEX_FILE).get("weight_map")
@@ -102,21 +78,15 @@ def _shards(folder: Path) -> list[Path]:
                 f"{str(folder / INDEX_FILE)!r} names the file {name!r}: shards are .safetensors files beside it"
             )
         if not (folder / name).is_file():
-            raise ValueError(f"{str(folder)!r} lacks its shard {name!r}. Get it again.")
+            raise ValueError(f"{str(folder)!r} lacks its shard {name!r}. Download it again.")
     return sorted({folder / name for name in names.values()})
 
 
 def check_checkpoint(folder: str | os.PathLike) -> None:
     """Refuse a model folder that cannot be what it claims to be, before memory is taken for it.
 
-    Args:
-        folder: a model folder. Of architectures that are not of this package, configuration and headers are read only.
-
-    Raises:
-        ValueError: the configuration is no JSON object or has values that do not fit, a shard lies elsewhere or is
-            damaged, or a tensor has another shape than the configuration gives it.
-
-    Cost: the model is built without memory for its weights.
+    The configuration must be valid and give every tensor its shape; shards must lie in the folder. The model is built
+    without memory for its weights. Of other architectures only configuration and headers are read.
     """
     folder = Path(folder)
     values, tensors = read_json(folder / CONFIG_FILE), stored_tensors(folder)
@@ -146,17 +116,7 @@ def check_checkpoint(folder: str | os.PathLike) -> None:
 
 
 def is_folder(name: str | os.PathLike) -> bool:
-    """Tell a folder from a name on the Hub, without asking the Hub.
-
-    Args:
-        name: either of them.
-
-    Returns:
-        Whether it is a folder.
-
-    Raises:
-        ValueError: it is written like a folder, but there is none.
-    """
+    """Tell a folder from a name on the Hub, without asking it; ValueError for what looks like a missing folder."""
     text = os.fspath(name)
     if os.path.isdir(text):
         return True
@@ -170,16 +130,9 @@ def is_folder(name: str | os.PathLike) -> bool:
 def check_model_source(
     name: str | os.PathLike, revision: str | None = None, gguf_file: str | None = None, subfolder: str = ""
 ) -> None:
-    """Refuse what can be no model, before the Hub is asked for it and before anything is loaded.
+    """Refuse a folder that does not exist or holds no model, and a revision of a folder.
 
-    Args:
-        name: a folder, or a name on the Hub, which is not looked up.
-        revision: branch, tag or commit on the Hub.
-        gguf_file: name of a GGUF file in the folder, which holds configuration and tokenizer.
-        subfolder: of the folder, where the model lies.
-
-    Raises:
-        ValueError: there is no such folder, it holds no model, or a revision of a folder is asked for.
+    Names on the Hub are not looked up. A GGUF file holds its own configuration and tokenizer.
     """
     if not is_folder(name):
         return
@@ -193,14 +146,9 @@ def check_model_source(
 
 
 def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None:
-    """Refuse what can be no tokenizer; transformers would take an empty vocabulary, or ask for unrelated packages.
+    """Refuse a folder without a tokenizer; names on the Hub are not looked up.
 
-    Args:
-        name: a folder, or a name on the Hub, which is not looked up.
-        subfolder: of the folder, where the tokenizer lies.
-
-    Raises:
-        ValueError: there is no such folder, or it holds no tokenizer.
+    transformers would take an empty vocabulary, or ask for unrelated packages.
     """
     folder = Path(name) / subfolder
     if is_folder(name) and not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
@@ -213,20 +161,11 @@ def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None
 def load_pretrained(
     name: str, auto_class: Any = AutoModelForCausalLM, *, dtype: str = "auto", **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer from a folder or the Hub, or say in one line why not.
+    """Load a model and its tokenizer from a folder or the Hub, or say in one line why that fails.
 
-    Args:
-        name: a folder, or a name on the Hub.
-        auto_class: the Auto class of the model.
-        dtype: floating point type of the weights; "auto" = as saved.
-        **options: of `from_pretrained`, for both: `revision`, `trust_remote_code`, ...; `None` counts as not given.
-
-    Returns:
-        Model and tokenizer.
-
-    Raises:
-        ValueError: there is no such model, its tokenizer is missing, its files are damaged or do not fit together, its
-            weights are pickled and hold more than tensors, or a revision of a folder is asked for.
+    `options` are those of `from_pretrained`, for both (`revision`, `trust_remote_code`, ...); None counts as not given.
+    Raises ValueError if the model or tokenizer is missing, if files are damaged or do not fit together, and for pickled
+    weights that hold more than tensors.
     """
     given: Mapping[str, Any] = {key: value for key, value in options.items() if value is not None}
     subfolder = given.get("subfolder", "")
@@ -241,17 +180,7 @@ def load_pretrained(
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from a folder or the Hub, or say in one line why not.
-
-    Args:
-        name: a folder, or a name on the Hub.
-
-    Returns:
-        The tokenizer.
-
-    Raises:
-        ValueError: there is no such tokenizer, or its files are damaged.
-    """
+    """Load a tokenizer from a folder or the Hub, or say in one line why that fails."""
     check_tokenizer_source(name)
     with one_line_errors(name, "tokenizer"):
         return AutoTokenizer.from_pretrained(name)
@@ -260,16 +189,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The Auto class that loads a model as what it was saved: a language model, a classifier, or a bare model.
 
-    Args:
-        name: a folder, or a name on the Hub.
-        revision: branch, tag or commit on the Hub.
-        trust_remote_code: run code that comes with the model.
-
-    Returns:
-        The Auto class; that of causal language models if the configuration does not tell.
-
-    Raises:
-        ValueError: there is no such model, or a revision of a folder is asked for.
+    It is that of causal language models if the configuration does not tell.
     """
     check_model_source(name, revision)
     with one_line_errors(name, "model"):
@@ -283,13 +203,8 @@ def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: 
 
 @contextmanager
 def one_line_errors(name: str, kind: str) -> Iterator[None]:
-    """Turn what `from_pretrained` and the Hub raise into a ValueError of one line that names the model.
-
-    Args:
-        name: a folder, or a name on the Hub.
-        kind: what is loaded, for the message.
-    """
-    source = "" if os.path.isdir(name) else "is no folder, and "
+    """Turn what `from_pretrained` and the Hub raise into a ValueError of one line that names the model."""
+    source = "" if os.path.isdir(name) else "is not a folder, and "
     try:
         yield
     except pickle.UnpicklingError as error:

@@ -48,7 +48,7 @@ def export_model(
 
     Args:
         model: a model of this package, or one that was loaded from the Hub with its own code.
-        tokenizer: its tokenizer; `None` leaves the folder without one (a converted checkpoint, say). Its
+        tokenizer: its tokenizer; None leaves the folder without one (a converted checkpoint, say). Its
             `model_max_length` is lowered to the number of the model's positions, if that is limited.
         output_dir: folder to make; its parent folders are made as needed.
         card: text of README.md; by default it is made from the facts.
@@ -61,7 +61,7 @@ def export_model(
         The folder.
 
     Raises:
-        ValueError: when the folder exists, when the model would be saved without its code, or when tokenizer and
+        ValueError: if the folder exists, if the model would be saved without its code, or if tokenizer and
             model do not fit together. Nothing is written then.
     """
     output_dir = Path(output_dir).absolute()
@@ -124,9 +124,9 @@ def push_to_hub(
         The hash of the commit, for `from_pretrained(..., revision=...)`.
 
     Raises:
-        ValueError: when the name is none, or the folder is not complete or holds pickled files. Nothing is uploaded
-            then.
-        OSError: when the Hub refuses the upload or cannot be reached.
+        ValueError: if `repo_id` is not a valid name, or the folder is incomplete or holds pickled files. Nothing is
+            uploaded then.
+        OSError: if the Hub refuses the upload or cannot be reached.
     """
     check_repo_id(repo_id)
     files: dict[str, Any] = {name: Path(folder) / name for name in files_to_push(folder)} | _named_card(folder, repo_id)
@@ -251,7 +251,7 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
             "Import hf_synlm before saving the model, then save it again."
         )
     if not isinstance(auto_map, dict):
-        raise ValueError(f"The auto_map of {str(config_file)!r} is {auto_map!r}, no mapping. Save the model again.")
+        raise ValueError(f"The auto_map of {str(config_file)!r} is {auto_map!r}, not a mapping. Save the model again.")
     for auto_class, reference in auto_map.items():
         if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
             raise ValueError(
@@ -331,7 +331,7 @@ def check_tokenizer_of(folder: str | os.PathLike) -> None:
         folder: a model folder.
 
     Raises:
-        ValueError: there is none, or it has more tokens or other special tokens.
+        ValueError: if it is missing, or has more tokens or other special tokens.
     """
     if not (Path(folder) / "tokenizer_config.json").is_file():
         raise ValueError(

@@ -29,14 +29,7 @@ def flat_name(module: str) -> str:
 
 
 def flat_files(architecture: str) -> dict[str, str]:
-    """The code of an architecture as it ships, shared modules included.
-
-    Args:
-        architecture: name of a folder in `hf_synlm/models`.
-
-    Returns:
-        Text by file name, sorted by name.
-    """
+    """The code of an architecture (a folder in `hf_synlm/models`) as it ships, shared modules too: text by name."""
     files: dict[str, str] = {}
     agenda = [f"models.{architecture}.{kind}_{architecture}" for kind in ("configuration", "modeling")]
     while agenda:
@@ -50,11 +43,9 @@ def flat_files(architecture: str) -> dict[str, str]:
 
 
 def write_code(config: SyntacticConfig, folder: str | os.PathLike) -> None:
-    """Write the code of a configuration and its models into a folder.
+    """Write the code of a configuration and its models into a folder; files of the same names are replaced.
 
-    Args:
-        config: a configuration of this package, or of a subclass of one, which loads as the class of this package.
-        folder: an existing folder. Files of the same names are replaced.
+    A configuration of a user's subclass loads as the class of this package.
     """
     owner = next(cls for cls in type(config).__mro__ if cls.__module__.startswith("hf_synlm.models."))
     for name, text in flat_files(owner.__module__.split(".")[-2]).items():

@@ -161,7 +161,7 @@ class TestMaliciousCheckpoints:
     def test_damaged_weights(self, checkpoint: Path, change: Any):
         file = checkpoint / "model.safetensors"
         file.write_bytes(change(file.read_bytes()))
-        assert "no complete safetensors file" in refusal(checkpoint)
+        assert str(file) in refusal(checkpoint)
 
     @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "x.bin"])
     def test_shards_stay_in_the_folder(self, checkpoint: Path, name: str):
