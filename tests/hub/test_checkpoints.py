@@ -365,10 +365,10 @@ def test_nothing_from_outside_and_no_pickle_is_pushed(tmp_path: Path) -> None:
     assert "model.safetensors" in export.files_to_push(folder)
     (folder / "sub").mkdir()
     (folder / "sub" / "opt.bin").write_bytes(b"x")
-    with pytest.raises(ValueError, match="pickled files, .*opt.bin"):
+    with pytest.raises(ValueError, match="opt.bin.*can run code"):
         export.files_to_push(folder)
     (folder / "sub" / "opt.bin").unlink()
     (tmp_path / "private.txt").write_text("x")
     (folder / "notes.txt").symlink_to(tmp_path / "private.txt")
-    with pytest.raises(ValueError, match="files outside of it, .'notes.txt'"):
+    with pytest.raises(ValueError, match="notes.txt"):
         export.files_to_push(folder)

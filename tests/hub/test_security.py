@@ -32,7 +32,7 @@ from hf_synlm.hub.checkpoint import (
     load_tokenizer,
     saved_auto_class,
 )
-from hf_synlm.hub.export import check_complete, export_model, push_to_hub
+from hf_synlm.hub.export import check_complete, export_model
 from hf_synlm.hub.info import describe_model
 from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.trees.actions import spans_to_actions
@@ -105,11 +105,6 @@ class TestMaliciousCheckpoints:
         assert "pytorch_model.bin" in capsys.readouterr().out
         assert main(["parse", os.devnull, "--model", str(checkpoint)]) == 2
         assert not target.exists() and not (tmp_path / "converted").exists()
-
-    def test_pickles_are_not_pushed(self, checkpoint: Path):
-        torch.save({}, checkpoint / "training_args.bin")
-        with pytest.raises(ValueError, match="training_args.bin.*can run code"):
-            push_to_hub(checkpoint, "org/name")
 
     @pytest.mark.parametrize(
         ("fields", "message"),

@@ -63,11 +63,7 @@ _LOSSES |= dict.fromkeys(
 
 
 def read_specifications() -> dict[str, dict[str, Any]]:
-    """Read the specification of every checkpoint: script, configuration, evaluations, and text for the card.
-
-    Returns:
-        The checkpoints in the order of the file, each with the common facts under "common".
-    """
+    """Specification of every checkpoint, in the order of the file, each with the common facts under "common"."""
     found = yaml.safe_load((ROOT / SPECIFICATIONS).read_text(encoding="utf-8"))
     return {name: {**checkpoint, "common": found["common"]} for name, checkpoint in found["checkpoints"].items()}
 
@@ -90,18 +86,7 @@ def evaluation_commands(name: str, checkpoint: dict[str, Any]) -> dict[str, str]
 
 
 def run(command: str, *more: str) -> float:
-    """Run a command of the documentation with this Python and one thread.
-
-    Args:
-        command: begins with "accelerate launch" or "synlm".
-        *more: further words.
-
-    Returns:
-        Its CPU time in seconds.
-
-    Raises:
-        subprocess.CalledProcessError: it failed; its messages are on the terminal.
-    """
+    """Run `accelerate launch` or `synlm` with this Python and one thread; returns the CPU time in seconds."""
     print(f"$ {command}", flush=True)
     words = [*shlex.split(command), *more]
     modules = {"accelerate": ["accelerate.commands.accelerate_cli"], "synlm": ["hf_synlm.cli"]}
@@ -120,15 +105,7 @@ def run(command: str, *more: str) -> float:
 
 # ---------------------------------------------------------------------------------------------------- stages
 def train(name: str, checkpoint: dict[str, Any]) -> None:
-    """Train, and put the model without card and code into `model_cards/NAME`, which is replaced.
-
-    Args:
-        name: of the checkpoint.
-        checkpoint: its entry in `model_cards/checkpoints.yaml`.
-
-    Raises:
-        ValueError: the weights are larger than `MAX_BYTES`.
-    """
+    """Train, and put the model without card and code into `model_cards/NAME`, which is replaced."""
     command = training_command(name, checkpoint)
     cpu_seconds = run(command, "--overwrite_output_dir")
     model, folder = ROOT / RUNS / name / "model", ROOT / CARDS / name
@@ -186,18 +163,7 @@ def write_stubs(name: str) -> None:
 
 
 def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """What the card of a checkpoint states, from its results and `model_cards/checkpoints.yaml`.
-
-    Args:
-        name: of the checkpoint.
-        checkpoint: its part of `read_specifications`.
-
-    Returns:
-        Facts for `fill_card`.
-
-    Raises:
-        ValueError: a result is missing.
-    """
+    """Facts of a checkpoint for `fill_card`, from its results and `model_cards/checkpoints.yaml`."""
     common, folder = checkpoint["common"], ROOT / CARDS / name
     rows = [
         row
@@ -249,14 +215,7 @@ def write_card(name: str, checkpoint: dict[str, Any]) -> None:
 
 
 def pack(name: str) -> Path:
-    """Write the self-contained folder of a checkpoint as an archive whose bytes depend only on its files.
-
-    Args:
-        name: of the checkpoint.
-
-    Returns:
-        The archive.
-    """
+    """Write the self-contained folder of a checkpoint as an archive whose bytes depend only on its files."""
     archive = ROOT / ARCHIVES / f"{name}.tar.gz"
     with tempfile.TemporaryDirectory(prefix="hf_synlm_checkpoints_") as temporary:
         folder = Path(temporary) / name
