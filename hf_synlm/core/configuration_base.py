@@ -81,18 +81,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> Self:
-        """Configuration of a published model.
-
-        Args:
-            name: a key of `presets`.
-            **overrides: fields that replace the preset's values.
-
-        Returns:
-            The configuration.
-
-        Raises:
-            ValueError: if there is no such preset.
-        """
+        """Configuration of a published model, by a key of `presets`; `overrides` replace fields of the preset."""
         if name not in cls.presets:
             kind = cls.__name__.removesuffix("Config")
             raise ValueError(f"Unknown {kind} preset {name!r}. Choose one of {sorted(cls.presets)}.")
