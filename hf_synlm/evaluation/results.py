@@ -297,8 +297,9 @@ def check_results_of(
         size = measured.get("architecture"), measured.get("num_parameters")
         checksums = {file["sha256"] for file in measured.get("weights", ())}
         if size != (architecture, num_parameters) or (weights and checksums and weights != checksums):
+            of = "{} with {:,} parameters".format(*size) if all(size) else "no model"
             raise ValueError(
-                f"{path} was measured on {measured.get('name')!r}, not on {model!r} ({architecture} with "
+                f"{path} was measured on {measured.get('name')!r} ({of}), not on {model!r} ({architecture} with "
                 f"{num_parameters:,} parameters): its weights are other files (SHA-256). Evaluate this model."
             )
         if (measured.get("dtype") or dtype) != dtype:
@@ -318,7 +319,7 @@ def card_rows(
     By default `dataset` is the names of the files, and `command` what made the result.
     """
     if result.task not in CARD_SCORES:
-        raise ValueError(f"a card cannot state results of {result.task!r}: choose results of {', '.join(CARD_SCORES)}")
+        raise ValueError(f"a card has no place for results of {result.task!r}, only for {', '.join(CARD_SCORES)}")
     # F1 of trees that need no model, where the result has them.
     scored: Sequence[Row] = result.tables.get("unlabeled F1 (%)", ())
     baselines = {r["trees"]: r["F1 by the convention"] for r in scored if r["trees"] != result.model.get("name")}
