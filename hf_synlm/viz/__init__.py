@@ -1,8 +1,7 @@
-"""Pictures of what the models compute: trees, surprisals, charts, distances, attention, bars of scores and curves.
+"""Pictures of what the models compute: trees, surprisals, charts, distances, attention, and bars of scores.
 
-Only `plot_bars` and `plot_lines` need a plotting library. `show` gives an object that draws itself in notebooks; the
-functions ending in `_to_text`, `_to_svg`, `_to_latex`, `_to_html` and `_to_page` return text in that format, with
-everything escaped.
+Bars and heat maps need matplotlib. `show` gives an object that draws itself in notebooks. Functions whose names end in
+`_to_text`, `_to_svg`, `_to_latex`, `_to_html` and `_to_page` return text in that format, with everything escaped.
 """
 
 from hf_synlm.viz.html import posteriors, sentence_to_html, sentence_to_page, sentences_to_page, surprisals_in_bits
@@ -13,7 +12,6 @@ from hf_synlm.viz.plots import (
     distances_to_svg,
     heatmap_to_svg,
     plot_bars,
-    plot_lines,
     span_attention_to_svg,
 )
 from hf_synlm.viz.svg import tree_to_svg
@@ -28,7 +26,6 @@ __all__ = [
     "escape_latex",
     "heatmap_to_svg",
     "plot_bars",
-    "plot_lines",
     "posteriors",
     "sentence_to_html",
     "sentence_to_page",
