@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from hf_synlm.data.files import PARTIAL_SUFFIX, file_sha256, read_json, remove_partial, write_json
+from hf_synlm.data.sources import HINT
 from hf_synlm.data.text import PathLike
 
 if TYPE_CHECKING:  # training reads shards without the imports of encoding
@@ -36,8 +37,6 @@ SHARD_TOKENS = 1 << 25
 # A shard has at most one sentence per this many of its tokens, so that packing needs little memory.
 TOKENS_PER_SENTENCE = 8
 EMPTY_DOCUMENTS = "documents without sentences dropped"
-# Key of a position in a text: makes a restart quick, but two ways to the same place may have different ones.
-HINT = "hint"
 _ALIGNMENT = 8
 _OPEN_SHARDS = 512  # every memory map keeps a file open
 
@@ -205,7 +204,7 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
     if changed:
         raise ValueError(
             f"{folder} is made from something else: {'; '.join(changed)}. Repeat the old values (as options of "
-            f"python -m hf_synlm.training.programs.prepare_text --output_dir {folder.parent}), choose another folder, "
+            f"python training/prepare_text.py --output_dir {folder.parent}), choose another folder, "
             "or delete this one."
         )
 
@@ -244,10 +243,7 @@ class PreparedCorpus:
         self.folder = Path(folder)
         if not (self.folder / INDEX_FILE).is_file():
             state = "is not finished" if (self.folder / MADE_FROM_FILE).is_file() else "is not a prepared corpus"
-            raise ValueError(
-                f"{self.folder} {state}. Run python -m hf_synlm.training.programs.prepare_text with its options "
-                "(again)."
-            )
+            raise ValueError(f"{self.folder} {state}. Run python training/prepare_text.py with its options (again).")
         index = read_record(self.folder / INDEX_FILE)
         self.made_from: dict[str, Any] = index["made_from"]
         if self.made_from["format"] != FORMAT:

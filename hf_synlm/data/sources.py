@@ -20,12 +20,13 @@ import pyarrow.parquet
 
 from hf_synlm.data.files import file_sha256
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.shards import HINT
 from hf_synlm.data.treebank import count_tags, read_treebank
 
 LINE_LIMIT = 1 << 20  # bytes of a line; longer ones are cut
 HASHED_BYTES = 1 << 26  # files up to this size are identified by their content, larger ones by size and time
 ROWS_PER_BATCH = 64
+# Key of a position in a text: makes a restart quick, but two ways to the same place may have different ones.
+HINT = "hint"
 
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
 _CELL_BREAK = "\u2028"  # Unicode's line separator: \r inside a cell of CSV, whose reader stops at \r without quotes

@@ -586,7 +586,7 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
     refused(r"sources.0.files.0.bytes was .* Repeat the old values", arguments, out)
     # The same holds for a folder that is not finished.
     (out / "train" / shards.INDEX_FILE).unlink()
-    repeat = "Repeat the old values .as options of python -m hf_synlm.training.programs.prepare_text"
+    repeat = "Repeat the old values .as options of python training/prepare_text.py"
     refused(f"shard_tokens was 18000 and is now 999; .*{repeat}", arguments, out, shard_tokens=999)
 
 

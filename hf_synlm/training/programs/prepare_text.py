@@ -1,9 +1,9 @@
 """Prepare a corpus for training: text -> sentences -> token ids -> shards on disk.
 
-    python -m hf_synlm.training.programs.prepare_text --output_dir shards/owt \
+    python training/prepare_text.py --output_dir shards/owt \
         --dataset_name Skylion007/openwebtext --streaming --validation_split none \
         --tokenizer_name openai-community/gpt2 --preprocessing_num_workers 16
-    python -m hf_synlm.training.programs.prepare_text --output_dir shards/owt --config gpst_small_owt
+    python training/prepare_text.py --output_dir shards/owt --config gpst_small_owt
 
 Text comes from files (text, parquet, json, csv, treebanks) or from a data set of the Hub. If none is named, it is the
 embedded corpus: its raw text and the words of its trees. The
@@ -423,9 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = ArgumentParser(
-        (PrepareArguments,), prog="python -m hf_synlm.training.programs.prepare_text", allow_abbrev=False
-    )
+    parser = ArgumentParser((PrepareArguments,), prog="prepare_text.py", allow_abbrev=False)
     parser.add_argument("--config", help="YAML file of a training script; its options about text are used; flags win.")
     try:
         path = parser.parse_known_args(argv)[0].config

@@ -103,7 +103,7 @@ class DataArguments(CorpusArguments):
             raise ValueError(
                 f"{self.prepared} is not a complete folder of prepared text, and no text is named. Correct "
                 "--prepared, or name the text to prepare there (--train_files, --dataset_name). For the embedded "
-                f"corpus: python -m hf_synlm.training.programs.prepare_text --output_dir {self.prepared}"
+                f"corpus: python training/prepare_text.py --output_dir {self.prepared}"
             )
         super().__post_init__()
         if self.context_length < 1:
