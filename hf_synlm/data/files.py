@@ -26,15 +26,7 @@ TOKENIZER_FILES = tuple(
 
 
 def write_bytes(path: PathLike, data: bytes) -> None:
-    """Write a file atomically; symlinks are followed, so that a link stays a link.
-
-    Args:
-        path: the file; missing folders are made.
-        data: its content.
-
-    Raises:
-        OSError: it cannot be written; nothing of it is left then.
-    """
+    """Write a file atomically, and make missing folders; symlinks are followed, so that a link stays a link."""
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL_SUFFIX}")
@@ -49,38 +41,17 @@ def write_bytes(path: PathLike, data: bytes) -> None:
 
 
 def write_text(path: PathLike, text: str) -> None:
-    """Write a UTF-8 text file atomically, line ends as they are; see `write_bytes`.
-
-    Args:
-        path: the file.
-        text: its content.
-    """
+    """Write a UTF-8 text file atomically, line ends as they are; see `write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: PathLike, value: Any) -> None:
-    """Write indented JSON with sorted keys atomically; equal values give equal bytes. See `write_bytes`.
-
-    Args:
-        path: the file.
-        value: its content.
-    """
+    """Write indented JSON with sorted keys atomically; equal values give equal bytes. See `write_bytes`."""
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def read_json(path: PathLike, remedy: str = "Get it again, or name another file.") -> dict[str, Any]:
-    """Read a file that contains one JSON object.
-
-    Args:
-        path: the file.
-        remedy: what the user can do if it cannot be read.
-
-    Returns:
-        The object.
-
-    Raises:
-        ValueError: the file is missing, or contains something else.
-    """
+    """Read a file that contains one JSON object; the ValueError of any other file ends with the `remedy`."""
     try:
         value = json.loads(Path(path).read_bytes())
     except FileNotFoundError:
@@ -93,14 +64,7 @@ def read_json(path: PathLike, remedy: str = "Get it again, or name another file.
 
 
 def file_sha256(path: PathLike) -> str:
-    """SHA-256 of a file, read piece by piece.
-
-    Args:
-        path: the file.
-
-    Returns:
-        64 hexadecimal digits.
-    """
+    """SHA-256 of a file in hexadecimal digits, read piece by piece."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -109,13 +73,8 @@ def file_sha256(path: PathLike) -> str:
 def folder_writer(folder: PathLike, mark: str = "") -> Iterator[Path]:
     """Fill a folder under a temporary name, and give it its name when the block ends without an exception.
 
-    Args:
-        folder: its final name; an older folder of that name is replaced when the new one is complete. A symlink to a
-            folder stays one.
-        mark: part of the temporary name; by default a temporary folder that a killed process left is replaced.
-
-    Yields:
-        The empty temporary folder, beside the final one.
+    An older folder of that name is replaced when the new one is complete; a symlink to a folder stays one. `mark` is
+    part of the temporary name: with equal marks, the temporary folder that a killed process has left is replaced.
     """
     target = Path(os.path.realpath(folder))
     partial = target.with_name(f"{target.name}{mark}{PARTIAL_SUFFIX}")
@@ -130,12 +89,7 @@ def folder_writer(folder: PathLike, mark: str = "") -> Iterator[Path]:
 
 
 def publish_folder(partial: Path, folder: Path) -> None:
-    """Give a complete folder its final name, once its files are on the disk; an older folder of that name goes.
-
-    Args:
-        partial: the complete folder, beside the final one.
-        folder: its final name.
-    """
+    """Flush a complete folder to the disk and give it its final name; an older folder of that name is deleted."""
     for path in (*partial.rglob("*"), partial):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -173,18 +127,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def check_output(path: PathLike, overwrite: bool = False) -> Path:
-    """Check, before anything is computed, that an output file can be written.
-
-    Args:
-        path: the file; its folder may be missing.
-        overwrite: whether an existing file may be replaced.
-
-    Returns:
-        The path.
-
-    Raises:
-        ValueError: it exists and is not to be overwritten, is no regular file, or its folder cannot be written to.
-    """
+    """Check, before anything is computed, that an output file can be written; its folder may be missing."""
     path = Path(path)
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is a folder or a device. Name a file to write.")

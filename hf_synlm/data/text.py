@@ -15,14 +15,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def read_bytes(path: PathLike) -> bytes:
-    """Content of a file.
-
-    Args:
-        path: the file; - is standard input, which is kept in memory and can be read several times.
-
-    Returns:
-        The bytes.
-    """
+    """Content of a file; - is standard input, which is kept in memory and can be read several times."""
     return _read_once(sys.stdin.buffer) if str(path) == "-" else Path(path).read_bytes()
 
 
@@ -34,15 +27,7 @@ def _read_once(stream: BinaryIO) -> bytes:
 def read_lines(path: PathLike, *, encoding: str = "utf-8") -> Iterator[str]:
     r"""Yield the lines of a text file without their ends; \n, \r\n and \r end a line, a byte order mark is dropped.
 
-    Args:
-        path: the file; - is standard input.
-        encoding: its character encoding.
-
-    Yields:
-        One string per line.
-
-    Raises:
-        ValueError: the file is not text in this encoding; the message names the line, the byte and its position.
+    The path - is standard input. A byte that is not in the encoding is a ValueError that names line and position.
     """
     codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     stream = io.BytesIO(read_bytes(path)) if str(path) == "-" else Path(path).open("rb")
@@ -70,17 +55,7 @@ def _describe_bad_byte(path: PathLike, encoding: str) -> str:
 
 @contextmanager
 def errors_at(place: str) -> Iterator[None]:
-    """Write a place, such as "file:line", before the message of a ValueError.
-
-    Args:
-        place: the place.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ValueError: the error of the block.
-    """
+    """Write a place, such as "file:line", before the message of a ValueError."""
     try:
         yield
     except ValueError as error:
@@ -88,13 +63,8 @@ def errors_at(place: str) -> Iterator[None]:
 
 
 def split_sentences(text: str, *, language: str = "en") -> list[str]:
-    """Split running text into sentences by sentencex.
+    """Split running text into sentences by sentencex, without surrounding white space; empty ones are left out.
 
-    Args:
-        text: running text.
-        language: ISO 639 code; for languages without rules sentencex uses those of a related language.
-
-    Returns:
-        The sentences without surrounding white space; empty ones are left out.
+    `language` is an ISO 639 code; for languages without rules sentencex uses those of a related language.
     """
     return [stripped for sentence in sentencex.segment(language, text) if (stripped := sentence.strip())]
