@@ -38,16 +38,12 @@ def pack_sentences(
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Find the beginning of each context.
 
-    Args:
-        sentence_ends: [S], per sentence the number of tokens up to its end; increasing.
-        document_ends: per document the number of sentences up to its end; increasing.
-        context_length: largest number of tokens of a context.
-        max_sentence_tokens: longer sentences are left out.
-        mark_documents: an end token follows each document that has a sentence left, if it fits.
+    `sentence_ends` [S] are numbers of tokens, `document_ends` numbers of sentences, both increasing. Sentences of more
+    than `max_sentence_tokens` are left out. With `mark_documents` an end token follows each document that has a
+    sentence left, if it fits.
 
-    Returns:
-        uint32 [C, 2], per context the numbers of its first sentence and its first token; and the numbers of contexts,
-        tokens and sentences (marks and pieces included), sentences cut, and sentences left out.
+    Returns uint32 [C, 2], per context the numbers of its first sentence and its first token; and the numbers of
+    contexts, tokens and sentences (marks and pieces included), sentences cut, and sentences left out.
 
     Cost: O(S) array operations, and a step per context.
     """
@@ -95,15 +91,8 @@ class ContextDataset(torch.utils.data.Dataset):
     An item has `input_ids` and `sentence_ids` (1, 2, ... inside the context), both int64, and with `with_word_ends` the
     bools `word_ends`, True at the last token of each word. Reading an item costs O(its tokens).
 
-    Args:
-        corpus: the corpus.
-        context_length: largest number of tokens of a context.
-        max_sentence_tokens: longer sentences are left out.
-        end_of_document_id: follows every document as a separate sentence, if it fits into the context.
-        with_word_ends: give `word_ends`.
-
-    Raises:
-        ValueError: `context_length` is less than 1, or no sentence is left.
+    Sentences of more than `max_sentence_tokens` are left out; the token `end_of_document_id` follows every document as
+    a separate sentence, if it fits into the context.
     """
 
     def __init__(

@@ -168,14 +168,7 @@ class CorpusArguments:
         return TextOptions(self.one_sentence_per_line, self.language, self.drop_punctuation)
 
     def sources(self, split: str) -> tuple[list[TextSource], dict[str, Any]]:
-        """The sources of a split, and which of their documents belong to it.
-
-        Args:
-            split: "train" or "validation".
-
-        Returns:
-            The sources, and the arguments `skip_documents` or `max_documents` of `read_blocks`, if any.
-        """
+        """The sources of a split, and `skip_documents` or `max_documents` of `read_blocks`, if it is a part of them."""
         if self.dataset_name is None and not self.train_files and not self.train_trees:
             raise ValueError("No training text is named. Pass --train_files, --train_trees or --dataset_name.")
         has_validation = self.has_validation_files or bool(self.dataset_name and self.validation_split)
@@ -205,13 +198,7 @@ class CorpusArguments:
 
 @dataclass
 class PreparedText:
-    """What `prepare` makes.
-
-    Attributes:
-        tokenizer: has the special tokens of a syntactic language model.
-        train: the training text.
-        validation: the validation text.
-    """
+    """What `prepare` makes: both corpora, and a tokenizer with the special tokens of a syntactic language model."""
 
     tokenizer: PreTrainedTokenizerBase
     train: PreparedCorpus
@@ -236,21 +223,8 @@ def prepare(
     """Prepare training and validation text, or open what was prepared before.
 
     One process at a time works on a folder; others wait and then find the result. Shards that a killed run has finished
-    are kept.
-
-    Args:
-        arguments: text, sentence splitting and tokenizer. If they name no text, a complete folder is used as it is.
-        folder: for the result.
-        shard_tokens: tokens per shard.
-        verify: check the checksums of all shards, not only their sizes.
-
-    Returns:
-        The tokenizer and both corpora.
-
-    Raises:
-        ValueError: the folder was prepared from other text or with other options, a shard is damaged, or the text is
-            empty; the message names the difference or the file.
-        OSError: the folder cannot be written, or the disk is full.
+    are kept. If the arguments name no text, a complete folder is used as it is. A folder that was prepared from other
+    text or with other options is refused, and so is a damaged shard; `verify` compares checksums, not only sizes.
 
     Cost: O(characters). Memory: a few megabytes of text per process and the boundaries of one shard, independent of the
     size of the corpus; but a trainer of tokenizers keeps every distinct word.
@@ -358,19 +332,7 @@ def _sentences(arguments: CorpusArguments) -> Iterator[str]:
 def write_corpus(
     arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path, shard_tokens: int
 ) -> None:
-    """Write the shards of a split; finished shards are kept.
-
-    Args:
-        arguments: text and options.
-        split: "train" or "validation".
-        tokenizer: encodes the text.
-        folder: for the shards.
-        shard_tokens: tokens per shard.
-
-    Raises:
-        ValueError: as `prepare`.
-        OSError: as `prepare`.
-    """
+    """Write the shards of a split; finished shards are kept."""
     sources, limits = arguments.sources(split)
     skipped = limits.get("skip_documents", 0)
     texts = [source for source in sources if not isinstance(source, TreebankFiles)]
@@ -414,14 +376,7 @@ class PrepareArguments(CorpusArguments):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare a corpus, or check a prepared one.
-
-    Args:
-        argv: command line; default `sys.argv`.
-
-    Returns:
-        Exit status.
-    """
+    """Prepare a corpus, or check a prepared one; returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = ArgumentParser((PrepareArguments,), prog="prepare_text.py", allow_abbrev=False)
     parser.add_argument("--config", help="YAML file of a training script; its options about text are used; flags win.")
