@@ -1,7 +1,7 @@
 """The `synlm` command: trees, surprisals, generation, evaluation and publishing from the command line.
 
-Each command is a function of `trees.py`, `evaluate.py` or `hub.py`, whose signature and docstring are its options and
-its help; `app.py` lists the commands, and `options.py` holds the options that commands share. Everything can be called
+Each command is a function of `trees.py`, `evaluate.py` or `hub.py`: its parameters are the options, and its docstring is
+the help. `app.py` lists the commands, and `options.py` holds the options that commands share. Everything can be called
 from Python as well: `hf_synlm.evaluation`, `hf_synlm.conversion` and `hf_synlm.hub` compute what a command prints.
 """
 

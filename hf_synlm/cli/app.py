@@ -8,6 +8,7 @@ import inspect
 import logging
 import shlex
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -44,7 +45,7 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """Shows options under the headings that `options` gives them, and refuses an option that is given twice."""
+    """Shows options under their headings, and refuses an option that is given twice."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
@@ -84,11 +85,10 @@ app.add_typer(evaluations, name="evaluate")
 def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
     """Add commands by the names of their functions; the examples of a docstring go to the end of the help."""
     for command in commands:
-        text, _, examples = options.without_options(inspect.getdoc(command) or "").partition("\n\nExample")
-        lines = [line.strip() for line in examples.removeprefix("s").removeprefix(":").strip().splitlines()]
-        epilog = "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])  # \b keeps the lines as they are
-        add = group.command(command.__name__, cls=_Command, help=text, epilog=f"{epilog}\n\n{EXIT_CODES}")
-        add(options.as_typer_command(command))
+        text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
+        lines = textwrap.indent(textwrap.dedent(examples), "  ")
+        epilog = f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"  # \b keeps the lines as they are
+        group.command(command.__name__, cls=_Command, help=text, epilog=epilog)(options.grouped(command))
 
 
 _add(app, trees.parse, trees.surprisal, trees.generate, trees.draw, trees.silver, trees.treebank)
@@ -122,14 +122,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: command line; default `sys.argv`.
-
-    Returns:
-        Exit code.
-    """
+    """Run one command, by default that of `sys.argv`, and return its exit code."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
     options.command_line.set(shlex.join(["synlm", *typed]))
     try:

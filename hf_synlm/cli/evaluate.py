@@ -24,41 +24,64 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.text.proposals import Proposals
     from hf_synlm.evaluation.trees.treebank_parsing import Treebank
 
-Results = Annotated[list[Path], typer.Argument(**options.INPUT_FILE)]
-Folder = Annotated[Path, typer.Argument(exists=True)]
+Results = Annotated[list[Path], typer.Argument(help="JSON files of one evaluation.", **options.INPUT_FILE)]
+Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many of the first sentences.")]
+LimitPairs = Annotated[int | None, typer.Option(min=1, help="Take at most this many of the first pairs of each group.")]
+EndOfSentence = Annotated[
+    bool, typer.Option("--end-of-sentence", help="Include the end of the sentences in their probability.")
+]
+ProposalFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--proposals",
+        help="File of bracketed trees, such as n-best lists of a parser, or of JSON lines of `synlm parse`; repeat for "
+        "several. The probability of a sentence is then the sum over its trees there, its end included, as papers on "
+        "Transformer Grammars report it.",
+        **options.INPUT_FILE,
+    ),
+]
+MaxTrees = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --proposals: take at most this many of the first distinct trees of a sentence."),
+]
 
 
 # ------------------------------------------------------------------------------------------------------- parsing
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountingOptions:
-    """What counts in the score.
+    """What counts in the score."""
 
-    Attributes:
-        convention: What counts: gpst, prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb, brackets as
-            the program EVALB counts.
-        punctuation: remove it before parsing (default); ignore: parse it, but do not score it; keep it (default of
-            evalb).
-        punctuation_by: Recognize punctuation by its tag, or by its form.
-        max_length: Parse and score only sentences of at most this many words.
-        min_length: Parse and score only sentences of at least this many words.
-        parameters: Parameter file of EVALB; default: as in COLLINS.prm.
-        unlabeled: evalb: compare brackets without labels.
-    """
-
-    convention: str = "gpst"
-    punctuation: Literal["remove", "ignore", "keep"] | None = None
-    punctuation_by: Literal["tag", "form"] = "tag"
-    max_length: options.OptionalPositive = None
-    min_length: options.OptionalPositive = None
-    parameters: Annotated[Path | None, typer.Option("--prm", **options.INPUT_FILE)] = None
-    unlabeled: bool = False
+    convention: Annotated[
+        str,
+        typer.Option(
+            help="What counts: gpst, prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as "
+            "the program EVALB counts them."
+        ),
+    ] = "gpst"
+    punctuation: Annotated[
+        Literal["remove", "ignore", "keep"] | None,
+        typer.Option(
+            help="remove: remove it before parsing (default); ignore: parse it, but do not score it; keep: parse and "
+            "score it (default of evalb)."
+        ),
+    ] = None
+    punctuation_by: Annotated[
+        Literal["tag", "form"], typer.Option(help="Recognize punctuation by its tag, or by its form.")
+    ] = "tag"
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Parse and score only sentences of at most this many words.")
+    ] = None
+    min_length: Annotated[
+        int | None, typer.Option(min=1, help="Parse and score only sentences of at least this many words.")
+    ] = None
+    parameters: Annotated[
+        Path | None,
+        typer.Option("--prm", help="Parameter file of EVALB; default: as in COLLINS.prm.", **options.INPUT_FILE),
+    ] = None
+    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="evalb: compare brackets without labels.")] = False
 
     def rule(self) -> ParsingConvention | EvalbParameters:
-        """The convention.
-
-        Raises:
-            ValueError: an unknown name, or options that belong to another convention.
-        """
+        """The convention; ValueError for an unknown name, or for options that belong to another convention."""
         if self.convention not in (*CONVENTIONS, "evalb"):
             raise ValueError(f"unknown convention {self.convention!r}: choose one of {', '.join(CONVENTIONS)}, evalb")
         lengths = {"max_length": self.max_length, "min_length": self.min_length}
@@ -80,7 +103,7 @@ class CountingOptions:
         return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by)
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
-        """The options of the result."""
+        """The options as the result states them."""
         punctuation = bank.convention
         if isinstance(rule, ParsingConvention):
             convention = rule.describe()
@@ -96,34 +119,41 @@ class CountingOptions:
 
 
 def parsing(
-    treebank: Path,
+    treebank: options.Treebank,
     counting: CountingOptions,
     parsing: options.Parsing,
-    model: str | None = None,
-    trees: list[Path] | None = None,
-    tree_style: options.TreeStyle | None = None,
-    limit: options.OptionalPositive = None,
-    save_trees: options.ItemsOutput = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder of the model that parses, or its name on the Hub.", rich_help_panel="Model"),
+    ] = None,
+    trees: Annotated[
+        list[Path] | None,
+        typer.Option(help="Score the trees in this file instead, one line per gold sentence; repeat for several runs."),
+    ] = None,
+    tree_style: options.TreeStyle = None,
+    limit: Limit = None,
+    save_trees: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the trees of the model: one line per gold sentence, blank if the sentence is not scored. "
+            "`--trees`, `synlm evaluate compare` and `synlm draw` read it."
+        ),
+    ] = None,
     out: options.Output = None,
-    overwrite: bool = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
-    """F1 of trees against a treebank, by a named convention, next to the trees that need no model.
+    """Compute the F1 of trees against a treebank by a named convention, beside trees that need no model.
 
-    Also recall by label, width and height, depth and branching of the trees, and the agreement of several runs
-    (several --trees). All numbers in percent.
-
-    Options:
-        treebank: Gold trees in the format of the Penn Treebank.
-        model: Folder of the model that parses, or its name on the Hub.
-        trees: Score the trees in this file instead, one line per gold sentence; repeat for several runs.
-        limit: Take only the first sentences, at most this many.
-        save_trees: File to write with the trees of the model, one line per gold sentence, blank where it is not scored.
-            `--trees`, `synlm evaluate compare` and `synlm draw` read it.
+    Also reports recall by label; width and height, depth and branching of the trees; and the agreement of several runs
+    (several --trees). All numbers are in percent.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
         synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-tiny --num-beams 20 --out f1.json
     """
+    reads = (treebank, *(trees or ()), parsing.cache, counting.parameters)
+    options.check_results(out, overwrite, *reads, model=model)
+    options.check_out(save_trees, overwrite, *reads, out, model=model, flag="--save-trees")
     if (model is None) == (not trees):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
@@ -175,28 +205,29 @@ def _score(
 
 
 def compare(
-    treebank: Path,
+    treebank: options.Treebank,
     counting: CountingOptions,
-    first: Annotated[Path, typer.Argument(**options.INPUT_FILE)],
-    second: Annotated[Path, typer.Argument(**options.INPUT_FILE)],
-    tree_style: options.TreeStyle | None = None,
-    limit: options.OptionalPositive = None,
+    first: Annotated[
+        Path,
+        typer.Argument(
+            help="Trees of one parser, as `synlm evaluate parsing --save-trees` writes them.", **options.INPUT_FILE
+        ),
+    ],
+    second: Annotated[Path, typer.Argument(help="Trees of the other parser.", **options.INPUT_FILE)],
+    tree_style: options.TreeStyle = None,
+    limit: Limit = None,
     out: options.Output = None,
-    overwrite: bool = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Test whether two parsers differ on a treebank.
 
-    Sentence F1 and recall by label of both, with p of a paired permutation test over the sentences (two-sided, 10,000
-    samples, not corrected for the number of tests).
+    Gives sentence F1 and recall by label of both, with p of a paired permutation test over the sentences (two-sided,
+    10,000 samples, not corrected for the number of tests).
 
-    Options:
-        first: Trees of one parser, as `synlm evaluate parsing --save-trees` writes them.
-        second: Trees of the other parser.
-        treebank: Gold trees in the format of the Penn Treebank.
-        limit: Take only the first sentences, at most this many.
-
-    Example: synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
+    Examples:
+        synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
     """
+    options.check_results(out, overwrite, treebank, first, second, counting.parameters)
     from hf_synlm.evaluation.trees.treebank_parsing import report_comparison
 
     if first.resolve() == second.resolve():
@@ -239,7 +270,7 @@ def _say_missing(
 
 
 def _check_unused(parsing: options.Parsing) -> None:
-    """Raise ValueError for options of a model, where trees from a file are scored."""
+    """Raise ValueError for options of a model if trees from a file are scored."""
     usual = dataclasses.asdict(options.Parsing())
     given = [name for name, value in dataclasses.asdict(parsing).items() if value != usual[name]]
     if given:
@@ -249,36 +280,38 @@ def _check_unused(parsing: options.Parsing) -> None:
 
 # --------------------------------------------------------------------------------------------- texts and test suites
 def perplexity(
-    texts: options.PathArgument,
-    model: str,
+    texts: options.Texts,
+    model: options.Model,
     scoring: options.Scoring,
     out: options.Output = None,
-    overwrite: bool = False,
+    overwrite: options.Overwrite = False,
     context: options.Context = "sentence",
-    file_format: Annotated[Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None, typer.Option("--format")] = None,
-    punctuation: Literal["remove", "keep"] | None = None,
-    text_column: str | None = None,
+    file_format: Annotated[
+        Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None,
+        typer.Option(
+            "--format",
+            help="Format of the input; default: the ending of its name. treebank: the words of bracketed trees.",
+        ),
+    ] = None,
+    punctuation: Annotated[
+        Literal["remove", "keep"] | None,
+        typer.Option(help="Of a treebank: keep it (default), or remove it by its tags before scoring."),
+    ] = None,
+    text_column: options.TextColumn = None,
     tokenize: options.Tokenize = None,
-    proposals: options.ProposalFiles = None,
-    max_trees: options.OptionalPositive = None,
+    proposals: ProposalFiles = None,
+    max_trees: MaxTrees = None,
 ) -> None:
     """Perplexity over tokens and over words, without and with the ends of sentences.
 
-    The result names the estimator, the beam and what the end of a sentence counts: an end token, or for GPST and RNNG
-    the actions that complete the tree. Compare models with different tokenizers by word_perplexity.
-
-    Options:
-        file_format: Format of the input; default: by its name. treebank: the words of bracketed trees.
-        punctuation: Of a treebank: keep it (default), or remove it by its tags before scoring.
-        proposals: File of bracketed trees, such as n-best lists of a parser, or of JSON lines of `synlm parse`; repeat
-            for several. A sentence's probability is then the sum over its trees there, as papers on Transformer
-            Grammars report it.
-        max_trees: With --proposals: take the first distinct trees of a sentence, at most this many.
+    The result names the estimator, the beam, and what counts as the end of a sentence: an end token, or for GPST and
+    RNNG the actions that complete the tree. To compare models with different tokenizers, use word_perplexity.
 
     Examples:
         synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny
         synlm evaluate perplexity valid.txt --model model_cards/gpst-tiny --estimator stepwise --out ppl.json
     """
+    options.check_results(out, overwrite, texts, *(proposals or ()), scoring.cache, model=model)
     settings: dict[str, object] = {"seed": scoring.seed}
     if file_format == "treebank":
         if text_column is not None:
@@ -314,25 +347,25 @@ def perplexity(
 
 
 def syntaxgym(
-    suites: Folder,
-    model: str,
+    suites: Annotated[
+        Path, typer.Argument(exists=True, help="Folder of suites in SyntaxGym's JSON format, or one suite.")
+    ],
+    model: options.Model,
     scoring: options.Scoring,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
-    overwrite: bool = False,
-    suite: list[str] | None = None,
+    overwrite: options.Overwrite = False,
+    suite: Annotated[list[str] | None, typer.Option(help="Take only this suite; repeat for several.")] = None,
 ) -> None:
     """Accuracy on SyntaxGym's test suites: per suite, per circuit, and the means that papers report.
 
     mean_31_suites averages the suites of Hu et al. 2020, mean_6_circuits their circuits (what most papers call SG
-    score). Suites are not part of this package: get them from cpllab/syntactic-generalization.
+    score). The suites are not part of this package: get them from cpllab/syntactic-generalization.
 
-    Options:
-        suites: Folder of suites in SyntaxGym's JSON format, or one suite.
-        suite: Take only this suite; repeat for several.
-
-    Example: synlm evaluate syntaxgym test_suites/json --model model_cards/gpst-tiny --num-beams 300 --out sg.json
+    Examples:
+        synlm evaluate syntaxgym test_suites/json --model model_cards/gpst-tiny --num-beams 300 --out sg.json
     """
+    options.check_results(out, overwrite, suites, scoring.cache, model=model, items_out=items_out)
     from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym, find_suites
 
     paths = find_suites(suites, suite or [])
@@ -354,34 +387,28 @@ def _read_proposals(paths: list[Path] | None, max_trees: int | None) -> "Proposa
 
 
 def blimp(
-    paradigms: Folder,
-    model: str,
+    paradigms: Annotated[Path, typer.Argument(exists=True, help="Folder of BLiMP's 67 .jsonl files, or one of them.")],
+    model: options.Model,
     scoring: options.Scoring,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
-    overwrite: bool = False,
-    paradigm: list[str] | None = None,
-    limit: options.OptionalPositive = None,
-    end_of_sentence: bool = False,
+    overwrite: options.Overwrite = False,
+    paradigm: Annotated[list[str] | None, typer.Option(help="Take only this paradigm; repeat for several.")] = None,
+    limit: LimitPairs = None,
+    end_of_sentence: EndOfSentence = False,
     tokenize: options.Tokenize = None,
-    proposals: options.ProposalFiles = None,
-    max_trees: options.OptionalPositive = None,
+    proposals: ProposalFiles = None,
+    max_trees: MaxTrees = None,
 ) -> None:
     """Accuracy on BLiMP's minimal pairs: per paradigm, per phenomenon, and mean over the paradigms.
 
     The data are not part of this package: get them from alexwarstadt/blimp (CC BY 4.0).
 
-    Options:
-        paradigms: Folder of BLiMP's 67 .jsonl files, or one of them.
-        paradigm: Take only this paradigm; repeat for several.
-        limit: Take only the first pairs of each paradigm, at most this many.
-        end_of_sentence: Count the end of the sentences in their probability.
-        proposals: File of bracketed trees of the sentences, such as n-best lists of a parser; repeat for several. A
-            sentence's probability is then the sum over its trees there, its end included.
-        max_trees: With --proposals: take the first distinct trees of a sentence, at most this many.
-
-    Example: synlm evaluate blimp blimp/data --model model_cards/gpst-tiny --limit 100 --out blimp.json
+    Examples:
+        synlm evaluate blimp blimp/data --model model_cards/gpst-tiny --limit 100 --out blimp.json
     """
+    reads = (paradigms, *(proposals or ()), scoring.cache)
+    options.check_results(out, overwrite, *reads, model=model, items_out=items_out)
     from hf_synlm.evaluation.suites.blimp import evaluate_blimp, find_blimp
 
     paths, trees = find_blimp(paradigms, paradigm or []), _read_proposals(proposals, max_trees)
@@ -394,39 +421,32 @@ def blimp(
 
 
 def pairs(
-    pairs: options.PathArgument,
-    model: str,
+    pairs: Annotated[Path, typer.Argument(help="Table of minimal pairs: .tsv, .csv or .jsonl.")],
+    model: options.Model,
     scoring: options.Scoring,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
-    overwrite: bool = False,
-    good_column: str = "sentence_good",
-    bad_column: str = "sentence_bad",
-    group_column: str | None = None,
-    limit: options.OptionalPositive = None,
-    end_of_sentence: bool = False,
+    overwrite: options.Overwrite = False,
+    good_column: Annotated[str, typer.Option(help="Column of the better sentences.")] = "sentence_good",
+    bad_column: Annotated[str, typer.Option(help="Column of the other sentences.")] = "sentence_bad",
+    group_column: Annotated[
+        str | None, typer.Option(help="Column that groups the pairs; the result has one score per group.")
+    ] = None,
+    limit: LimitPairs = None,
+    end_of_sentence: EndOfSentence = False,
     tokenize: options.Tokenize = None,
-    proposals: options.ProposalFiles = None,
-    max_trees: options.OptionalPositive = None,
+    proposals: ProposalFiles = None,
+    max_trees: MaxTrees = None,
 ) -> None:
-    """Share of minimal pairs of which a model finds the better sentence more probable.
+    """Share of minimal pairs for which the model assigns a higher probability to the better sentence.
 
-    For example the templates of Marvin and Linzen 2018, or your own stimuli.
+    The pairs may be the templates of Marvin and Linzen 2018, for example, or your own stimuli.
 
-    Options:
-        pairs: Table of minimal pairs: .tsv, .csv or .jsonl.
-        good_column: Column of the better sentences.
-        bad_column: Column of the other sentences.
-        group_column: Column that groups the pairs; one score per group.
-        limit: Take only the first pairs of each group, at most this many.
-        end_of_sentence: Count the end of the sentences in their probability.
-        proposals: File of bracketed trees of the sentences, such as n-best lists of a parser; repeat for several. A
-            sentence's probability is then the sum over its trees there, its end included.
-        max_trees: With --proposals: take the first distinct trees of a sentence, at most this many.
-
-    Example: synlm evaluate pairs agreement.tsv --model model_cards/rnng-tiny --group-column construction --items-out
-    items.tsv
+    Examples:
+        synlm evaluate pairs agreement.tsv --model model_cards/rnng-tiny --group-column construction --items-out i.tsv
     """
+    reads = (pairs, *(proposals or ()), scoring.cache)
+    options.check_results(out, overwrite, *reads, model=model, items_out=items_out)
     from hf_synlm.evaluation.suites.blimp import evaluate_pairs, first_pairs, read_pairs
 
     data = {"files": describe_files([pairs])}
@@ -442,17 +462,16 @@ def pairs(
 
 
 # ------------------------------------------------------------------------------------------------- several results
-def summary(results: Results, out: options.Output = None, overwrite: bool = False) -> None:
-    """Mean and standard deviation of results over seeds.
+def summary(results: Results, out: options.Output = None, overwrite: options.Overwrite = False) -> None:
+    """Mean and standard deviation of several results, for example one per seed.
 
-    Results of different tasks, options or data, or of models of different architecture, size or precision are refused:
-    their mean would mix conventions.
+    The results must agree in task, options and data, and their models in architecture, size and precision; otherwise
+    the mean would mix conventions, and the command refuses.
 
-    Options:
-        results: JSON files of one evaluation, for example one per seed.
-
-    Example: synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
+    Examples:
+        synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
     """
+    options.check_results(out, overwrite, *results)
     loaded = load_runs(results)
     names = "\n".join(f"- {path}: {result.model['name']}" for path, result in zip(results, loaded, strict=True))
     rows = summarize(loaded)
@@ -471,30 +490,36 @@ def _check_picture(out: Path, overwrite: bool) -> None:
 
 def plot(
     results: Results,
-    out: Annotated[Path, options.Writes(_check_picture)],
-    overwrite: bool = False,
-    label: list[str] | None = None,
-    score: list[str] | None = None,
+    out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) is the format.")],
+    overwrite: options.Overwrite = False,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name of a file in the picture; repeat for each file in order. Files with the same name are runs of "
+            "one model, drawn as mean with standard deviation. Default: names of the files, or of their folders."
+        ),
+    ] = None,
+    score: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
+            "and the circuits or phenomena; for parsing the F1s; for perplexity the one over words."
+        ),
+    ] = None,
 ) -> None:
     """Draw the scores of one or several results as bars.
 
-    Several runs of one model (--label) are drawn as mean with standard deviation. Right-branching trees stand beside
-    F1, and a line marks chance for minimal pairs. Needs matplotlib.
+    Several runs of one model (--label) become one bar: their mean, with the standard deviation. Right-branching trees
+    are shown beside F1, and a line marks chance for minimal pairs. Needs matplotlib.
 
-    Options:
-        results: JSON files of one evaluation, for several models or seeds.
-        out: File to write; its ending (.svg, .png, .pdf) is the format.
-        label: Name of a file in the picture; repeat for each file in order. Files with the same name are runs of one
-            model, drawn as mean with standard deviation. Default: names of the files, or of their folders.
-        score: Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means and the
-            circuits or phenomena; for parsing the F1s; for perplexity the one over words.
-
-    Example: synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
+    Examples:
+        synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
     """
+    options.check_out(out, overwrite, *results, check=_check_picture)
     loaded = load_runs(results)
     labels = label or _names(results)
     if len(labels) != len(results):
-        raise ValueError(f"{len(labels)} labels for {len(results)} files: give one for each, or none")
+        raise ValueError(f"{len(labels)} labels for {len(results)} files: give one for each file, or omit --label")
     names, means, deviations = scores_of_groups(loaded, labels, score or [])
     runs = {name: labels.count(name) for name in means}
     named = ", ".join(name if count == 1 else f"{name} ({count} runs)" for name, count in runs.items())

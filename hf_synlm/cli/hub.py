@@ -11,43 +11,50 @@ from hf_synlm.data.files import read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 from hf_synlm.models import ARCHITECTURES
 
+OutFolder = Annotated[Path, typer.Option(help="Folder to write.")]
 
-def _check_target(out: Path, overwrite: bool) -> None:
+
+def _check_folder(out: Path, overwrite: bool, *reads: Path | None, model: str | None) -> None:
     from hf_synlm.hub.export import check_target
 
-    check_target(out, overwrite)
-
-
-ModelName = Annotated[str, typer.Argument()]
-OutFolder = Annotated[Path, options.Writes(_check_target, replaces_folder=True)]
-ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format")]
+    options.check_out(out, overwrite, *reads, model=model, check=check_target, is_folder=True)
 
 
 def convert(
-    architecture: Annotated[Literal["gpst", "on_lstm", "palm", "prpn", "pushdown", "rnng"], typer.Argument()],
-    weights: Annotated[Path, typer.Option(**options.INPUT_FILE)],
-    config: Annotated[list[Path], typer.Option(**options.INPUT_FILE)],
+    architecture: Annotated[
+        Literal["gpst", "on_lstm", "palm", "prpn", "pushdown", "rnng"],
+        typer.Argument(help="Architecture of the checkpoint."),
+    ],
+    weights: Annotated[
+        Path,
+        typer.Option(help="The authors' checkpoint: safetensors, or a file of plain tensors.", **options.INPUT_FILE),
+    ],
+    config: Annotated[
+        list[Path],
+        typer.Option(
+            help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config.",
+            **options.INPUT_FILE,
+        ),
+    ],
     out: OutFolder,
-    overwrite: bool = False,
-    tokenizer: str | None = None,
+    overwrite: options.Overwrite = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes."
+        ),
+    ] = None,
 ) -> None:
-    """Convert a checkpoint of the authors' code.
+    """Convert a checkpoint of the authors' code into a self-contained repository.
 
-    The result is a self-contained repository. The conversion accounts for every tensor, or it stops and names the
-    tensors that are left. Pickles with more than tensors are refused, because they can run code; the message says how
-    to take the tensors out.
-
-    Options:
-        architecture: Architecture of the checkpoint.
-        weights: The authors' checkpoint: safetensors, or a file of plain tensors.
-        config: The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config.
-        out: Folder to write.
-        tokenizer: Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes.
+    The conversion accounts for every tensor; otherwise it stops and names the tensors that are left over. A pickle
+    that holds more than tensors is refused, because it can run code; the message explains how to extract the tensors.
 
     Examples:
         synlm convert gpst --weights model.bin --config r2d2.json --config gpt.json --tokenizer gpst-vocab --out gpst
         synlm convert rnng --weights weights.pt --config config.json --out rnng
     """
+    _check_folder(out, overwrite, weights, *config, model=tokenizer)
     from hf_synlm.conversion.files import convert_files
     from hf_synlm.hub.checkpoint import load_tokenizer
 
@@ -57,25 +64,24 @@ def convert(
     if not (out / "tokenizer_config.json").is_file():
         options.say(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer")
     if read_json(out / "config.json").get("eos_token_id") is None:
-        options.say(f"{out} has no end token, so it cannot end a sentence: add eos_token_id to --config")
+        options.say(f"{out} has no end token, so it never ends a sentence: add eos_token_id to --config")
     options.say(f"wrote {out}; check it by `synlm verify {out}`")
 
 
 def info(
-    model: Annotated[str | None, typer.Argument()] = None,
-    files: Annotated[str | None, typer.Option(metavar=f"[{'|'.join(ARCHITECTURES)}]")] = None,
-    style: ReportFormat = "table",
-    revision: str | None = None,
+    model: Annotated[str | None, typer.Argument(help="Folder of a model, or its name on the Hub.")] = None,
+    files: Annotated[
+        Literal[ARCHITECTURES] | None,  # type: ignore[valid-type]
+        typer.Option(help="List instead the files of code that ship with every model of this architecture."),
+    ] = None,
+    style: options.ReportFormat = "table",
+    revision: options.Revision = None,
 ) -> None:
     """Show what a model is, without running it.
 
-    That is its architecture, size, tokens, Auto classes, whether it is complete, and what its card says. The command
-    reads files and runs no code, so it is safe for models of unknown origin. The weights of a model on the Hub are not
-    downloaded.
-
-    Options:
-        files: List instead the files of code that ship with every model of this architecture.
-        style: How to print the result.
+    Shows its architecture, size, tokens and Auto classes, whether it is complete, and what its card says. The command
+    only reads files and never runs code, so it is safe for models of unknown origin. It does not download the weights
+    of a model on the Hub.
 
     Examples:
         synlm info model_cards/gpst-tiny
@@ -97,34 +103,42 @@ def info(
 
 
 def export(
-    model: ModelName,
+    model: options.ModelName,
     out: OutFolder,
-    overwrite: bool = False,
-    facts: options.InputFile = None,
-    results: options.InputFiles = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    overwrite: options.Overwrite = False,
+    facts: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data, "
+            "training_procedure, limits, results, task, ... They replace the same facts in the card.yaml beside the "
+            "model, which is the default. A card without card.yaml stays as it is.",
+            **options.INPUT_FILE,
+        ),
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Result file of `synlm evaluate --out` to report on the card; repeat for several. They replace the "
+            "numbers in the card.yaml beside the model.",
+            **options.INPUT_FILE,
+        ),
+    ] = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     dtype: options.DType = "auto",
 ) -> None:
     """Export a self-contained repository that loads without hf_synlm.
 
     It holds code, weights in safetensors, tokenizer, generation options and card. A language model stays a language
-    model, and a classifier a classifier. The code is that of the installed hf_synlm, also for a fine-tuned copy of a
-    model from the Hub. The folder appears when it is complete.
-
-    Options:
-        out: Folder to write.
-        facts: YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data,
-            training_procedure, limits, results, task, ... Default: what card.yaml beside the model states; single facts
-            replace those. A card without card.yaml stays as it is.
-        results: Result file of `synlm evaluate --out` to report on the card; repeat for several. They replace the
-            numbers of card.yaml beside the model.
+    model, and a classifier a classifier. The code comes from the installed hf_synlm, also for a fine-tuned copy of a
+    model from the Hub. The folder appears only when it is complete.
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
         synlm export model_cards/gpst-tiny --out my-gpst --results f1.json --results ppl.json
         synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
     """
+    _check_folder(out, overwrite, facts, *(results or ()), model=model)
     from transformers import PreTrainedConfig
 
     from hf_synlm.hub.card import read_facts
@@ -192,27 +206,26 @@ def _stated_facts(
 
 
 def verify(
-    model: ModelName,
-    text: list[str] | None = None,
-    num_beams: options.OptionalPositive = None,
-    max_new_tokens: options.Positive = 8,
-    tolerance: Annotated[float, typer.Option(min=0.0)] = 0.0,
-    style: ReportFormat = "table",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    model: options.ModelName,
+    text: Annotated[list[str] | None, typer.Option(help="Text to tokenize, parse and continue; repeatable.")] = None,
+    num_beams: Annotated[
+        int | None,
+        typer.Option(min=1, help="Beam of the parser; default: the model's.", rich_help_panel="Estimator and beam"),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the greedy continuation.")] = 8,
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0.0, help="Largest allowed difference between numbers; trees and tokens must be equal."),
+    ] = 0.0,
+    style: options.ReportFormat = "table",
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Check that a folder loads without hf_synlm.
+    """Check that a model loads and computes the same without hf_synlm.
 
-    The command loads a model here and in a clean process where `import hf_synlm` fails, and compares what the two
-    compute: configuration, tokenizer, logits, parses and generated text with its trees must agree. The command runs the
-    code of the folder, so a model on the Hub needs --trust-remote-code. Exit code 1 if something differs.
-
-    Options:
-        text: Text to tokenize, parse and continue; repeatable.
-        num_beams: Beam of the parser; default: the model's.
-        max_new_tokens: Length of the greedy continuation.
-        tolerance: Largest difference of a number that passes; trees and tokens must be equal.
-        style: How to print the result.
+    The command loads the model here and in a clean process where `import hf_synlm` fails. Configuration, tokenizer,
+    logits, parses and generated text with its trees must agree; if something differs, the exit code is 1. The command
+    runs the code of the folder, so a model on the Hub needs --trust-remote-code.
 
     Examples:
         synlm verify gpst-tiny
@@ -255,29 +268,25 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
 
 
 def push(
-    folder: options.PathArgument,
-    repo_id: Annotated[str, typer.Argument()],
-    private: bool = False,
-    revision: str | None = None,
-    message: str = "Upload model",
-    check: Annotated[bool, typer.Option("--verify/--no-verify")] = True,
-    dry_run: bool = False,
+    folder: Annotated[Path, typer.Argument(help="Folder that `synlm export` or a training script wrote.")],
+    repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, created if it does not exist; default: main.", rich_help_panel="Model")
+    ] = None,
+    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload model",
+    check: Annotated[bool, typer.Option("--verify/--no-verify", help="First do what `synlm verify` does.")] = True,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Upload nothing: verify, and list the files with their sizes in bytes."),
+    ] = False,
 ) -> None:
     """Upload a folder in a single, all-or-nothing commit.
 
-    The command first checks the login and verifies the folder, and does not push it if something differs (exit code 1).
-    Hidden files are left out, pickles are refused. The example on the card gets the name of the repository. The token
-    is that of `hf auth login` or of the environment variable HF_TOKEN; there is no option for it, because other users
-    of the machine can see it. Prints the hash of the commit, for `revision=`.
-
-    Options:
-        folder: What `synlm export` or a training script wrote.
-        repo_id: Name on the Hub, OWNER/NAME; made if it does not exist.
-        private: Make a new repository private.
-        revision: Branch, made if it does not exist; default: main.
-        message: Message of the commit.
-        check: First do what `synlm verify` does.
-        dry_run: Upload nothing: verify, and list the files with their sizes in bytes.
+    The command first checks the login and verifies the folder; if something differs, it uploads nothing (exit code 1).
+    Hidden files are left out, and pickles are refused. The example on the card gets the name of the repository. The
+    token comes from `hf auth login` or the environment variable HF_TOKEN; there is no option for it, because other
+    users of the machine could see it. Prints the hash of the commit, for `revision=`.
 
     Examples:
         synlm push gpst-tiny your-name/gpst-tiny --dry-run

@@ -33,9 +33,23 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.text.surprisal import WordScores
 
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
-FormatOption = Annotated[Format, typer.Option("--format")]
-# The files depend on the sentences, see `_check_drawings`.
-Out = Annotated[Path | None, options.Writes(lambda out, overwrite: None)]
+FormatOption = Annotated[
+    Format,
+    typer.Option(
+        "--format",
+        help="brackets and json: one line per sentence (json: all trees, log-probabilities); text, upright: drawings; "
+        "latex: for the package forest; svg: a file per sentence; html: one page with all trees and surprisals.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="File to write (svg of several sentences: folder); default: print.")]
+OutFile = Annotated[Path, typer.Option(help="File to write.")]
+Sentences = Annotated[Path, typer.Argument(help="Text, one sentence per line; - reads standard input.")]
+PunctuationBy = Annotated[
+    Literal["tag", "form"],
+    typer.Option(
+        help="Recognize punctuation by the tags of the Penn Treebank, or by its form if the parser gives no tags."
+    ),
+]
 
 
 def _meta(out: Path) -> Path:
@@ -48,32 +62,33 @@ def _check_with_meta(out: Path, overwrite: bool) -> None:
 
 
 def parse(
-    texts: options.PathArgument,
-    model: str,
+    texts: Sentences,
+    model: options.Model,
     parsing: options.Parsing,
     style: FormatOption = "brackets",
     out: Out = None,
-    overwrite: bool = False,
-    num_trees: options.Positive = 1,
+    overwrite: options.Overwrite = False,
+    num_trees: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Trees per sentence (json, html), for models with a beam. Trees that are equal over words count once.",
+        ),
+    ] = 1,
     tokenize: options.Tokenize = None,
 ) -> None:
     """Parse sentences into trees.
 
-    Trees come as brackets, JSON, drawings, LaTeX, SVG or a page of HTML. White space separates words; the pieces of a
+    Prints trees as brackets, JSON, drawings, LaTeX, SVG or an HTML page. White space separates words; the pieces of a
     word stay together. A blank line stays blank, and so does a sentence without a tree. Pictures show the surprisal of
     each word given the words before it, summed over trees. With --tokenize ptb, trees are over the pieces of words.
-
-    Options:
-        texts: Text, one sentence per line; - reads standard input.
-        style: brackets and json: one line per sentence (json: all trees, log-probabilities); text, upright: drawings;
-            latex: for the package forest; svg: a file per sentence; html: one page with all trees and surprisals.
-        out: File to write (svg of several sentences: folder); default: print.
-        num_trees: Trees per sentence (json, html) of a model with a beam. Trees that are equal over words count once.
 
     Examples:
         echo "the people agree" | synlm parse - --model model_cards/rnng-tiny
         synlm parse in.txt --model model_cards/gpst-tiny --num-trees 5 --format html --out trees.html
     """
+    # The names of pictures depend on the sentences, see `_check_drawings`.
+    options.check_out(out, overwrite, texts, parsing.cache, model=model, check=lambda path, replace: None)
     sentences = [line.split() for line in read_lines(texts)]
     if not any(sentences):
         raise ValueError(f"{texts} holds no sentence: give one per line")
@@ -85,7 +100,7 @@ def parse(
     scorer = parsing.scorer(model)
     width = parsing.num_beams or getattr(scorer.model.config, "scoring_num_beams", None)
     if width is None and num_trees > 1 and hasattr(scorer.model, "parse"):
-        raise ValueError(f"--num-trees {num_trees}: {type(scorer.model).__name__} gives one tree. Leave it out.")
+        raise ValueError(f"--num-trees {num_trees}: {type(scorer.model).__name__} gives one tree. Omit the option.")
     if width is not None and num_trees > width:
         raise ValueError(f"--num-trees {num_trees}: the beam holds {width}. Give --num-beams of at least as many.")
     if tokenize:
@@ -125,32 +140,34 @@ def _read_trees_of(path: Path, left_out: Counter[str]) -> list[TreebankSentence]
 
 
 def treebank(
-    trees: Annotated[list[Path], typer.Argument(**options.INPUT_FILE)],
-    out: Annotated[Path, options.Writes(_check_with_meta, beside=_meta)],
-    overwrite: bool = False,
-    punctuation: Literal["keep", "remove"] = "keep",
-    punctuation_by: Literal["tag", "form"] = "tag",
-    words: Literal["keep", "ptb-concat"] = "keep",
-    binarize: Literal["right", "left"] | None = None,
-    max_words: options.OptionalPositive = None,
+    trees: Annotated[list[Path], typer.Argument(help="Files of bracketed trees.", **options.INPUT_FILE)],
+    out: OutFile,
+    overwrite: options.Overwrite = False,
+    punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep",
+    punctuation_by: PunctuationBy = "tag",
+    words: Annotated[
+        Literal["keep", "ptb-concat"],
+        typer.Option(
+            help="keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn "
+            "Treebank)."
+        ),
+    ] = "keep",
+    binarize: Annotated[
+        Literal["right", "left"] | None,
+        typer.Option(help="Make trees binary. The programs of this library do this themselves where they need it."),
+    ] = None,
+    max_words: Annotated[int | None, typer.Option(min=1, help="Leave out sentences of more words than this.")] = None,
 ) -> None:
     """Check trees of parsers or treebanks, and write them as one clean file for training.
 
-    Reads bracketed trees with a tag for each word, as benepar, stanza and supar write them and treebanks have them. The
-    output has a tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts, and the
-    checksums of inputs and output. Trees that cannot be read are an error that names file and lines.
+    Reads bracketed trees with a tag for each word: the format of treebanks, and of the parsers benepar, stanza and
+    supar. Writes one tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts, and
+    the checksums of inputs and output. If a tree cannot be read, the command stops and names the file and the lines.
 
-    Options:
-        trees: Files of bracketed trees.
-        out: File to write.
-        punctuation: keep it, or remove it.
-        punctuation_by: Tell punctuation by the tags of the Penn Treebank, or by form where a parser gives no tags.
-        words: keep, or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn Treebank).
-        binarize: Make trees binary. Programs of this library do so themselves where they need it.
-        max_words: Leave longer sentences out.
-
-    Example: synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
+    Examples:
+        synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
     """
+    options.check_out(out, overwrite, *trees, check=_check_with_meta, beside=_meta)
     from hf_synlm.data.punctuation import check_tags, keep_words
 
     left_out, lines, num_words = Counter[str](), list[str](), 0
@@ -186,35 +203,38 @@ def treebank(
 
 
 def silver(
-    texts: options.PathArgument,
-    out: Annotated[Path, options.Writes(_check_with_meta, beside=_meta)],
-    overwrite: bool = False,
-    language: str = "en",
-    package: str | None = None,
-    models: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None,
-    words: Literal["split", "keep"] = "split",
-    device: str | None = None,
-    batch_size: options.Positive = 50,
+    texts: Sentences,
+    out: OutFile,
+    overwrite: options.Overwrite = False,
+    language: Annotated[str, typer.Option(help="Language of Stanza, such as en, de, zh-hans.")] = "en",
+    package: Annotated[
+        str | None, typer.Option(help="Parser of the language; default: the one that Stanza chooses.")
+    ] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Folder of Stanza's models; default: ~/stanza_resources."),
+    ] = None,
+    words: Annotated[
+        Literal["split", "keep"],
+        typer.Option(
+            help="split: split words and punctuation as treebanks do; keep: take the words that white space separates."
+        ),
+    ] = "split",
+    device: options.Device = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of sentences to parse together.")] = 50,
 ) -> None:
-    """Parse text by Stanza, a neural parser, to get trees to train on where no treebank is.
+    """Parse text with the neural parser Stanza, to train on its trees where there is no treebank.
 
-    Needs: pip install 'hf_synlm[silver]'. Writes a tree per sentence as the parser gives it; `synlm treebank` makes
-    training data of it. Models of Stanza that are missing are downloaded. OUT.meta.json names parser and checksums.
-    The same command continues a run that was stopped: until all is done, trees are in OUT.partial.
-
-    Options:
-        texts: Text, one sentence per line; blank lines are left out; - reads standard input.
-        out: File to write.
-        language: Language of Stanza, such as en, de, zh-hans.
-        package: Parser of the language; default: Stanza's own choice.
-        models: Folder of Stanza's models; default: ~/stanza_resources.
-        words: split words and punctuation as treebanks do, or keep those that white space separates.
-        batch_size: Number of sentences that are parsed together.
+    Needs: pip install 'hf_synlm[silver]'. Writes one tree per sentence, as the parser gives it, without blank lines;
+    `synlm treebank` turns them into training data. Missing models of Stanza are downloaded. OUT.meta.json names the
+    parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the trees are
+    in OUT.partial.
 
     Examples:
         synlm silver novel.txt --out silver.mrg
         synlm treebank silver.mrg --max-words 40 --out train.txt
     """
+    options.check_out(out, overwrite, texts, models, check=_check_with_meta, beside=_meta)
     inputs = describe_files([texts])
     lines = [line for line in read_lines(texts) if line.strip()]
     if not lines:
@@ -242,26 +262,26 @@ def silver(
 
 
 def draw(
-    trees: options.PathArgument,
-    tree_style: options.TreeStyle | None = None,
+    trees: Annotated[
+        Path,
+        typer.Argument(
+            help="One tree per line, or the JSON lines of `synlm parse --format json`; - reads standard input."
+        ),
+    ],
+    tree_style: options.TreeStyle = None,
     style: FormatOption = "text",
     out: Out = None,
-    overwrite: bool = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
-    """Draw trees from a file of any program.
+    """Draw trees from a file, whichever program wrote it.
 
-    No model is needed. Without --tree-style the command tells labels and tags from words by their capital letters.
-
-    Options:
-        trees: One tree per line, or the JSON lines of `synlm parse --format json`; - reads standard input.
-        style: brackets and json: one line per sentence; text, upright: drawings; latex: for the package forest; svg: a
-            file per sentence; html: one page with all trees and surprisals.
-        out: File to write (svg of several sentences: folder); default: print.
+    This needs no model. Without --tree-style the command recognizes labels and tags by their capital letters.
 
     Examples:
         echo "(S (NP the cat) (VP sleeps))" | synlm draw -
         synlm draw hf_synlm/data/samples/trees.test.txt --format html --out trees.html
     """
+    options.check_out(out, overwrite, trees, check=lambda path, replace: None)
     sentences = read_parses(trees, tree_style)
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings(sentences, style, out, title=str(trees))
@@ -325,43 +345,53 @@ def _print_or_write(text: str, out: Path | None) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- generate
+_BEAM, _SAMPLING = "Estimator and beam", "Sampling"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChoosingOptions:
-    """How `generate` chooses words.
+    """How `generate` chooses words."""
 
-    Attributes:
-        max_new_tokens: Maximum length of a continuation.
-        num_sequences: Texts per prompt.
-        num_beams: Beam of the search; default: greedy.
-        action_beam_size: Derivations kept after an action (RNNG); default: the model's own, at least num_beams.
-        fast_track_size: Derivations that fast-track moves on to the next word (RNNG).
-        structure_mode: GPST, RNNG: joint (default) searches tree and words together; marginal sums the trees out and
-            gives no tree.
-        sample: Sample words instead of taking the best.
-        temperature: Below 1 sharpens the distribution.
-        top_k: Sample from the top k tokens; 0 = all tokens.
-        top_p: Sample from the top tokens of total mass p.
-        generate_option: NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several.
-    """
-
-    max_new_tokens: options.Positive = 20
-    num_sequences: options.Positive = 1
-    num_beams: options.OptionalPositive = None
-    action_beam_size: options.OptionalPositive = None
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a continuation.")] = 20
+    num_sequences: Annotated[int, typer.Option(min=1, help="Texts per prompt.")] = 1
+    num_beams: Annotated[
+        int | None, typer.Option(min=1, help="Beam of the search; default: greedy.", rich_help_panel=_BEAM)
+    ] = None
+    action_beam_size: options.ActionBeamSize = None
     fast_track_size: options.FastTrackSize = None
-    structure_mode: Literal["joint", "marginal"] | None = None
-    sample: bool = False
-    temperature: Annotated[float | None, typer.Option(min=0.0)] = None
-    top_k: Annotated[int | None, typer.Option(min=0)] = None
-    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None
-    generate_option: list[str] | None = None
+    structure_mode: Annotated[
+        Literal["joint", "marginal"] | None,
+        typer.Option(
+            help="GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and "
+            "gives no tree.",
+            rich_help_panel=_BEAM,
+        ),
+    ] = None
+    sample: Annotated[
+        bool,
+        typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_SAMPLING),
+    ] = False
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Values below 1 sharpen the distribution.", rich_help_panel=_SAMPLING),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=0, help="Sample from the top k tokens; 0: from all tokens.", rich_help_panel=_SAMPLING),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Sample from the top tokens whose probabilities sum to p.", rich_help_panel=_SAMPLING
+        ),
+    ] = None
+    generate_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several."),
+    ] = None
 
     def chosen(self) -> dict[str, Any]:
-        """The options of `generate`.
-
-        Raises:
-            ValueError: options that do not go together.
-        """
+        """The options of `generate`; ValueError if they do not go together."""
         if not self.sample and (self.num_beams or 1) < self.num_sequences:
             raise ValueError(
                 f"--num-sequences {self.num_sequences} needs a beam or sampling: add --num-beams {self.num_sequences} "
@@ -383,34 +413,40 @@ class ChoosingOptions:
 
 
 def generate(
-    prompts: Annotated[Path | None, typer.Argument()] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Prompts, one per line; - reads standard input. Default: begin new texts, or see --prompt."
+        ),
+    ] = None,
     *,
-    model: str,
-    prompt: list[str] | None = None,
-    style: Annotated[Literal["text", "table", "tree", "brackets", "json"], typer.Option("--format")] = "text",
-    out: Annotated[Path | None, options.Writes()] = None,
-    overwrite: bool = False,
+    model: options.Model,
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeat for several.")] = None,
+    style: Annotated[
+        Literal["text", "table", "tree", "brackets", "json"],
+        typer.Option(
+            "--format",
+            help="text: one line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, "
+            "one line per text; json: everything, one line per text.",
+        ),
+    ] = "text",
+    out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
+    overwrite: options.Overwrite = False,
     choosing: ChoosingOptions,
     loading: options.Loading,
-    gguf_file: str | None = None,
+    gguf_file: options.GGUFFile = None,
 ) -> None:
     """Continue prompts. Models of this library also give the tree of the whole text.
 
     Trees are over tokens, as the model composes them. The score of a text is the log-probability in nats that the
-    search sums up; beam search without --sample divides it by the number of new tokens (length_penalty).
-
-    Options:
-        prompts: Prompts, one per line; - reads standard input. Default: begin new texts, or see --prompt.
-        prompt: A prompt; repeat for several.
-        style: text: a line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, one
-            line per text; json: everything, one line per text.
-        out: File to write; default: print.
+    search adds up; beam search without --sample divides it by the number of new tokens (length_penalty).
 
     Examples:
         synlm generate --model model_cards/gpst-tiny --prompt "The state of our Union" --num-beams 5 --format tree
         synlm generate --model model_cards/rnng-tiny --sample --seed 1 --format brackets | synlm draw -
         synlm generate prompts.txt --model gpt2 --sample --top-k 20 --num-sequences 3
     """
+    options.check_out(out, overwrite, prompts, model=model)
     texts = _read_prompts(prompts, prompt)
     chosen = choosing.chosen()
     from hf_synlm.evaluation.generation import generate_texts
@@ -461,27 +497,48 @@ def _row(text: "GeneratedText") -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------ surprisal
 def _check_table(out: Path, overwrite: bool) -> None:
-    """Raise ValueError if one of the two files cannot be written, or the name is of another format."""
     if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
         raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
     _check_with_meta(out, overwrite)
 
 
 def surprisal(
-    texts: options.PathArgument,
-    model: str,
+    texts: options.Texts,
+    model: options.Model,
     scoring: options.Scoring,
-    out: Annotated[Path | None, options.Writes(_check_table, beside=_meta)] = None,
-    overwrite: bool = False,
-    unit: Literal["bits", "nats"] = "bits",
+    out: Annotated[
+        Path | None, typer.Option(help="TSV file to write; OUT.meta.json describes it. Default: print the table.")
+    ] = None,
+    overwrite: options.Overwrite = False,
+    unit: Annotated[
+        Literal["bits", "nats"], typer.Option(help="Unit of surprisal, which is part of the column's name.")
+    ] = "bits",
     context: options.Context = "sentence",
-    word_correction: bool = False,
+    word_correction: Annotated[
+        bool,
+        typer.Option(
+            "--word-correction",
+            help="Probability of words instead of tokens: count the space after a word as part of this word, not of "
+            "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
+        ),
+    ] = False,
     tokenize: options.Tokenize = None,
-    lmzoo: bool = False,
-    first_word: bool = True,
-    file_format: options.FileFormat = None,
-    text_column: str | None = None,
-    item_column: str | None = None,
+    lmzoo: Annotated[
+        bool,
+        typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits."),
+    ] = False,
+    first_word: Annotated[
+        bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
+    ] = True,
+    file_format: Annotated[
+        Literal["txt", "tsv", "csv", "jsonl"] | None,
+        typer.Option("--format", help="Format of the input; default: the ending of its name."),
+    ] = None,
+    text_column: options.TextColumn = None,
+    item_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
+    ] = None,
 ) -> None:
     """Surprisal of every word of a text.
 
@@ -491,19 +548,11 @@ def surprisal(
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), and the other columns of an input table. A field is empty if the model
     does not have this measure.
 
-    Options:
-        out: TSV file to write; OUT.meta.json describes it. Default: print the table.
-        unit: Unit of surprisal, which is part of the column's name.
-        word_correction: Probability of words instead of tokens: count the space that ends a word to this word, not to
-            the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.
-        lmzoo: Write the columns of lm-zoo instead, one row per token, in bits.
-        first_word: Score the first word, after a begin token; otherwise it has no value.
-        item_column: Column of the items' ids in a table; default: item, or the number of the row.
-
     Examples:
         echo "the people agree" | synlm surprisal - --model model_cards/rnng-tiny
         synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
     """
+    options.check_out(out, overwrite, texts, scoring.cache, model=model, check=_check_table, beside=_meta)
     if lmzoo and unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
     files = describe_files([texts])

@@ -15,16 +15,7 @@ from hf_synlm.trees.spans import Span, validate_spans
 
 @dataclasses.dataclass
 class Node:
-    """A constituent or a word.
-
-    Attributes:
-        label: of a constituent, empty if it has none; for a word the word.
-        start: first word.
-        end: one past the last word.
-        children: none for a word.
-        height: 0 for a word, else one more than the highest child.
-        column: horizontal place, in the unit of the words' places.
-    """
+    """A constituent (or a word: height 0, no children) over the words start to end - 1; its label may be empty."""
 
     label: str
     start: int
@@ -40,21 +31,10 @@ class Node:
 
 
 def build_nodes(words: Sequence[str], spans: Sequence[Span], labels: Sequence[str] | None = None) -> list[Node]:
-    """Put a tree together.
+    """The roots of a tree, from left to right, from half-open spans in any order that nest.
 
-    Args:
-        words: the n words, at least one.
-        spans: half-open spans in any order that nest, unary chains from the bottom to the top. Without labels, spans of
-            one word and copies are left out.
-        labels: one label per span.
-
-    Returns:
-        The roots, from left to right: one if the whole sentence is among the spans, or if there is one word.
-
-    Raises:
-        ValueError: no words, spans that cross or leave the sentence, or another number of labels.
-
-    Cost: O(n + s log s) for s spans.
+    Unary chains go from the bottom to the top. Without labels, spans of one word and copies are left out. Raises
+    ValueError if there are no words, spans cross or leave the sentence, or the number of labels is another.
     """
     if labels is not None and len(labels) != len(spans):
         raise ValueError(f"{len(spans)} spans have {len(labels)} labels: give one label per span")
@@ -79,17 +59,10 @@ def build_nodes(words: Sequence[str], spans: Sequence[Span], labels: Sequence[st
 
 
 def place_nodes(roots: Sequence[Node], measure: Callable[[str], float], gap: float) -> tuple[list[Node], float]:
-    """Give every node its column, so far apart that no word and no label overlaps its neighbour.
+    """Set the column of every node, so that no word and no label overlaps its neighbour. Cost: O(n * depth).
 
-    Args:
-        roots: of `build_nodes`; their columns are written.
-        measure: width of a word or label.
-        gap: space between neighbours.
-
-    Returns:
-        All nodes, parents before children, from left to right; and the whole width.
-
-    Cost: O(n * depth).
+    `measure` gives the width of a word or label, `gap` is the space between neighbours. Returns all nodes, parents
+    before children and left before right, and the whole width.
     """
     nodes: list[Node] = []
     agenda = list(reversed(roots))
@@ -114,14 +87,7 @@ def place_nodes(roots: Sequence[Node], measure: Callable[[str], float], gap: flo
 
 
 def clean_text(text: str) -> str:
-    """Replace what no XML document and no terminal line may hold: control characters, lone surrogates, noncharacters.
-
-    Args:
-        text: any string.
-
-    Returns:
-        The text with U+FFFD in their place; white space becomes a blank.
-    """
+    """Replace characters that XML and terminals cannot hold by U+FFFD, and white space by a blank."""
     return "".join(
         " " if character.isspace() else "\ufffd" if _is_forbidden(character) else character for character in text
     )
@@ -132,14 +98,7 @@ def _is_forbidden(character: str) -> bool:
 
 
 def display_width(text: str) -> int:
-    """Number of cells that a text takes in a terminal: 2 for wide characters, 0 for combining and invisible ones.
-
-    Args:
-        text: any string.
-
-    Returns:
-        The width.
-    """
+    """Number of cells that a text takes in a terminal: 2 for wide characters, 0 for combining and invisible ones."""
     return sum(map(_cells, text))
 
 
@@ -150,12 +109,5 @@ def _cells(character: str) -> int:
 
 
 def is_right_to_left(text: str) -> bool:
-    """Tell whether a text holds a letter of a script that is written from right to left.
-
-    Args:
-        text: any string.
-
-    Returns:
-        True for Arabic, Hebrew and the like.
-    """
+    """Whether a text holds a letter of a script that is written from right to left."""
     return any(unicodedata.bidirectional(character) in ("R", "AL") for character in text)

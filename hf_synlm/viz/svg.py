@@ -19,27 +19,12 @@ _NARROW, _WIDE = frozenset("iljtfrI.,:;!|'`()[] "), frozenset("mwMW@%—…")
 
 
 def escape_xml(text: str) -> str:
-    """Write a text so that it can stand in an element of SVG or HTML.
-
-    Args:
-        text: any string.
-
-    Returns:
-        The text with &lt; and the like; characters that XML cannot hold become U+FFFD.
-    """
+    """Escape a text for an element of SVG or HTML; characters that XML cannot hold become U+FFFD."""
     return _escape_xml(clean_text(text))
 
 
 def text_width(text: str, size: float = FONT_SIZE) -> float:
-    """Estimate the width of a text in pixels, rather too wide than too narrow; no font is read.
-
-    Args:
-        text: any string.
-        size: font size in pixels.
-
-    Returns:
-        The width.
-    """
+    """Estimate the width of a text in pixels without reading a font: rather too wide than too narrow."""
     return size * sum(map(_em, clean_text(text)))
 
 
@@ -97,17 +82,7 @@ def tree_to_svg(
 
 
 def svg_element(parts: Sequence[str], width: float, height: float, title: str) -> str:
-    """An `<svg>` element around its parts.
-
-    Args:
-        parts: elements; x = 0 is 10 pixels from the left side.
-        width: in pixels.
-        height: in pixels.
-        title: what it shows.
-
-    Returns:
-        The element.
-    """
+    """An `<svg>` element around its parts; x = 0 is 10 pixels from the left side, sizes are in pixels."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="{-_MARGIN} 0 {width:.0f} {height:.0f}" role="img" font-family="{FONT}" font-size="{FONT_SIZE}" '
@@ -118,17 +93,10 @@ def svg_element(parts: Sequence[str], width: float, height: float, title: str) -
 
 
 def text_element(text: str, x: float, y: float, anchor: str = "middle", **attributes: object) -> str:
-    """A `<text>` element; its direction follows its own script.
+    """A `<text>` element, whose direction follows its own script.
 
-    Args:
-        text: what it says.
-        x: place of the anchor.
-        y: base line.
-        anchor: which part of the text is at `x`: start, middle or end.
-        **attributes: further attributes with plain values; an underscore stands for a hyphen.
-
-    Returns:
-        The element.
+    `anchor` (start, middle or end) says which part of the text is at `x`; `y` is the base line. In the names of
+    further attributes an underscore stands for a hyphen.
     """
     more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
     return (

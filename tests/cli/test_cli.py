@@ -352,7 +352,7 @@ def test_a_run_counts_once(blimp_runs, tmp_path, capsys):
         (["evaluate", "perplexity", "texts.txt", "--out", "a.md"], "Choose a name in .json"),
         (["evaluate", "perplexity", "texts.txt", "--out", "old.json"], "old.md exists"),
         (["surprisal", "texts.txt", "--out", "a.csv"], "Choose a name in .tsv"),
-        (["parse", "texts.txt", "--out", "-"], "--out -: name a file or folder"),
+        (["parse", "texts.txt", "--out", "-"], "`--out -` is not supported"),
         (["parse", "texts.txt", "--out", "old.tsv"], "old.tsv exists"),
         (["evaluate", "perplexity", "texts.txt", "--out", "texts.txt/a.json"], "no files can be made in"),
     ],
