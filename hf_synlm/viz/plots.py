@@ -31,7 +31,7 @@ def _figure(width: float, height: float) -> Iterator[Any]:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "hf_synlm", "svg.fonttype": "none", "text.parse_math": False}
+    settings: Any = {"svg.hashsalt": "hf_synlm", "svg.fonttype": "none", "text.parse_math": False}
     with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader of an SVG file has more fonts
         yield Figure(figsize=(width, height), layout="constrained")
