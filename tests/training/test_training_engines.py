@@ -54,8 +54,8 @@ def test_files_are_read_and_name_their_command(path: Path) -> None:
     assert config.mixed_precision == ("no" if path.stem == "cpu" else "bf16")
     assert config.num_processes == (8 if path.stem in ("ddp", "fsdp2") else 1)
     assert f"accelerate launch --config_file hf_synlm/training/accelerate/{path.name}" in path.read_text()
-    readme = (TRAINING / "README.md").read_text(encoding="utf-8")
-    assert f"accelerate launch --config_file hf_synlm/training/accelerate/{path.name}" in readme
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert f"accelerate launch --config_file hf_synlm/training/accelerate/{path.name}" in page
 
 
 def test_layers_that_are_sharded_exist(tiny_gpst_config: GPSTConfig) -> None:
