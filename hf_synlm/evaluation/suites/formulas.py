@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+# Published formulas have a few dozen tokens. A file may hold anything, and deep formulas would exhaust the stack.
+MOST_TOKENS = 300
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-5, 1e-3
 Surprisals: TypeAlias = Mapping[tuple[str, int], float]
 """(condition, region number) -> surprisal."""
@@ -69,17 +71,22 @@ class Formula:
             is_truth = self._is_truth(self._tree)
         except SyntaxError as error:
             raise self._error(error.msg) from error
+        except (RecursionError, MemoryError) as error:
+            raise self._error("its brackets are nested too deep") from error
         if not is_truth:
             raise self._error("it is a number, but a prediction compares numbers by <, > or =")
 
     def _error(self, problem: str) -> ValueError:
-        return ValueError(f"formula {self.text!r} cannot be read: {problem}")
+        shown = self.text if len(self.text) <= 200 else f"{self.text[:40]}..."
+        return ValueError(f"formula {shown!r} cannot be read: {problem}")
 
     def _symbols(self) -> list[str]:
         """The formula in Python's symbols; the operand k is the name x<k>."""
         symbols: list[str] = []
         place = 0
         while rest := self.text[place:].strip():
+            if len(symbols) == MOST_TOKENS:
+                raise self._error(f"it is longer than {MOST_TOKENS} regions, numbers and operators")
             match = _TOKEN.match(self.text, place)
             if match is None:
                 raise self._error(f"{rest[:12]!r} is unknown")

@@ -117,7 +117,7 @@ def load_suite(path: PathLike) -> Suite:
         raise ValueError(f"{path} is not a suite of SyntaxGym: it lacks {error}") from error
     except (AttributeError, TypeError, OverflowError) as error:
         raise ValueError(f"{path} is not a suite of SyntaxGym: {error}") from error
-    if metric not in _METRICS:
+    if not isinstance(metric, str) or metric not in _METRICS:
         raise ValueError(f"{path}: metric {metric!r} is unknown: choose one of {', '.join(_METRICS)}")
     if not formulas or not items:
         raise ValueError(f"{path} has {len(formulas)} predictions and {len(items)} items: it needs one of each")
