@@ -202,7 +202,7 @@ class ContextDataset(torch.utils.data.Dataset):
         if index + 1 < self._first_of_shard[number + 1]:
             last, stop = self._opening[index + 1].tolist()
         else:
-            last, stop = len(shard.sentence_ends), len(shard.tokens)
+            last, stop = len(shard.sentence_ends), len(shard.input_ids)
         return self._read(shard, first, last, start, stop)
 
     def _read(self, shard: Shard, first: int, last: int, start: int, stop: int) -> dict[str, np.ndarray]:
@@ -211,7 +211,7 @@ class ContextDataset(torch.utils.data.Dataset):
         if bounds[-1] == bounds[-2]:
             bounds = bounds[:-1]
         lengths = np.diff(bounds)
-        ids = shard.tokens[start:stop].astype(np.int64)
+        ids = shard.input_ids[start:stop].astype(np.int64)
         ends = shard.word_ends(start, stop) if self.with_word_ends else None
         if self.max_sentence_tokens is not None:
             is_kept = lengths <= self.max_sentence_tokens

@@ -5,13 +5,11 @@ import gzip
 import io
 import json
 import multiprocessing
-import os
 import pickle
 import resource
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -22,12 +20,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from datasets import Dataset, load_from_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_synlm.data import encoding, shards, sources
+from hf_synlm.data import encoding, files, shards, sources
 from hf_synlm.data.collate import word_ends_from_word_ids
 from hf_synlm.data.contexts import ContextDataset, pack_sentences
 from hf_synlm.data.samples import sample_path
@@ -73,7 +72,8 @@ def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few paragraphs, so that small texts have many."""
-    monkeypatch.setitem(encoding.read_blocks.__kwdefaults__, "block_characters", 3000)
+    monkeypatch.setattr(sources, "BLOCK_CHARACTERS", 3000)
+    monkeypatch.setattr(shards, "SHARD_CHARACTERS", 40_000)
 
 
 def same_text(path: str, tokenizer_name: str, **options) -> CorpusArguments:
@@ -96,7 +96,7 @@ def sentences_of(corpus: PreparedCorpus) -> list[list[list[int]]]:
         ends = Counter(shard.document_ends.tolist())
         documents += [[]] * ends[0]
         for index, (start, stop) in enumerate(zip(starts, shard.sentence_ends, strict=True)):
-            documents[-1] = [*documents[-1], shard.tokens[int(start) : int(stop)].tolist()]
+            documents[-1] = [*documents[-1], shard.input_ids[int(start) : int(stop)].tolist()]
             documents += [[]] * ends[index + 1]
     assert documents.pop() == []
     return documents
@@ -121,26 +121,29 @@ def files_in(folder: Path) -> dict[str, bytes]:
     }
 
 
-def corpus_of(folder: Path, blocks: list[encoding.EncodedBlock], shard_tokens: int = 1 << 20) -> PreparedCorpus:
-    """Write encoded blocks."""
-    writer = shards.CorpusWriter(folder, {"sources": []}, np.dtype(np.uint16), shard_tokens)
-    for block in blocks:
-        writer.add(block)
-    writer.finish()
+def corpus_of(folder: Path, shards_of_blocks: list[list[dict]]) -> PreparedCorpus:
+    """Write encoded blocks, shard by shard."""
+    files.write_json(folder / shards.MADE_FROM_FILE, {"format": shards.FORMAT, "sources": []})
+    records: list[shards.ShardRecord] = []
+    for number, blocks in enumerate(shards_of_blocks):
+        path = shards.shard_path(folder, number)
+        rows = Dataset.from_list(blocks, features=encoding.encoded_features(1000))
+        shards.write_shard(path, rows, Counter(), bool(records) and records[-1].ends_inside_document)
+        records.append(shards.ShardRecord(**json.loads((path / shards.RECORD_FILE).read_text())))
+    shards.write_index(folder, records)
     return PreparedCorpus(folder)
 
 
-def encoded(
-    documents: list[list[list[int]]], is_open: bool = False, position: dict | None = None
-) -> encoding.EncodedBlock:
+def encoded(documents: list[list[list[int]]], is_open: bool = False) -> dict:
     """Encoded block of documents; with `is_open` the last one goes on in the next block. Odd ids end words."""
-    sentences = [ids for document in documents for ids in document]
-    tokens = np.array([i for ids in sentences for i in ids], np.uint16)
-    ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
-    lengths = np.array([len(ids) for ids in sentences], np.uint32)
-    return encoding.EncodedBlock(
-        tokens, lengths, tokens % 2 == 1, ends[:-1] if is_open else ends, position or {"at": 0}, Counter()
-    )
+    tokens = [i for document in documents for ids in document for i in ids]
+    lengths = [length for document in documents for length in (*map(len, document), 0)]
+    return {
+        "input_ids": tokens,
+        "lengths": lengths[:-1] if is_open else lengths,
+        "word_ends": [i % 2 == 1 for i in tokens],
+        "dropped": 0,
+    }
 
 
 # Whole preparations
@@ -148,7 +151,7 @@ def encoded(
 
 def test_embedded_corpus(tmp_path, small_blocks):
     arguments = CorpusArguments(tokenizer_vocab_size=500, train_files=["embedded"])
-    text = prepare.prepare(arguments, tmp_path, shard_tokens=30_000)
+    text = prepare.prepare(arguments, tmp_path)
     documents = [part for part in TEXT.split("\n\n") if part.strip()]
     assert (text.train.num_documents, text.train.num_sentences) == (10, 3361) == (len(documents), 3361)
     assert len(text.train.records) > 2 and text.train.counts == {}
@@ -162,9 +165,9 @@ def test_embedded_corpus(tmp_path, small_blocks):
     ends = [end for k in range(50) for end in word_ends_from_word_ids(words.word_ids(k))]
     assert first.word_ends(0, len(ends)).tolist() == ends
     assert first.word_ends(13, 40).tolist() == ends[13:40]
-    assert first.tokens.dtype == np.uint16 and isinstance(first.tokens, np.memmap)
-    raw = np.fromfile(tmp_path / "train" / "shard_00000.bin", np.uint16)[: len(first.tokens)]
-    assert (raw == first.tokens).all()
+    assert first.input_ids.dtype == np.uint16 and not first.input_ids.flags.owndata
+    row = load_from_disk(tmp_path / "train" / "shard_00000")[0]
+    assert row["input_ids"] == first.input_ids.tolist() and row["word_ends"][: len(ends)] == ends
 
 
 def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
@@ -183,7 +186,7 @@ def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
 
 
 def prepare_in_small_blocks(argv: list[str]) -> None:
-    encoding.read_blocks.__kwdefaults__["block_characters"] = 3000
+    sources.BLOCK_CHARACTERS, shards.SHARD_CHARACTERS = 3000, 40_000
     prepare.main(argv)
 
 
@@ -192,13 +195,13 @@ def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder, small_blocks):
     flags = {"train_files": text, "num_validation_documents": 2, "tokenizer_name": words_folder}
     flags |= {"validation_split": "none", "one_sentence_per_line": True}
     killed, straight = tmp_path / "killed", tmp_path / "straight"
-    argv = ["--output_dir", str(killed), "--shard_tokens", "6000", "--preprocessing_num_workers", "2"]
+    argv = ["--output_dir", str(killed), "--preprocessing_num_workers", "2"]
     argv += [f"--{name}={value}" for name, value in flags.items()]
     start_server()
     process = multiprocessing.get_context("forkserver").Process(target=prepare_in_small_blocks, args=(argv,))
     process.start()
     deadline = time.monotonic() + 200
-    while not (killed / "train" / "shard_00000.json").is_file():
+    while not (killed / "train" / "shard_00000").is_dir() or len(psutil.Process(process.pid).children()) < 2:
         assert process.is_alive() and time.monotonic() < deadline
         time.sleep(0.001)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -208,31 +211,21 @@ def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder, small_blocks):
     with pytest.raises(ValueError, match="killed/train is not finished. Run"):
         PreparedCorpus(killed / "train")
     _, alive = psutil.wait_procs(children, timeout=20)
-    assert len(children) >= 3 and not alive
-    kept = (killed / "train" / "shard_00000.bin").stat().st_mtime_ns
-    (killed / "train" / "shard_00090.bin.partial").write_bytes(b"half")
+    assert len(children) >= 2 and not alive
+    kept = (killed / "train" / "shard_00000" / shards.RECORD_FILE).stat().st_mtime_ns
+    (killed / "train" / "shard_00090.partial").mkdir()
     arguments = CorpusArguments(**{**flags, "train_files": [text]})
-    resumed = prepare.prepare(arguments, killed, shard_tokens=6000)
-    assert (killed / "train" / "shard_00000.bin").stat().st_mtime_ns == kept
-    prepare.prepare(arguments, straight, shard_tokens=6000)
+    resumed = prepare.prepare(arguments, killed)
+    assert (killed / "train" / "shard_00000" / shards.RECORD_FILE).stat().st_mtime_ns == kept
+    prepare.prepare(arguments, straight)
     assert files_in(killed) == files_in(straight)
     assert len(resumed.train.records) >= 3 and resumed.validation.num_documents == 2
     # The vocabulary is too large for two bytes per token.
-    assert resumed.train.dtype == np.uint32 and resumed.train.shard(0).tokens.max() >= 1 << 16
+    tokens = resumed.train.shard(0).input_ids
+    assert tokens.dtype == np.uint32 and tokens.max() >= 1 << 16
     words = resumed.tokenizer(TEXT.split("\n", 1)[0], add_special_tokens=False)["input_ids"]
     assert ContextDataset(resumed.validation, 4)[0]["input_ids"].tolist() == words[:4]
-    assert shards.token_dtype(1 << 16) == np.uint16 and shards.token_dtype((1 << 16) + 1) == np.uint32
-
-
-class _DyingEncoder:
-    def __call__(self, block: encoding.Block) -> encoding.EncodedBlock:
-        os._exit(3)
-
-
-def test_killed_worker_is_reported():
-    start_server()
-    with pytest.raises(RuntimeError, match="was killed.*Finished shards are kept: run the same command again"):
-        list(encoding.encode_blocks([encoding.Block(["a"], False, None)], _DyingEncoder(), 2))
+    assert encoding.token_dtype(1 << 16) == np.uint16 and encoding.token_dtype((1 << 16) + 1) == np.uint32
 
 
 # Sources
@@ -280,52 +273,28 @@ def make_sources(kind: str, folder: Path, documents: list[str]) -> sources.TextS
 KINDS = ("txt", "jsonl", "json", "csv", "parquet", "dataset", "stream")
 
 
-def resumes(source: sources.TextSource, blocks: list[encoding.Block], size: int) -> bool:
-    """Whether reading from the position of every block gives the blocks after it."""
-    positions = [(number, block.position) for number, block in enumerate(blocks, 1) if block.position is not None]
-    return all(
-        list(encoding.read_blocks([source], position, block_characters=size)) == blocks[number:]
-        for number, position in positions
-    )
+def lines_of(source: sources.TextSource, **options) -> list[str]:
+    return [line for block in sources.read_blocks([source], **options) for line in block.text.split("\n")[:-1]]
 
 
-def lines_of(blocks: Iterator[encoding.Block]) -> list[str]:
-    return [line for block in blocks for line in block.lines]
-
-
-def without_hint(block: encoding.Block) -> encoding.Block:
-    """What a hint is: two ways to a place may have different ones."""
-    if block.position is None or not block.position["at"]:
-        return block
-    at = {name: value for name, value in block.position["at"].items() if name != shards.HINT}
-    return replace(block, position={**block.position, "at": at})
+def counts_of(source: sources.TextSource) -> Counter[str]:
+    return sum((block.counts for block in sources.read_blocks([source])), Counter())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_source_gives_the_same_lines_from_any_position(kind, tmp_path, monkeypatch):
+def test_every_source_gives_the_same_lines(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "ROWS_PER_BATCH", 3)
     documents = [f"{text} {k}." if text else "" for k in range(3) for text in DOCUMENTS]
     source = make_sources(kind, tmp_path, documents)
-    twice = [source] if kind == "stream" else [source, source]  # opening a stream takes a while
     expected = []
     for text in filter(None, documents):
         lines = [line.strip() for line in text.replace("\r\n", "\n").split("\n")]
         expected += [*filter(None, lines), ""]
-    for size in (30, 10_000) if kind in ("dataset", "stream") else (1, 30, 10_000):
-        blocks = list(encoding.read_blocks(twice, block_characters=size))
-        assert lines_of(blocks) == expected * len(twice)
-        positions = [(number, block.position) for number, block in enumerate(blocks) if block.position is not None]
-        assert len(positions) >= {1: 25, 30: 6, 10_000: 1}[size]
-        for number, position in positions[:: 4 if kind == "stream" else 1]:
-            rest = list(encoding.read_blocks(twice, json.loads(json.dumps(position)), block_characters=size))
-            assert list(map(without_hint, rest)) == list(map(without_hint, blocks[number + 1 :]))
-            rest = list(encoding.read_blocks(twice, without_hint(blocks[number]).position, block_characters=size))
-            assert lines_of(rest) == lines_of(blocks[number + 1 :])
-    number_of_ends = lines_of(encoding.read_blocks([source], skip_documents=3, max_documents=4)).count("")
-    assert number_of_ends == 4
-    taken = lines_of(encoding.read_blocks([source], max_documents=3, block_characters=1))
-    left = lines_of(encoding.read_blocks([source], skip_documents=3, block_characters=1))
-    assert taken + left == expected
+    for size in (1, 30, 10_000):
+        monkeypatch.setattr(sources, "BLOCK_CHARACTERS", size)
+        assert lines_of(source) == expected
+        assert lines_of(source, max_documents=3) + lines_of(source, skip_documents=3) == expected
+        assert lines_of(source, skip_documents=3, max_documents=4).count("") == 4
     assert source.describe() == json.loads(json.dumps(source.describe()))
 
 
@@ -389,7 +358,7 @@ def test_formats_may_be_mixed_and_are_known_by_their_names(tmp_path, tokenizer_f
 
 def test_messy_text_survives_and_is_counted(tmp_path, tokenizer_folder, monkeypatch):
     monkeypatch.setattr(sources, "LINE_LIMIT", 1 << 14)
-    long_line = "é" * (sources.LINE_LIMIT // 2 - 3) + "x" + "漢字 " * 1000
+    long_line = "é" * (sources.LINE_LIMIT - 3) + "x" + "漢字 " * 1000
     parts = ["\ufeffFirst line.\r\nSecond line.", " \t ", "\0\0", "A\0B.\rC.", long_line, "Last."]
     data = "\n\n".join(parts).encode() + b"\n\nbad \xff\xfe byte \xe6\xbc. \n\nU+FFFD itself: \xef\xbf\xbd"
     rows = ['{"text": "lone \\ud83d surrogate"}', "no json", "[1]", '{"text": null}', '{"other": "x"}', '{"text": " "}']
@@ -403,35 +372,34 @@ def test_messy_text_survives_and_is_counted(tmp_path, tokenizer_folder, monkeypa
     )
     text = prepare.prepare(arguments, tmp_path / "out")
     assert text.train.counts == {
-        sources.BAD_BYTES: 3,
+        sources.BAD_CHARACTERS: 5,
         sources.CUT_LINES: 1,
         sources.BAD_ROWS: 2,
         sources.EMPTY_ROWS: 3,
-        encoding.NULS: 4,
-        encoding.SURROGATES: 1,
+        sources.NULS: 4,
         shards.EMPTY_DOCUMENTS: 1,
     }
     documents = ["\n".join(sentences) for sentences in decoded(text)]
     assert [x for x in documents if len(x) < 1000] == [
-        "First line.\nSecond line.", "AB.\nC.", "Last.", "bad \ufffd\ufffd byte \ufffd.", "U+FFFD itself: \ufffd",
+        "First line.\nSecond line.", "AB.\nC.", "Last.", "bad \ufffd\ufffd byte \ufffd\ufffd.", "U+FFFD itself: \ufffd",
         "lone \ufffd surrogate", "NUL  escaped, \U0001f600 a pair",
     ]  # fmt: skip
     (cut,) = [x for x in documents if len(x) >= 1000]
     assert cut.replace("\n", "").replace(" ", "") == long_line.replace(" ", "")
-    assert "3 undecodable bytes replaced" in text.describe() and "4 NUL characters dropped" in text.describe()
+    assert (
+        "5 undecodable bytes and lone surrogates replaced" in text.describe()
+        and "4 NUL characters dropped" in text.describe()
+    )
     assert json.loads((tmp_path / "out/train/corpus.json").read_text())["counts"] == text.train.counts
 
 
 def test_rows_that_are_no_text_are_dropped(tmp_path):
     rows = ['{"other": 1}', '{"text": 5}', '{"text": "One."}', '{"text": ["a"]}', '{"text": "Two."}', '{"text": null}']
     paths = [write(tmp_path / "a.jsonl", "\n".join(rows)), write(tmp_path / "b.jsonl", '{"text": 5}')]
-    for files in (paths, paths[:1]):
-        source = sources.JSONFiles(files, "text", True)
-        blocks = list(encoding.read_blocks([source], block_characters=4))
-        assert [block.lines for block in blocks] == [["One.", ""], ["Two.", ""], []]
-        counts = sum((block.counts for block in blocks), Counter())
-        assert counts == {sources.ODD_ROWS: 1 + len(files), sources.EMPTY_ROWS: 2}
-        assert blocks[0].position and blocks[1].position and resumes(source, blocks[:3], 4)
+    for names in (paths, paths[:1]):
+        source = sources.JSONFiles(names, "text", True)
+        assert lines_of(source) == ["One.", "", "Two.", ""]
+        assert counts_of(source) == {sources.ODD_ROWS: 1 + len(names), sources.EMPTY_ROWS: 2}
 
 
 @pytest.mark.parametrize("kind", ["parquet", "dataset", "stream"])
@@ -446,11 +414,8 @@ def test_strings_of_arrow_that_are_no_utf8(kind, tmp_path):
     )
     if kind == "parquet":
         source = sources.ParquetFiles([str(path)], "text", True)
-    blocks = list(encoding.read_blocks([source], block_characters=4))
-    assert [block.lines for block in blocks] == [["Good.", ""], ["caf\ufffd.", ""], ["漢字.", ""], []]
-    assert [block.counts[sources.BAD_BYTES] for block in blocks] == [0, 1, 0, 0]
-    if kind == "parquet":
-        assert lines_of(encoding.read_blocks([source], blocks[0].position)) == lines_of(blocks[1:])
+    assert lines_of(source) == ["Good.", "", "caf\ufffd.", "", "漢字.", ""]
+    assert counts_of(source) == {sources.BAD_CHARACTERS: 1, sources.EMPTY_ROWS: 2}
 
 
 def test_damaged_pages_of_parquet_name_the_file(tmp_path):
@@ -460,64 +425,40 @@ def test_damaged_pages_of_parquet_name_the_file(tmp_path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 90_000] = b"\xff" * 90_000
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet after row \d+: .*Replace the file"):
-        list(encoding.read_blocks([sources.ParquetFiles([str(path)], "text", True)]))
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet after row \d+: .*Replace it"):
+        lines_of(sources.ParquetFiles([str(path)], "text", True))
 
 
-def test_carriage_returns_in_csv(tmp_path):
-    data = b'n,text\r\n1,a lone \r return\n2,"quoted \r\nline,\rtwo"\r\n3\n4,last'
+def test_rows_and_cells_of_csv(tmp_path):
+    data = b'n,text\r\n1,"quoted \r\nline,\rtwo"\r\n3\n4,NA'
     source = sources.CSVFiles([write(tmp_path / "a.csv", data)], "text", True)
-    blocks = list(encoding.read_blocks([source], block_characters=8))
-    assert lines_of(blocks) == ["a lone", "return", "", "quoted", "line,", "two", "", "last", ""]
-    assert lines_of(encoding.read_blocks([source], blocks[0].position)) == lines_of(blocks[1:])
+    assert lines_of(source) == ["quoted", "line,", "two", "", "NA", ""]
+    assert counts_of(source) == {sources.EMPTY_ROWS: 1}
     table = sources.TSVFiles([write(tmp_path / "a.tsv", data.replace(b",", b"\t"))], "text", True)
-    lines = [line.replace("\t", ",") for line in lines_of(encoding.read_blocks([table]))]
-    assert [line.rstrip(",") for line in lines] == [line.rstrip(",") for line in lines_of(blocks)]
+    assert lines_of(table) == ["quoted", "line", "two", "", "NA", ""]
 
 
-def test_cut_lines_can_be_resumed_in_the_middle(tmp_path, monkeypatch):
+def test_line_ends_and_cut_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "LINE_LIMIT", 10)
-    lines = ["ä" * 23, "a b c d e f g h   ", "x" * 10, "", "y" * 11]
-    source = sources.TextFiles([write(tmp_path / "a.txt", "\n".join(lines))])
-    blocks = list(encoding.read_blocks([source], block_characters=1))
-    assert sum((block.counts for block in blocks), Counter())[sources.CUT_LINES] == 4
-    documents = [list(group) for is_line, group in groupby(lines_of(blocks), key=bool) if is_line]
-    assert ["".join(document).replace(" ", "") for document in documents] == [
-        "ä" * 23 + "abcdefgh" + "x" * 10,
-        "y" * 11,
-    ]
-    assert sum(block.position["at"] is not None and block.position["at"]["inside"] for block in blocks) >= 5
-    assert resumes(source, blocks, 1)
+    lines = ["ä" * 23, "a b c d e f g h   ", "x" * 10, "", "y" * 11, "", "", "z", " " * 30, "z"]
+    for end in ("\n", "\r", "\r\n"):
+        source = sources.TextFiles([write(tmp_path / "a.txt", end.join(lines))])
+        documents = [list(group) for is_line, group in groupby(lines_of(source), key=bool) if is_line]
+        assert ["".join(document).replace(" ", "") for document in documents] == [
+            "ä" * 23 + "abcdefgh" + "x" * 10,
+            "y" * 11,
+            "zz",
+        ]
+        assert counts_of(source)[sources.CUT_LINES] == 5
 
 
-def test_carriage_returns_alone_end_lines_and_documents(tmp_path, monkeypatch):
-    lines = ["One ä.", "", "Two.", "Three.", "", "", "x" * 25, "", "Four.", "é" * 12, "", "Five."] * 3
-    for limit in (10, 13, 14, 15, 16, 40, 1 << 20):
-        monkeypatch.setattr(sources, "LINE_LIMIT", limit)
-        found = {}
-        for end in ("\r", "\n", "\r\n"):
-            source = sources.TextFiles([write(tmp_path / "a.txt", end.join(lines))])
-            blocks = list(encoding.read_blocks([source], block_characters=1))
-            documents = [list(group) for is_line, group in groupby(lines_of(blocks), key=bool) if is_line]
-            counts = sum((block.counts for block in blocks), Counter())
-            found[end] = (["".join(document) for document in documents], counts)
-            assert resumes(source, blocks, 1)
-        assert found["\r"] == found["\n"] and found["\r\n"][0] == found["\n"][0], limit
-        if limit >= 40:
-            assert lines_of(blocks)[:5] == ["One ä.", "", "Two.", "Three.", ""]
-
-
-def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, tokenizer_folder):
+def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BLOCK_CHARACTERS", 500)
     row = "\n".join(f"Line {k}." for k in range(1000))
     path = write(tmp_path / "a.jsonl", json.dumps({"text": row}) + "\n" + json.dumps({"text": "Next."}))
-    blocks = list(encoding.read_blocks([sources.JSONFiles([path], "text", True)], block_characters=500))
-    assert max(sum(map(len, block.lines)) for block in blocks) < 1100 and len(blocks) > 8
-    assert [line for line in lines_of(blocks) if line] == [*row.split("\n"), "Next."]
-    # No shard ends inside a row, since no reading can begin there.
-    tokenizer = load_tokenizer(tokenizer_folder)
-    encoder = encoding.BlockEncoder(tokenizer, encoding.TextOptions(), np.dtype(np.uint16))
-    corpus = corpus_of(tmp_path / "out", list(map(encoder, blocks)), shard_tokens=100)
-    assert [record.documents for record in corpus.records] == [1, 1]
+    blocks = list(sources.read_blocks([sources.JSONFiles([path], "text", True)]))
+    assert max(len(block.text) for block in blocks) < 1100 and len(blocks) > 8
+    assert "".join(block.text for block in blocks) == f"{row}\n\nNext.\n\n"
 
 
 @pytest.mark.parametrize(
@@ -527,9 +468,8 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, tokenizer_folder)
         ("a.jsonl", gzip.compress(b'{"text": "x"}', mtime=0), "a.jsonl is compressed"),
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
-        ("a.json", '[{"text": "x"}', "is not valid JSON"),
+        ("a.json", '[{"text": "x"}', "a.json is not JSON"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
-        ("a.csv", "text,b\r1,2\r", r"has a \\r in its first line"),
         ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
         ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
         ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
@@ -566,7 +506,7 @@ def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
 @pytest.fixture
 def prepared(tmp_path: Path, tokenizer_folder: str, small_blocks: None) -> tuple[CorpusArguments, PreparedText]:
     arguments = same_text(write(tmp_path / "text.txt", "\n\n".join(TEXT.split("\n\n")[:3])), tokenizer_folder)
-    return arguments, prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000)
+    return arguments, prepare.prepare(arguments, tmp_path / "out")
 
 
 def test_changed_options_and_input_are_refused(prepared, tmp_path):
@@ -587,7 +527,14 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
     # The same holds for a folder that is not finished.
     (out / "train" / shards.INDEX_FILE).unlink()
     repeat = "Repeat the old values .as options of python training/prepare_text.py"
-    refused(f"shard_tokens was 18000 and is now 999; .*{repeat}", arguments, out, shard_tokens=999)
+    refused(repeat, arguments, out)
+    # So is what an earlier version has made, finished or not.
+    shutil.rmtree(out / "train" / "shard_00000")
+    old = json.loads((out / "train" / shards.MADE_FROM_FILE).read_text())
+    files.write_json(out / "train" / shards.MADE_FROM_FILE, {**old, "format": 1})
+    for index in ("", "{}"):
+        write(out / "train" / shards.INDEX_FILE, "{}") if index else None
+        refused(f"format 1, .*: delete it, and run python training/prepare_text.py --output_dir {out}", arguments, out)
 
 
 def test_finished_folder_without_text(prepared, tmp_path):
@@ -676,29 +623,26 @@ def test_damaged_shards_are_named(is_finished, prepared, tmp_path):
     train = tmp_path / "out" / "train"
     straight = files_in(train)
     assert len(text.train.records) == 3
-    shard = train / "shard_00001.bin"
+    shard = train / "shard_00001" / "data-00000-of-00001.arrow"
     if not is_finished:
         (train / shards.INDEX_FILE).unlink()
 
     def refuses(message: str, **options) -> None:
-        refused(message, arguments, tmp_path / "out", shard_tokens=18_000, **options)
+        refused(message, arguments, tmp_path / "out", **options)
 
-    shard.write_bytes(straight[shard.name][:-1])
-    refuses("shard_00001.bin has .* bytes instead of")
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    refuses("shard_00001/.*arrow has .* bytes instead of")
     shard.unlink()
-    refuses("shard_00001.bin is missing. Restore it; or delete")
-    damaged = bytearray(straight[shard.name])
-    damaged[100] ^= 1
+    refuses("shard_00001/.*arrow is missing. Restore it; or delete")
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1
     shard.write_bytes(damaged)
-    refuses("shard_00001.bin is damaged: its checksum", verify=True)
-    if not is_finished:
-        (train / shards.INDEX_FILE).unlink()
-        shard.with_suffix(".json").unlink()
-        refuses("shard_00001.json is missing")
+    refuses("shard_00001/.*arrow is damaged: its checksum", verify=True)
     # The remedy that the messages name.
-    for name in (shards.INDEX_FILE, "shard_00001.json", "shard_00001.bin", "shard_00002.json", "shard_00002.bin"):
-        (train / name).unlink(missing_ok=True)
-    prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000, verify=True)
+    (train / shards.INDEX_FILE).unlink(missing_ok=True)
+    shutil.rmtree(train / "shard_00001")
+    prepare.prepare(arguments, tmp_path / "out", verify=True)
     assert files_in(train) == straight
     (train / shards.INDEX_FILE).write_text("{")
     refuses("corpus.json is damaged")
@@ -708,10 +652,9 @@ def test_full_disk(tmp_path, tokenizer_folder, small_blocks):
     arguments = same_text(write(tmp_path / "text.txt", TEXT), tokenizer_folder)
     out = tmp_path / "out"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Room for the tokenizer and some blocks of a shard, but not for all of them.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))  # room for the tokenizer, but not for a shard
     try:
-        with pytest.raises(OSError, match="shard 0 of .*out/train could not be written.*make room and run"):
+        with pytest.raises(OSError, match="shard_00000 could not be written.*make room and run"):
             prepare.prepare(arguments, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -815,7 +758,7 @@ def test_sentences_without_tokens_are_dropped(tmp_path):
     arguments = same_text(path, str(tmp_path / "tokenizer"), one_sentence_per_line=True)
     corpus = prepare.prepare(arguments, tmp_path / "out").train
     assert [len(document) for document in sentences_of(corpus)] == [2, 1]
-    assert corpus.counts == {encoding.EMPTY_SENTENCES: 2, shards.EMPTY_DOCUMENTS: 1}
+    assert corpus.counts == {shards.EMPTY_SENTENCES: 2, shards.EMPTY_DOCUMENTS: 1}
 
 
 def test_word_ends_of_tokens_without_word():
@@ -833,19 +776,22 @@ DOCUMENTS_OF_IDS = st.lists(st.lists(SENTENCE, max_size=5), min_size=1, max_size
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.tuples(DOCUMENTS_OF_IDS, st.booleans()), min_size=1, max_size=4),
+    st.lists(st.tuples(DOCUMENTS_OF_IDS, st.booleans(), st.booleans()), min_size=1, max_size=4),
     st.integers(1, 12),
     st.none() | st.integers(1, 9),
     st.booleans(),
-    st.integers(1, 60),
 )
-def test_contexts_equal_the_reference(tmp_path_factory, parts, length, longest, mark, shard_tokens):
-    if not any(ids for documents, _ in parts for document in documents for ids in document):
-        parts = [([[[11]]], False)]
-    blocks = [encoded(documents, is_open and k < len(parts) - 1) for k, (documents, is_open) in enumerate(parts)]
-    corpus = corpus_of(tmp_path_factory.mktemp("corpus"), blocks, shard_tokens)
+def test_contexts_equal_the_reference(tmp_path_factory, parts, length, longest, mark):
+    if not any(ids for documents, _, _ in parts for document in documents for ids in document):
+        parts = [([[[11]]], False, False)]
+    blocks: list[list[dict]] = [[]]
+    for k, (documents, is_open, is_new) in enumerate(parts):
+        if is_new and k:
+            blocks.append([])
+        blocks[-1].append(encoded(documents, is_open and k < len(parts) - 1))
+    corpus = corpus_of(tmp_path_factory.mktemp("corpus"), blocks)
     whole: list[list[list[int]]] = [[]]
-    for k, (documents, is_open) in enumerate(parts):
+    for k, (documents, is_open, _) in enumerate(parts):
         whole[-1] = whole[-1] + documents[0]
         whole += documents[1:]
         if not is_open or k == len(parts) - 1:
@@ -858,7 +804,7 @@ def test_contexts_equal_the_reference(tmp_path_factory, parts, length, longest, 
     for number, record in enumerate(corpus.records):
         shard = corpus.shard(number)
         starts = [0, *shard.sentence_ends.tolist()]
-        sentences = [shard.tokens[i:j].tolist() for i, j in zip(starts, starts[1:], strict=False)]
+        sentences = [shard.input_ids[i:j].tolist() for i, j in zip(starts, starts[1:], strict=False)]
         bounds = [0, *shard.document_ends.tolist(), len(sentences)]
         documents = [sentences[i:j] for i, j in zip(bounds, bounds[1:], strict=False)]
         last = documents.pop()
@@ -888,7 +834,7 @@ def test_contexts_equal_the_reference(tmp_path_factory, parts, length, longest, 
 
 def test_packing_by_hand(tmp_path):
     documents = [[[1, 2, 3], [4, 5]], [[6, 7, 8, 9, 10, 11, 12], [13]], [[14] * 6, [15]], [[16] * 6]]
-    corpus = corpus_of(tmp_path, [encoded(documents)])
+    corpus = corpus_of(tmp_path, [[encoded(documents)]])
 
     def contexts(**options) -> list[list[int]]:
         return [item["input_ids"].tolist() for item in ContextDataset(corpus, 5, **options)]

@@ -8,42 +8,31 @@
 Text comes from files (text, parquet, json, csv, treebanks) or from a data set of the Hub. If none is named, it is the
 embedded corpus: its raw text and the words of its trees. The
 output folder contains `tokenizer/`, `train/` and `validation/`; `PreparedCorpus` reads the latter two. After a run was
-killed, the same command resumes it, and makes the same files, byte for byte.
+killed, the same command resumes it, and makes the same shards.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file
-from hf_synlm.data.encoding import (
-    BlockEncoder,
-    TextOptions,
-    block_sentences,
-    encode_blocks,
-    read_blocks,
-    tokenizer_sha256,
-)
+from hf_synlm.data.encoding import TextOptions, block_sentences, tokenizer_sha256
 from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded, sample_path
 from hf_synlm.data.shards import (
     INDEX_FILE,
     MADE_FROM_FILE,
-    SHARD_TOKENS,
-    CorpusWriter,
     PreparedCorpus,
     check_made_from,
     differences,
     read_record,
-    token_dtype,
+    write_corpus,
 )
 from hf_synlm.data.sources import (
     CSVFiles,
@@ -54,6 +43,7 @@ from hf_synlm.data.sources import (
     TextSource,
     TreebankFiles,
     TSVFiles,
+    read_blocks,
 )
 from hf_synlm.data.text import PathLike
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
@@ -217,17 +207,15 @@ def is_prepared(folder: PathLike) -> bool:
     return all((Path(folder) / name / INDEX_FILE).is_file() for name in SPLITS)
 
 
-def prepare(
-    arguments: CorpusArguments, folder: PathLike, *, shard_tokens: int = SHARD_TOKENS, verify: bool = False
-) -> PreparedText:
+def prepare(arguments: CorpusArguments, folder: PathLike, *, verify: bool = False) -> PreparedText:
     """Prepare training and validation text, or open what was prepared before.
 
     One process at a time works on a folder; others wait and then find the result. Shards that a killed run has finished
     are kept. If the arguments name no text, a complete folder is used as it is. A folder that was prepared from other
     text or with other options is refused, and so is a damaged shard; `verify` compares checksums, not only sizes.
 
-    Cost: O(characters). Memory: a few megabytes of text per process and the boundaries of one shard, independent of the
-    size of the corpus; but a trainer of tokenizers keeps every distinct word.
+    Cost: O(characters). Memory: text and token ids of one shard, independent of the size of the corpus; but a trainer
+    of tokenizers keeps every distinct word.
     """
     folder = Path(folder)
     if not is_prepared(folder):
@@ -239,7 +227,7 @@ def prepare(
                 _prepare_tokenizer(arguments, folder / "tokenizer")
                 tokenizer = load_tokenizer(folder / "tokenizer")
                 for split in SPLITS:
-                    write_corpus(arguments, split, tokenizer, folder / split, shard_tokens)
+                    _prepare_split(arguments, split, tokenizer, folder / split)
     elif arguments.takes_finished:
         _check_given(arguments, folder)
     else:
@@ -254,8 +242,7 @@ def prepare(
         if arguments.takes_finished:
             expected = {**made_from, "tokenizer": _describe_tokenizer(prepared.tokenizer)}
         else:
-            known = {name: made_from[name] for name in ("format", "dtype", "shard_tokens")}
-            expected = {**known, **_made_from(arguments, split, prepared.tokenizer)}
+            expected = {"format": made_from["format"], **_made_from(arguments, split, prepared.tokenizer)}
         check_made_from(folder / split, expected)
     return prepared
 
@@ -325,39 +312,28 @@ def _sentences(arguments: CorpusArguments) -> Iterator[str]:
     """Sentences of the training text."""
     sources, limits = arguments.sources("train")
     for block in read_blocks(sources, **limits):
-        yield from block_sentences(block, arguments.text_options)[0]
+        yield from filter(None, block_sentences(block.text, block.is_split, arguments.text_options))
 
 
 # ---------------------------------------------------------------------------------------------- shards
-def write_corpus(
-    arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path, shard_tokens: int
-) -> None:
-    """Write the shards of a split; finished shards are kept."""
+def _prepare_split(arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the shards of a split."""
     sources, limits = arguments.sources(split)
     skipped = limits.get("skip_documents", 0)
     texts = [source for source in sources if not isinstance(source, TreebankFiles)]
-    if skipped and not any(block.lines for block in read_blocks(texts, skip_documents=skipped)):
+    if skipped and not any(block.text for block in read_blocks(texts, skip_documents=skipped)):
         raise ValueError(
             f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or a smaller "
             "--num_validation_documents."
         )
-    dtype = token_dtype(max(tokenizer.get_vocab().values()) + 1)
-    writer = CorpusWriter(folder, _made_from(arguments, split, tokenizer), dtype, shard_tokens)
-    if not writer.is_complete:
-        encoder = BlockEncoder(tokenizer, arguments.text_options, dtype)
-        blocks = read_blocks(sources, writer.start, **limits)
-        encoded = encode_blocks(blocks, encoder, arguments.preprocessing_num_workers)
-        bar = tqdm(desc=f"{split} text", initial=writer.num_tokens, unit="tok", unit_scale=True, dynamic_ncols=True)
-        with bar, closing(encoded):
-            try:
-                for block in encoded:
-                    writer.add(block)
-                    bar.set_postfix(documents=f"{writer.num_documents:,}", refresh=False)
-                    bar.update(len(block.tokens))
-            except BaseException:
-                writer.abandon()
-                raise
-    writer.finish()
+    write_corpus(
+        folder,
+        read_blocks(sources, **limits),
+        tokenizer,
+        arguments.text_options,
+        _made_from(arguments, split, tokenizer),
+        arguments.preprocessing_num_workers,
+    )
 
 
 # ---------------------------------------------------------------------------------------------- command line
@@ -366,7 +342,6 @@ class PrepareArguments(CorpusArguments):
     """Arguments of the command."""
 
     output_dir: str = option(MISSING, "Folder for tokenizer and shards.")
-    shard_tokens: int = option(SHARD_TOKENS, "Tokens per shard.")
     verify: bool = option(False, "Check the checksums of all shards at the end, not only their sizes.")
 
     @property
@@ -387,9 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             known = [item.name for item in fields(PrepareArguments)]
             argv = [*config_flags({name: values[name] for name in known if name in values}), *argv]
         arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]
-        prepared = prepare(
-            arguments, arguments.output_dir, shard_tokens=arguments.shard_tokens, verify=arguments.verify
-        )
+        prepared = prepare(arguments, arguments.output_dir, verify=arguments.verify)
     except (ValueError, OSError, RuntimeError) as error:
         parser.exit(2, f"error: {error}\n")
     sys.stdout.write(prepared.describe() + "\n")
