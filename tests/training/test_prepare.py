@@ -300,7 +300,7 @@ def test_every_source_gives_the_same_lines(kind, tmp_path, monkeypatch):
 
 def test_rows_as_lines(tmp_path, tokenizer_folder):
     """The layout of WikiText: a row is a paragraph, blank rows end documents."""
-    rows = ["", " = Title = ", "", " One . Two . ", " Three . ", "", ""]
+    rows = ["", " = Title = \n", "", " One . Two . \n", " Three . \n", "", ""]
     (tmp_path / "data").mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "data" / "train.parquet")
     arguments = CorpusArguments(
