@@ -153,7 +153,7 @@ def parsing(
     """
     reads = (treebank, *(trees or ()), parsing.cache, counting.parameters)
     options.check_results(out, overwrite, *reads, model=model)
-    options.check_out(save_trees, overwrite, *reads, out, model=model, flag="--save-trees")
+    options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=model, flag="--save-trees")
     if (model is None) == (not trees):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
     rule, bank = counting.rule(), counting.treebank(treebank, limit)

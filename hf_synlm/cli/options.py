@@ -283,7 +283,12 @@ def check_results(
 ) -> None:
     """As `check_out`, for the result of an evaluation, which is a JSON file, a Markdown file and, if asked, a table."""
     check_out(out, overwrite, *reads, model=model, check=check_report, beside=lambda path: path.with_suffix(".md"))
-    check_out(items_out, overwrite, *reads, out, model=model, flag="--items-out")
+    check_out(items_out, overwrite, *reads, *report_files(out), model=model, flag="--items-out")
+
+
+def report_files(out: Path | None) -> list[Path]:
+    """The two files of a result."""
+    return [] if out is None else [out, out.with_suffix(".md")]
 
 
 # --------------------------------------------------------------------------------------------------------- results

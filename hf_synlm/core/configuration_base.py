@@ -77,7 +77,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
         # After transformers: where a stub named the class, it copied the class's file as it is.
         self.write_code(save_directory)
         if push_to_hub:
-            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).resolve().name), **kwargs)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> Self:

@@ -232,6 +232,11 @@ def _check_fields(path: Path, fields: Mapping[str, Any]) -> None:
     for name in ("scores", "model", "options", "data", "tables", "versions", "hardware"):
         if not isinstance(fields[name], dict):
             raise ValueError(f"{path}: {name} is {fields[name]!r}: it must be a JSON object")
+    files = fields["data"].get("files", [])
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        raise ValueError(f"{path}: files in data is {files!r}: it must be a list of JSON objects")
+    if not isinstance(fields["task"], str) or not isinstance(fields["model"].get("name"), str):
+        raise ValueError(f"{path}: task and the name of the model must be text")
     for name, value in fields["scores"].items():
         if isinstance(value, bool) or not isinstance(value, (int, float, NoneType)):
             raise ValueError(f"{path}: the score {name!r} is {value!r}: it must be a number, or null if there is none")

@@ -6,18 +6,25 @@ they import, and writes each under a flat name: `hf_synlm/models/gpst/chart.py` 
 of its imports change, and none is added: the line numbers of a traceback on the Hub are those of this repository.
 
 `SyntacticConfig.save_pretrained` calls `write_code`, and every way of saving a model calls that: `save_pretrained`,
-`push_to_hub`, Trainer, `merge_and_unload` of PEFT. A model that was loaded from the Hub with its own code has flat
-files already, which transformers copies.
+`push_to_hub`, Trainer, `merge_and_unload` of PEFT. Classes of your own are saved with their model if you call their
+`register_for_auto_class`, as everywhere in transformers; otherwise a warning says so. A model that was loaded from the
+Hub with its own code has flat files already, which transformers copies.
 """
 
 import os
 import re
 from pathlib import Path
 
+from transformers.utils import logging
+
 import hf_synlm
 from hf_synlm.core.configuration_base import SyntacticConfig
 
+logger = logging.get_logger(__name__)
+
 PACKAGE = Path(hf_synlm.__file__).parent
+# Ends of the names of our models, of which some have no Auto class.
+_KINDS = ("Model", "ForCausalLM", "ForSequenceClassification", "PreTrainedModel")
 _IMPORT = re.compile(r"^(\s*from )hf_synlm\.([\w.]+)( import )", re.MULTILINE)
 
 
@@ -47,6 +54,17 @@ def write_code(config: SyntacticConfig, folder: str | os.PathLike) -> None:
 
     A configuration of a user's subclass loads as the class of this package.
     """
-    owner = next(cls for cls in type(config).__mro__ if cls.__module__.startswith("hf_synlm.models."))
-    for name, text in flat_files(owner.__module__.split(".")[-2]).items():
+    owner = next((cls for cls in type(config).__mro__ if cls.__module__.startswith("hf_synlm.models.")), None)
+    for name, text in flat_files(owner.__module__.split(".")[-2]).items() if owner else ():
         (Path(folder) / name).write_text(text, encoding="utf-8")
+    named = [reference.partition(".") for reference in (config.auto_map or {}).values()]
+    missing = sorted({f"{file}.py" for file, _, _ in named if not (Path(folder) / f"{file}.py").is_file()})
+    known = {name for _, _, name in named}
+    known |= {f"{owner.__name__.removesuffix('Config')}{kind}" for kind in _KINDS} if owner else set()
+    own = sorted(set(config.architectures or ()) - known)
+    if missing or own:
+        logger.warning(
+            f"The code of {', '.join([*missing, *own])} is not saved with the model, so that {folder} does not load "
+            "elsewhere as you made it. Before saving, call register_for_auto_class() of your configuration, and "
+            'register_for_auto_class("AutoModelForCausalLM") (or another Auto class) of your model.'
+        )

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 import transformers
 
+SECONDS = 600  # a folder's code may hang
 # Auto class, method, its arguments, and the fields of its output that are wanted; without fields, the output itself.
 Call: TypeAlias = tuple[str, str, Mapping[str, Any], Sequence[str]]
 
@@ -56,9 +57,11 @@ def run_without_package(folder: Path, calls: Mapping[str, Call]) -> dict[str, di
         environment |= {"HF_HOME": place, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         # -I: neither the current folder nor PYTHONPATH nor the user's own packages are on the path.
         command = [sys.executable, "-I", __file__, str(request), str(answer)]
-        run = subprocess.run(
-            command, cwd=place, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        try:
+            run = subprocess.run(command, cwd=place, env=environment, timeout=SECONDS, **pipes)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"The process without hf_synlm took longer than {SECONDS} seconds.") from error
         if run.returncode:
             raise RuntimeError(f"The process without hf_synlm ended with {run.returncode}:\n{run.stderr[-4000:]}")
         return torch.load(answer, weights_only=True)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+from transformers.utils import logging
 
+from hf_synlm.core.configuration_base import SyntacticConfig
 from hf_synlm.hub.flatten import flat_files, flat_name
 from tests.helpers.scoring_models import model_and_tokenizer
 
@@ -53,6 +55,29 @@ def as_a_subclass(model: PreTrainedModel, folder: Path) -> None:
 def test_saving_writes_the_code(save: Callable[..., None], model: PreTrainedModel, tmp_path: Path):
     save(model, tmp_path)
     assert code_in(tmp_path) == flat_files("on_lstm")
+
+
+def test_own_classes_are_named_unless_they_are_registered(model: PreTrainedModel, tmp_path: Path, caplog):
+    class OwnConfig(type(model.config)):  # type: ignore[misc]
+        model_type = "own"
+
+    class Plain(type(model)):  # type: ignore[misc]
+        pass
+
+    class Outside(SyntacticConfig):
+        model_type = "outside"
+
+        def validate_architecture(self) -> None:
+            pass
+
+    logging.enable_propagation()
+    OwnConfig().save_pretrained(tmp_path / "config")
+    Plain(model.config).save_pretrained(tmp_path / "model")
+    Outside().save_pretrained(tmp_path / "outside")
+    warned = [record.getMessage() for record in caplog.records if "register_for_auto_class" in record.getMessage()]
+    assert all(name in text for name, text in zip(("test_flatten.py", "Plain", "test_flatten.py"), warned, strict=True))
+    assert code_in(tmp_path / "config") == code_in(tmp_path / "model") == flat_files("on_lstm")
+    assert not code_in(tmp_path / "outside")
 
 
 def test_an_adapter_is_saved_without_code(model: PreTrainedModel, tmp_path: Path):

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_synlm.data.text import PathLike
 from hf_synlm.evaluation.results import describe_files
@@ -226,12 +226,23 @@ class TextScorer:
     @property
     def _begins_itself(self) -> bool:
         """Whether the model is one of this library, which begins every text with the token of its configuration."""
-        return hasattr(self.model.config, "sentence_end")
+        return self._sentence_end is not None
+
+    @property
+    def _sentence_end(self) -> str | None:
+        """`sentence_end` of a model of this library; None for others.
+
+        The code of folders that earlier versions exported lacks the field: the installed class of the type has it.
+        """
+        installed = (
+            CONFIG_MAPPING[self.model.config.model_type] if self.model.config.model_type in CONFIG_MAPPING else None
+        )
+        return getattr(self.model.config, "sentence_end", getattr(installed, "sentence_end", None))
 
     @property
     def end_ids(self) -> list[int]:
         """Tokens that end a text; empty if the model is not trained to end texts by one."""
-        if getattr(self.model.config, "sentence_end", "token") != "token":
+        if self._sentence_end not in (None, "token"):
             return []
         ends = self.model.config.eos_token_id
         if ends is None and not self.searches:

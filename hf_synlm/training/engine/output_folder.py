@@ -1,8 +1,9 @@
 """The output folder of a run: which checkpoint a run continues from, and which folders it refuses.
 
 `take_output_folder` decides. An unfinished run is resumed from its newest checkpoint; `--resume_from_checkpoint` names
-another one, also for a finished run, which is refused otherwise. `--overwrite_output_dir` deletes the old run. Content
-that is not a run's is never deleted. The checkpoint itself is loaded by `loop.start_or_resume`.
+another one, also for a finished run, which is refused otherwise. `--overwrite_output_dir` deletes the old run with all
+that lies in its folder; it refuses a folder that does not hold a run, a repository, and a folder that holds an input.
+The checkpoint itself is loaded by `loop.start_or_resume`.
 """
 
 import dataclasses
@@ -69,7 +70,11 @@ def _content(output_dir: Path) -> list[Path]:
 
 
 def _delete_run(output_dir: Path) -> None:
-    """Delete everything but `arguments.json`, which marks the folder as that of a run and is written anew later."""
+    """Delete everything but `arguments.json`, which marks the folder as that of a run and is written anew later.
+
+    The results go first: a run that was half deleted must not count as finished.
+    """
+    forget_results(output_dir)
     for item in _content(output_dir):
         if item.is_dir() and not item.is_symlink():
             remove_folder(item)
@@ -101,7 +106,7 @@ def _check_inputs(output_dir: Path, *arguments: Any) -> None:
         for path in value if isinstance(value, list) else [value]:
             if name in _OUTPUTS or not isinstance(path, str) or not os.path.exists(path):
                 continue
-            if output_dir.resolve() in Path(path).resolve().parents:
+            if output_dir.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
                 raise ValueError(
                     f"--overwrite_output_dir would delete {str(output_dir)!r}, which contains {name} {path!r}. Choose "
                     "another --output_dir, or copy the input out of this one."
