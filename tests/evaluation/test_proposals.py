@@ -195,11 +195,7 @@ def _file(trees: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "options", "message"),
-    [
-        ("on_lstm", {}, "ForCausalLM"),
-        ("rnng", {"num_beams": 3}, "num_beams"),
-    ],
+    ("architecture", "options", "message"), [("on_lstm", {}, "ForCausalLM"), ("rnng", {"num_beams": 3}, "num_beams")]
 )
 def test_what_proposals_cannot_do(architecture: str, options: dict, message: str, trees: Path) -> None:
     with pytest.raises(ValueError, match=message):

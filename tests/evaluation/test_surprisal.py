@@ -504,8 +504,6 @@ def test_bad_files_are_named(tmp_path, name, content, message):
 
 def test_columns_that_are_named_must_be_there(tmp_path):
     (tmp_path / "a.csv").write_text("sentence,id\nWe ask,x\n")
-    assert read_items(tmp_path / "a.csv")[0].item == "1"
-    assert read_items(tmp_path / "a.csv", item_column="id")[0].item == "x"
     with pytest.raises(ValueError, match="row 1 has no 'nope'"):
         read_items(tmp_path / "a.csv", item_column="nope")
     (tmp_path / "a.txt").write_text("We ask\n")
