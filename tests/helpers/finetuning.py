@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
+from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.samples import sample_path
@@ -20,6 +20,20 @@ SIZES = {
     "composition_intermediate_size": 16, "num_composition_layers": 1, "score_size": 4, "parser_size": 8,
     "parser_score_size": 8, "num_parser_layers": 1, "parser_num_heads": 2, "scoring_num_beams": 2,
 }  # fmt: skip
+
+
+def tiny_gpt2(layers: int, vocab_size: int) -> GPT2LMHeadModel:
+    """Without dropout; the first token begins and ends texts."""
+    sizes = {"n_embd": 16, "n_layer": layers, "n_head": 2, "vocab_size": vocab_size, "n_positions": 64}
+    dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
+
+
+def trainer_arguments(folder: Path, **options: Any) -> TrainingArguments:
+    """One step of `Trainer` unless the options tell otherwise."""
+    settings = {"max_steps": 1, "learning_rate": 1e-2, "report_to": [], "use_cpu": True, "save_strategy": "no"}
+    return TrainingArguments(str(folder), logging_steps=1, disable_tqdm=True, **(settings | options))
 
 
 def write_models(folder: Path) -> Path:

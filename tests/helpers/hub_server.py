@@ -50,7 +50,6 @@ class HubServer:
     Attributes:
         token: the one that may write, and read private repositories.
         repositories: by name.
-        requests: "METHOD path" of all that came.
         hold: if set, the content of large files is awaited, but never acknowledged; `held` tells that one came.
     """
 
@@ -58,7 +57,6 @@ class HubServer:
         self.token = "hf_" + "TestTokenOfNobody"
         self.repositories: dict[str, Repository] = {}
         self.large: dict[str, bytes] = {}
-        self.requests: list[str] = []
         self.hold, self.held = False, threading.Event()
         handler = type("Handler", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -85,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
 
     def log_message(self, *args: Any) -> None:
-        self.hub.requests.append(f"{self.command} {self.path}")
+        """Print nothing."""
 
     def answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -161,10 +159,9 @@ class _Handler(BaseHTTPRequestHandler):
     def preupload(self, data: bytes, name: str, revision: str) -> None:
         self._authorize()
         self._revision(name, revision)
-        modes = [
-            (file["path"], "lfs" if file["path"].endswith(LARGE) else "regular") for file in json.loads(data)["files"]
-        ]
-        self._send({"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes]})
+        paths = [file["path"] for file in json.loads(data)["files"]]
+        modes = {path: "lfs" if path.endswith(LARGE) else "regular" for path in paths}
+        self._send({"files": [{"path": path, "uploadMode": modes[path], "shouldIgnore": False} for path in paths]})
 
     def batch(self, data: bytes, name: str) -> None:
         self._authorize()
@@ -208,12 +205,8 @@ class _Handler(BaseHTTPRequestHandler):
         listed = {path: content for path, content in files.items() if path.startswith(f"{folder}/" if folder else "")}
         if folder and not listed:
             raise _Refusal(404, "EntryNotFound")
-        self._send(
-            [
-                {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
-                for path, content in sorted(listed.items())
-            ]
-        )
+        kinds = {path: {"type": "file", "path": path, "size": len(listed[path])} for path in sorted(listed)}
+        self._send([{**kinds[path], "oid": git_hash(listed[path])} for path in kinds])
 
     def resolve(self, data: bytes, name: str, revision: str, path: str) -> None:
         number, files = self._revision(name, revision)

@@ -212,11 +212,7 @@ def check_urnng(straight: Path) -> None:
         assert "lm_head.bias" in moved
 
 
-CHECKS: dict[str, Callable[[Path], None]] = {
-    "on_lstm": check_averaging,
-    "palm": check_averaging,
-    "urnng": check_urnng,
-}
+CHECKS: dict[str, Callable[[Path], None]] = {"on_lstm": check_averaging, "palm": check_averaging, "urnng": check_urnng}
 
 
 @pytest.mark.parametrize(
@@ -264,17 +260,14 @@ def straight(gpst: Callable[..., ScriptRun]) -> Path:
     return run.output_dir
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_saves_and_ends_without_error(
-    number: signal.Signals, gpst: Callable[..., ScriptRun], straight: Path
-) -> None:
-    run = gpst(number.name, "--checkpointing_steps", "0", number=number)
+def test_signal_saves_and_ends_without_error(gpst: Callable[..., ScriptRun], straight: Path) -> None:
+    run = gpst("signal", "--checkpointing_steps", "0", number=signal.SIGINT)  # SIGTERM: test_training_two_processes
     text = run.finish()
     (checkpoint,) = checkpoints.list_checkpoints(run.output_dir)
     assert checkpoint.name == "step_2"
-    assert f"stopped by {number.name} at step 2: saved in {checkpoint}. The same command continues" in text
+    assert f"stopped by SIGINT at step 2: saved in {checkpoint}. The same command continues" in text
     assert not (run.output_dir / "all_results.json").exists()
-    again = gpst(number.name, "--checkpointing_steps", "0")
+    again = gpst("signal", "--checkpointing_steps", "0")
     assert f"resumed from {checkpoint} at step 2" in again.finish()
     same_run(run.output_dir, straight)
 
@@ -293,9 +286,9 @@ def check_complete(output_dir: Path) -> list[int]:
     return found
 
 
-def kill_often(gpst: Callable[..., ScriptRun], count: int, seed: int) -> tuple[ScriptRun, int]:
+def kill_often(gpst: Callable[..., ScriptRun], count: int) -> tuple[ScriptRun, int]:
     """Kill -9 a run `count` times, every second time while it is saving; the run that is left, and cuts of saves."""
-    draw, cut = random.Random(seed), 0
+    draw, cut = random.Random(count), 0
     name = f"killed-{count}"
     for attempt in range(count):
         run = gpst(name)
@@ -325,20 +318,16 @@ def has_started(run: ScriptRun) -> bool:
     return "step 0" in run.text or "resumed from" in run.text or is_done(run)
 
 
-def test_killed_at_random_moments(gpst: Callable[..., ScriptRun], straight: Path) -> None:
-    last, _ = kill_often(gpst, 3, 0)
+LONG = (pytest.mark.slow, pytest.mark.timeout(1800))
+
+
+@pytest.mark.parametrize(("count", "cuts"), [(3, 0), pytest.param(20, 3, marks=LONG)])
+def test_killed_at_random_moments(count: int, cuts: int, gpst: Callable[..., ScriptRun], straight: Path) -> None:
+    last, cut = kill_often(gpst, count)
     last.finish()
     same_run(last.output_dir, straight)
     assert check_complete(last.output_dir) == [9, 10]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_killed_at_twenty_random_moments(gpst: Callable[..., ScriptRun], straight: Path) -> None:
-    last, cut = kill_often(gpst, 20, 1)
-    last.finish()
-    same_run(last.output_dir, straight)
-    assert cut >= 3  # some kills came in the middle of a save
+    assert cut >= cuts  # some kills came in the middle of a save
 
 
 # ---------------------------------------------------------------------------------------------- on the way

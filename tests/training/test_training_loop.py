@@ -201,10 +201,11 @@ def test_bfloat16(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 # ---------------------------------------------------------------------------------------------- what goes wrong
-def test_nan_names_the_samples(tmp_path: Path) -> None:
-    run, batches = make_run(
-        tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_train_steps=9, logging_steps=4
-    )
+@pytest.mark.parametrize("steps_between", [{"logging_steps": 4}, {"logging_steps": 9, "evaluation_steps": 4}])
+def test_nan_names_the_samples(steps_between: dict[str, int], tmp_path: Path) -> None:
+    """At a report of losses, or before an evaluation meets it."""
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_train_steps": 9}
+    run, batches = make_run(tmp_path, **sizes, **steps_between)
     bad = gpst_rows()["input_ids"][5]
     calls = []
 
@@ -214,8 +215,12 @@ def test_nan_names_the_samples(tmp_path: Path) -> None:
         hit = (batch["input_ids"] == bad).all(1).any() and len(calls) > 4
         return loss * (torch.inf if hit else 1.0), parts
 
+    def evaluate(model: torch.nn.Module, step: int) -> dict[str, Any]:
+        assert step == 0
+        return {"step": step}
+
     with pytest.raises(FloatingPointError, match=r"^loss.*steps 1 and 4, first at step 4.* samples \[4, 5, 6, 7\]"):
-        train(run, batches, poisoned)
+        train(run, batches, poisoned, evaluate=evaluate)
 
 
 def test_infinite_gradient_of_a_finite_loss(tmp_path: Path) -> None:
@@ -334,20 +339,6 @@ def test_the_best_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "downloaded" / checkpoints.BEST_FILE).unlink()
     with pytest.raises(ValueError, match="step 1, .*best_model.safetensors"):
         loop.start_or_resume(again, tmp_path / "downloaded", {}, evaluate, best_of())
-
-
-def test_a_bad_batch_is_named_before_an_evaluation_meets_it(tmp_path: Path) -> None:
-    run, batches = make_run(tmp_path, max_train_steps=4, logging_steps=4, evaluation_steps=2)
-
-    def infinite(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return compute_loss(model, batch)[0] * torch.inf, {}
-
-    def evaluate(model: torch.nn.Module, step: int) -> dict[str, Any]:
-        assert step == 0
-        return {"step": step}
-
-    with pytest.raises(FloatingPointError, match="first at step 1"):
-        train(run, batches, infinite, evaluate=evaluate)
 
 
 def test_changed_settings_are_named(tmp_path: Path) -> None:

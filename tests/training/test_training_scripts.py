@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -41,9 +42,11 @@ TYPES = (
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in TRAINING.glob("*_*.py") if path.stem != "make_checkpoints")
 )
-def test_scripts_start_the_programs_of_their_names(name: str) -> None:
-    program = importlib.import_module(f"hf_synlm.training.programs.{name}")
-    assert runpy.run_path(str(TRAINING / f"{name}.py"))["main"] is program.main
+def test_scripts_start_the_programs_of_their_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, started = importlib.import_module(f"hf_synlm.training.programs.{name}"), Mock()
+    monkeypatch.setattr(program, "main", started)
+    runpy.run_path(str(TRAINING / f"{name}.py"), run_name="__main__")
+    started.assert_called_once_with()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, TrainingArguments
+from transformers import AutoModelForCausalLM
 
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
@@ -20,6 +20,7 @@ from hf_synlm.training.tasks.tree_planting import (
     encode_sentence,
     tree_planting_loss,
 )
+from tests.helpers.finetuning import tiny_gpt2, trainer_arguments
 from tests.helpers.training_runs import sample_files
 
 TREES = (
@@ -101,23 +102,12 @@ def test_loss_and_its_gradient_word_by_word() -> None:
     assert float(tree_planting_loss(best, own, edges)) == pytest.approx(0, abs=1e-6)
 
 
-def tiny_gpt2() -> GPT2LMHeadModel:
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40, "n_positions": 64}
-    dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
-
-
 def train(folder: Path, planting: TreePlantingArguments, **options: Any) -> TreePlantingTrainer:
     trees = list(parse_treebank(TREES))
     tokenizer = subword_tokenizer([tree.words for tree in trees], 40)
     rows = [encode_sentence(tokenizer, tree.words, tree.labeled_spans) for tree in trees]
-    settings = {"max_steps": 1, "learning_rate": 1e-2, "report_to": [], "use_cpu": True, "save_strategy": "no"}
-    arguments = TrainingArguments(str(folder), logging_steps=1, disable_tqdm=True, **(settings | options))
-    collator = TreePlantingCollator(0)
-    trainer = TreePlantingTrainer(
-        tiny_gpt2(), arguments, planting=planting, train_dataset=rows, eval_dataset=rows, data_collator=collator
-    )
+    data = {"train_dataset": rows, "eval_dataset": rows, "data_collator": TreePlantingCollator(0)}
+    trainer = TreePlantingTrainer(tiny_gpt2(2, 40), trainer_arguments(folder, **options), planting=planting, **data)
     trainer.train()
     return trainer
 

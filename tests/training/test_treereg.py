@@ -8,14 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    TrainingArguments,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_brackets, tree_to_spans
 from hf_synlm.data.treebank import read_treebank
@@ -30,6 +23,7 @@ from hf_synlm.training.tasks.treereg import (
     orthogonal_norms,
     tree_regularization_loss,
 )
+from tests.helpers.finetuning import tiny_gpt2, trainer_arguments
 from tests.helpers.training_runs import sample_files
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "treereg"
@@ -107,25 +101,14 @@ def test_norms_keep_their_digits_where_vectors_share_a_direction() -> None:
         assert orthogonal_norms(vectors, vectors).dtype == torch.float32
 
 
-def tiny_gpt2() -> GPT2LMHeadModel:
-    sizes = {"n_embd": 16, "n_layer": 4, "n_head": 2, "vocab_size": 20, "n_positions": 16}
-    dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
-
-
 def examples(count: int) -> list[dict[str, Any]]:
     row = {"input_ids": [0, 5, 6, 7, 8, 0], "word_spans": [(1, 2), (2, 3), (3, 4), (4, 5)]}
     return [{**row, "splits": gold_splits([(0, 2), (2, 4), (0, 4)], 4)} for _ in range(count)]
 
 
 def train(folder: Path, treereg: TreeRegArguments, **options: Any) -> TreeRegTrainer:
-    settings = {"max_steps": 1, "learning_rate": 1e-2, "report_to": [], "use_cpu": True, "save_strategy": "no"}
-    arguments = TrainingArguments(str(folder), logging_steps=1, disable_tqdm=True, **(settings | options))
-    trainer = TreeRegTrainer(
-        tiny_gpt2(), arguments, treereg=treereg, train_dataset=examples(8), eval_dataset=examples(2),
-        data_collator=TreeRegCollator(0),
-    )  # fmt: skip
+    rows = {"train_dataset": examples(8), "eval_dataset": examples(2), "data_collator": TreeRegCollator(0)}
+    trainer = TreeRegTrainer(tiny_gpt2(4, 20), trainer_arguments(folder, **options), treereg=treereg, **rows)
     trainer.train()
     return trainer
 
