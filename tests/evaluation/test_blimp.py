@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
@@ -151,32 +150,3 @@ def test_lm_eval_continuations_and_greedy():
     assert is_best and not is_second
     parsed = model.parse(torch.tensor([tokenizer(context + " for peace")["input_ids"]]))
     assert score == pytest.approx(parsed.token_log_probs[0, ids.shape[1] :].sum().item(), abs=1e-3)
-
-
-def test_lm_eval_runs_a_task_of_pairs(tmp_path, monkeypatch):
-    """A task as lm-eval's own blimp, on local files: its accuracy is ours."""
-    lm_eval = importlib.import_module("lm_eval")
-    from lm_eval.tasks import TaskManager
-
-    from hf_synlm.evaluation.suites.lm_harness import SyntacticLM
-
-    paths = write_blimp(tmp_path / "data")
-    tasks = tmp_path / "tasks"
-    tasks.mkdir()
-    for path in paths:
-        (tasks / f"{path.stem}.yaml").write_text(
-            f"task: local_{path.stem}\ndataset_path: json\ndataset_kwargs:\n  data_files: {path}\n"
-            f"  cache_dir: {tmp_path / 'cache'}\noutput_type: multiple_choice\nvalidation_split: train\n"
-            'doc_to_text: ""\ndoc_to_target: 0\ndoc_to_choice: "{{[sentence_good, sentence_bad]}}"\nnum_fewshot: 0\n'
-            'target_delimiter: ""\n'  # by default lm-eval puts a space before each sentence
-            "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
-        )
-    model, tokenizer = model_and_tokenizer("gpst")
-    results = lm_eval.simple_evaluate(
-        SyntacticLM(pretrained=model, tokenizer=tokenizer, batch_size=4),
-        tasks=[f"local_{path.stem}" for path in paths],
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        bootstrap_iters=0,
-    )["results"]
-    ours = {row["group"]: row["accuracy"] for row in evaluate_blimp(scorer_of("gpst"), paths).tables["Groups"]}
-    assert {name.removeprefix("local_"): row["acc,none"] for name, row in results.items()} == pytest.approx(ours)

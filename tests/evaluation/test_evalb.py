@@ -1,18 +1,13 @@
 """The scorer reproduces EVALB's own outputs, and counts what it says it counts."""
 
-import random
 import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.data.treebank import parse_treebank, read_treebank
-from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.evaluation.trees.evalb import (
     COLLINS,
     EvalbParameters,
@@ -110,35 +105,6 @@ def test_treebank_sentences_score_as_files():
     gold, test = (list(read_treebank(GOLDENS / name)) for name in ("bug.gld", "bug.tst"))
     from_files = evaluate_files(GOLDENS / "bug.gld", GOLDENS / "bug.tst", parameters)
     assert labeled_f1(test, gold, parameters).sentences == from_files.sentences
-
-
-def random_labeled_tree(size, generator, labels="AB"):
-    spans = random_tree(size, generator) + [(i, i + 1) for i in range(size) if generator.random() < 0.3]
-    spans += [span for span in spans if generator.random() < 0.2]
-    return [generator.choice(labels) for _ in spans], spans
-
-
-@given(st.integers(1, 9), st.integers(0, 10**6))
-def test_counts_are_those_of_the_definition(size, seed):
-    generator = random.Random(seed)
-    words, tags = [f"w{i}" for i in range(size)], [generator.choice(["N", ".", ","]) for _ in range(size)]
-    tags[generator.randrange(size)] = "N"
-    left, right = (random_labeled_tree(size, generator) for _ in range(2))
-    counts = score_sentence(EvalbTree.from_spans(words, tags, *left), EvalbTree.from_spans(words, tags, *right))
-    swapped = score_sentence(EvalbTree.from_spans(words, tags, *right), EvalbTree.from_spans(words, tags, *left))
-
-    def counted(labels, spans):
-        kept = [frozenset(p for p in range(i, j) if tags[p] == "N") for i, j in spans]
-        return Counter((label, words) for label, words in zip(labels, kept, strict=True) if words)
-
-    test, gold = counted(*left), counted(*right)
-    crossing = sum(
-        number * any(words & other and words - other and other - words for _, other in gold)
-        for (_, words), number in test.items()
-    )
-    assert (counts.test, counts.gold, counts.matched) == (test.total(), gold.total(), (test & gold).total())
-    assert counts.crossing == crossing
-    assert (counts.matched, counts.gold, counts.test) == (swapped.matched, swapped.test, swapped.gold)
 
 
 def test_words_of_pieces():

@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.text import scoring
 from hf_synlm.evaluation.text.scoring import TextScorer, batches_by_cost
-from hf_synlm.evaluation.text.surprisal import can_correct_words, columns, score_words, token_table, word_table
+from hf_synlm.evaluation.text.surprisal import can_correct_words, columns, score_words, word_table
 from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
 from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank, word_starts
 from hf_synlm.evaluation.trees.parsing_analysis import span_heights
@@ -510,11 +510,3 @@ def test_columns_that_are_named_must_be_there(tmp_path):
     for column in ("text_column", "item_column"):
         with pytest.raises(ValueError, match="column 'id'"):
             read_items(tmp_path / "a.txt", **{column: "id"})
-
-
-def test_tables_of_tokens_have_the_columns_of_lmzoo():
-    scores = score_words(scorer_of("gpt2"), ITEMS[1:2])
-    rows = token_table(scores)
-    assert [row[1] for row in rows] == list(range(1, len(rows) + 1)) and {row[0] for row in rows} == {1}
-    assert sum(row[3] for row in rows) == pytest.approx(-scores[0].log_probs.sum().item() / math.log(2))
-    assert "".join(row[2] for row in rows) == "WeĠaskĠforĠpeace"

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
@@ -23,9 +22,8 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTModel
 from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
-from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
-from hf_synlm.hub.flatten import PACKAGE, flat_files
+from hf_synlm.hub.flatten import PACKAGE
 from hf_synlm.hub.verify import verify_export
 from tests.helpers import warm_python
 from tests.helpers.scoring_models import model_and_tokenizer
@@ -36,29 +34,15 @@ SPECIAL = ["<pad>", "<s>", "<reduce>", "<cls>", "<sep>", "<unk>"]
 WORDS = "fruit flies like a banana the keys to cabinet are on table".split()
 CHANGE = """
 import functools
-
 _forward = GPSTForCausalLM.forward
-
-
-@functools.wraps(_forward)  # generate reads the names of the arguments of forward
 def _changed(self, *args, **kwargs):
     output = _forward(self, *args, **kwargs)
     output.logits = output.logits + 1e-3
     return output
-
-
-GPSTForCausalLM.forward = _changed
+GPSTForCausalLM.forward = functools.wraps(_forward)(_changed)  # generate reads the names of the arguments
 """
-ALL_CHECKS = {
-    "files",
-    "AutoConfig",
-    "AutoTokenizer",
-    "AutoModel",
-    "AutoModelForCausalLM",
-    "AutoModelForSequenceClassification",
-    "parse",
-    "generate",
-}
+CLASSES = {"AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification"}
+ALL_CHECKS = {"files", "AutoConfig", "AutoTokenizer", *CLASSES, "parse", "generate"}
 
 
 @pytest.fixture
@@ -98,28 +82,10 @@ class TestExport:
         report = verify_export(folder)
         assert report.passed, report.table()
 
-    def test_code_and_weights_are_those_of_the_model(self, exported: Path, model: GPSTForCausalLM):
-        files = {file.name for file in exported.glob("*.py")}
-        assert {
-            "modeling_gpst.py",
-            "configuration_gpst.py",
-            "trees_spans.py",
-            "trees_actions.py",
-            "gpst_chart.py",
-        } <= files
-        assert {name: (exported / name).read_text() for name in files} == flat_files("gpst")
-        assert not pickled_files(exported)
-        with safe_open(exported / "model.safetensors", "pt") as weights:
-            assert weights.metadata()["format"] == "pt"
-            saved = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
-        own = model.state_dict()
-        assert set(saved) <= set(own)
-        assert all(torch.equal(tensor, own[name]) for name, tensor in saved.items())
-        assert [path.name for path in exported.parent.iterdir()] == [exported.name]
-
     def test_state_dict_is_used(self, model, tokenizer, tmp_path: Path):
         other = GPSTForCausalLM(model.config)
         folder = export_model(model, tokenizer, tmp_path / "given", state_dict=other.state_dict())
+        assert [path.name for path in tmp_path.iterdir()] == [folder.name]
         loaded = GPSTForCausalLM.from_pretrained(folder)
         assert all(torch.equal(loaded.state_dict()[name], value) for name, value in other.state_dict().items())
 
@@ -204,7 +170,7 @@ class TestRemote:
     def test_saving_the_remote_model_again_keeps_its_code(self, exported: Path, tmp_path: Path):
         code = """
 import sys
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 source, target, classifier = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True)
 assert type(model).__module__.startswith("transformers_modules."), type(model)
@@ -212,9 +178,12 @@ model.save_pretrained(target)
 AutoTokenizer.from_pretrained(source, trust_remote_code=True).save_pretrained(target)
 head = AutoModelForSequenceClassification.from_pretrained(target, trust_remote_code=True, num_labels=3)
 head.save_pretrained(classifier)
+generate = pipeline("text-generation", model=source, trust_remote_code=True)
+print(generate("fruit flies", max_new_tokens=3, do_sample=False)[0]["generated_text"])
 """
         again, classifier = tmp_path / "again", tmp_path / "classifier"
-        run_without_package(code, str(exported), str(again), str(classifier), cache=tmp_path / "cache")
+        said = run_without_package(code, str(exported), str(again), str(classifier), cache=tmp_path / "cache")
+        assert said.splitlines()[-1].startswith("fruit flies")
         for folder in (again, classifier):
             assert check_complete(folder) == GPSTConfig().auto_map
             for file in exported.glob("*.py"):
@@ -224,32 +193,8 @@ head.save_pretrained(classifier)
         assert (again / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
         assert len(json.loads((classifier / "config.json").read_text())["id2label"]) == 3
 
-    def test_refusal_without_trust_is_clear(self, exported: Path, tmp_path: Path):
-        code = """
-import sys
-from transformers import AutoModelForCausalLM
-try:
-    AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=False)
-except ValueError as error:
-    print(error)
-"""
-        assert "trust_remote_code=True" in run_without_package(code, str(exported), cache=tmp_path / "cache")
-
-    def test_text_generation_pipeline(self, exported: Path, tmp_path: Path):
-        code = """
-import sys
-from transformers import pipeline
-generate = pipeline("text-generation", model=sys.argv[1], trust_remote_code=True)
-print(generate("fruit flies", max_new_tokens=3, do_sample=False)[0]["generated_text"])
-"""
-        assert run_without_package(code, str(exported), cache=tmp_path / "cache").startswith("fruit flies")
-
 
 class TestVerify:
-    def test_given_input_and_width(self, exported: Path):
-        report = verify_export(exported, texts=["fruit flies like"], num_beams=7, max_new_tokens=3)
-        assert report.passed, report.table()
-
     def test_changed_code_is_found(self, exported: Path):
         file = exported / "modeling_gpst.py"
         file.write_text(file.read_text() + CHANGE)
@@ -284,22 +229,13 @@ class TestVerify:
 
 class TestCard:
     RESULT = {
-        "task": "language modeling",
-        "dataset": "State of the Union",
-        "split": "test",
-        "metric": "perplexity",
-        "value": 123.456,
-        "num_beams": 20,
-        "estimator": "beam marginal",
-        "command": "python -m hf_synlm.evaluation perplexity --model org/gpst-tiny",
-    }
+        "task": "language modeling", "dataset": "State of the Union", "split": "test", "metric": "perplexity",
+        "value": 123.456, "num_beams": 20, "estimator": "beam marginal",
+        "command": "synlm evaluate perplexity in.txt --model org/gpst-tiny",
+    }  # fmt: skip
 
     def test_every_place_is_filled(self, tiny_gpst_config: GPSTConfig):
-        stated = {
-            "training_data": "Speeches.",
-            "training_procedure": "Two minutes on a laptop.",
-            "limits": "- Knows presidents only.",
-        }
+        stated = {"training_data": "Speeches.", "training_procedure": "Two minutes.", "limits": "- Presidents only."}
         facts = {"repo_id": "org/gpst-tiny", "datasets": ["org/sotu"], "license": "cc0-1.0", "language": "zh"}
         facts["results"] = [self.RESULT]
         text = fill_card(tiny_gpst_config, {**facts, **stated})
@@ -363,8 +299,7 @@ def test_every_architecture_is_the_same_without_the_package(name: str, tmp_path:
     report = verify_export(folder)
     assert report.passed, report.table()
     without = {"parse"} if name in ("awd_lstm", "lstm") else set()
-    classes = {check for check in ALL_CHECKS if check.startswith("AutoModel")}
-    without |= classes - set(model.config.auto_map)
+    without |= CLASSES - set(model.config.auto_map)
     assert {check.name for check in report.checks} == ALL_CHECKS - without
     assert not (folder / "modeling_gpst.py").exists()
     card = (folder / "README.md").read_text()

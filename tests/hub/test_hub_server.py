@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.hub.export import export_model
 from hf_synlm.hub.flatten import flat_files
 from tests.helpers import warm_python
-from tests.helpers.hub_server import HubServer, Repository
+from tests.helpers.hub_server import HubServer
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "org/gpst-tiny"
@@ -67,14 +66,8 @@ class Client:
         }
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, *arguments], env=self.environment, text=True, **streams)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         done = warm_python.run([sys.executable, *arguments], env=self.environment, timeout=240)
@@ -142,25 +135,17 @@ print(json.dumps({
 """
 PULL_AGAIN = """
 import json
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-pinned_code, = sys.argv[1:]
+from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("org/tuned", trust_remote_code=True)
 batch = tokenizer(["fruit flies like a banana"], return_tensors="pt")
 model = AutoModelForCausalLM.from_pretrained("org/tuned", trust_remote_code=True).eval()
-elsewhere = AutoModelForCausalLM.from_pretrained("org/weights", trust_remote_code=True, code_revision=pinned_code)
-main = AutoModelForCausalLM.from_pretrained("org/weights", trust_remote_code=True)
 refused = None
 try:
     AutoModelForCausalLM.from_pretrained("org/tuned", trust_remote_code=False)
 except ValueError as error:
     refused = str(error)
-print(json.dumps({
-    "tuned": model(**batch).logits.double().sum().item(),
-    "class": type(model).__module__,
-    "pinned": getattr(type(elsewhere), "MARK", None),
-    "newest": getattr(type(main), "MARK", None),
-    "refused": refused,
-}))
+tuned = model(**batch).logits.double().sum().item()
+print(json.dumps({"tuned": tuned, "class": type(model).__module__, "refused": refused}))
 """
 
 
@@ -208,24 +193,8 @@ def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
     assert branch["model.safetensors"] == tuned["model.safetensors"] and branch["modeling_gpst.py"] in code.values()
     assert repository.files("main") == newer
 
-    # Code in another repository, which can be pinned apart from the weights.
-    marked = {
-        **tuned,
-        "modeling_gpst.py": tuned["modeling_gpst.py"] + b'\nGPSTForCausalLM.MARK = "newest"\n',
-    }
-    code_repository = hub.repositories["org/code"] = Repository()
-    pinned = code_repository.commit("main", tuned)
-    code_repository.commit("main", marked)
-    config = json.loads(tuned["config.json"])
-    config["auto_map"] = {kind: f"org/code--{reference}" for kind, reference in config["auto_map"].items()}
-    weights = {name: content for name, content in tuned.items() if not name.endswith(".py")}
-    weights["config.json"] = json.dumps(config).encode()
-    hub.repositories["org/weights"] = Repository()
-    hub.repositories["org/weights"].commit("main", weights)
-    reader = Client(hub, tmp_path / "reader", None)
-    again = json.loads(reader.code(PULL_AGAIN, pinned))
+    again = json.loads(Client(hub, tmp_path / "reader", None).code(PULL_AGAIN))
     assert again["tuned"] == found["tuned"] and again["class"].startswith("transformers_modules.org.tuned")
-    assert again["pinned"] is None and again["newest"] == "newest"
     assert "trust_remote_code=True" in again["refused"]
 
 
@@ -262,12 +231,9 @@ def test_interruption_refusals_and_private_repositories(hub: HubServer, folder: 
     assert started.files() == {} and len(started.commits) == 1
     hub.hold = False
 
-    pickled = shutil.copytree(folder, tmp_path / "pickled")
-    (pickled / "training_args.bin").write_bytes(b"")
     client = Client(hub, tmp_path / "home", None)
     results = client.synlm(
         ("stranger", *push),
-        ("login", "push", str(pickled), "org/pickled", "--no-verify"),
         ("login", *push, "--private", "--revision", "draft"),
         ("stranger", "info", NAME, "--revision", "draft"),
         ("login", "info", NAME, "--revision", "draft", "--format", "json"),
@@ -275,12 +241,11 @@ def test_interruption_refusals_and_private_repositories(hub: HubServer, folder: 
         ("login", "verify", NAME, "--revision", "draft"),
         token=hub.token,
     )
-    refused, unsafe, pushed, hidden, described, missing, untrusted = results
+    refused, pushed, hidden, described, missing, untrusted = results
     assert all("Traceback" not in err and hub.token not in out + err for _, out, err in results)
-    for status, _, err in (refused, unsafe, hidden, missing, untrusted):
+    for status, _, err in (refused, hidden, missing, untrusted):
         assert status == 2 and err.count("error: ") == 1
     assert "was not pushed" in refused[2] and "401" in refused[2]
-    assert "training_args.bin" in unsafe[2] and "org/pickled" not in hub.repositories
     repository = hub.repositories[NAME]
     assert pushed[0] == 0 and repository.private and repository.files("main") == {}
     assert repository.files("draft") == pushed_files(folder) and repository.branches["draft"] == pushed[1].strip()

@@ -113,9 +113,7 @@ class TestMaliciousCheckpoints:
             ({"vocab_size": 10**9}, "instead of"),  # 96 GB
             ({"vocab_size": 10**18}, "vocab_size is 10+, more than"),
             ({"num_token_layers": 10**9}, "num_token_layers is 10+, more than 1000"),
-            ({"hidden_size": -24}, "hidden_size must be at least 1"),
             ({"hidden_size": "24; rm"}, "Field 'hidden_size' expected int"),
-            ({"residual_dropout": float("nan")}, "residual_dropout must be in"),
             ({"activation_function": "os.system"}, "activation_function 'os.system' is unknown"),
             ({"height_loss": ["sentence"]}, "height_loss"),
             ({"__class__": "os.system"}, "must be set to a class"),
@@ -232,12 +230,10 @@ class TestNames:
         (tmp_path / "adapter_config.json").touch()
         check_model_source(tmp_path)
 
-    def test_folders_have_no_revisions(self, checkpoint: Path, capsys):
+    def test_folders_have_no_revisions(self, checkpoint: Path):
         for load in (load_pretrained, saved_auto_class, describe_model):
             with pytest.raises(ValueError, match="revision 'v1': .* revisions are of the Hub. Leave it out"):
                 load(str(checkpoint), revision="v1")
-        assert main(["generate", "--prompt", "We", "--model", str(checkpoint), "--revision", "v1"]) == 2
-        assert "revisions are of the Hub" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------------------------- secrets
