@@ -368,6 +368,13 @@ def test_inputs_are_never_overwritten(texts, tmp_path, capsys):
     (other / "thesis.txt").write_text("years of work")
     assert "is not the folder of a model" in outcome(*convert, "--out", other)
     assert refused not in outcome("generate", "--prompt", "We", "--model", folder, "--out", folder / "texts.txt")
+    # Nor one output by another.
+    report = ("--out", tmp_path / "r.json")
+    pairs = (tmp_path / "pairs.tsv").resolve()
+    pairs.write_text("good\tbad\nwe agree\twe agrees\n")
+    assert refused in outcome("evaluate", "pairs", pairs, *model, *report, "--items-out", tmp_path / "r.md")
+    trees = ("evaluate", "parsing", "--treebank", sample_path("trees.test.txt"), *model, *report)
+    assert refused in outcome(*trees, "--save-trees", tmp_path / "r.md")
     # A table may lie beside a text of the same name.
     notes = meta.rename(tmp_path / "out.json.md")
     assert "no folder 'missing" in outcome("surprisal", notes, *model, "--out", tmp_path / "out.json.tsv")

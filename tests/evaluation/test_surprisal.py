@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import dataclasses
 import functools
 import importlib
 import io
@@ -443,6 +444,24 @@ def test_begin_token_can_be_chosen():
 def test_options_that_do_not_fit_are_refused(architecture, options, scoring, message):
     with pytest.raises(ValueError, match=message):
         score_words(scorer_of(architecture, **options), ITEMS, **scoring)
+
+
+def test_context_is_refused_by_models_of_single_sentences():
+    (text,) = encode_sentences(tokenizer_of("rnng"), [SENTENCES[0].split()])
+    with pytest.raises(ValueError, match="RNNGForCausalLM"):
+        scorer_of("rnng").score([dataclasses.replace(text, context=(text.ids,))])
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", "lstm", "urnng"])
+def test_models_whose_code_has_no_sentence_end_end_as_their_type_does(architecture):
+    """As folders that earlier versions exported, loaded with their own code."""
+    model, tokenizer = model_and_tokenizer(architecture)
+    scorer, old = TextScorer(model, tokenizer), copy.deepcopy(model)
+    missing = property(lambda self: self.no_such_field)
+    old.config.__class__ = type("Old", (type(model.config),), {"sentence_end": missing})
+    assert not hasattr(old.config, "sentence_end")
+    found = TextScorer(old, tokenizer)
+    assert (found.end_ids, found.end_of_text, found.begin_id) == (scorer.end_ids, scorer.end_of_text, scorer.begin_id)
 
 
 def test_numbers_that_are_none_are_an_error():
