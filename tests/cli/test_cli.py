@@ -25,6 +25,7 @@ import typer
 
 from hf_synlm import __version__
 from hf_synlm.cli.app import app, main
+from hf_synlm.data.samples import sample_path
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.suites.syntaxgym import load_suite, region_surprisals
 from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
