@@ -278,7 +278,7 @@ class FastTrackSearch:
         return min(2 * self.action_beam_size, self.action_beam_size + 5 * self.fast_track_size)
 
     def _is_over(self, aside: SetAside, moves: Tensor, phase: Phase, limits: Limits | None) -> Tensor:
-        """End of word: sentences [B, 1] where enough is set aside, or no live hypothesis can reach the best K."""
+        """Sentences [B, 1] that are synchronized: enough is set aside, or no live hypothesis can reach the best K."""
         full = (aside.total >= self._capacity) | (aside.regular >= self.action_beam_size)
         return full | self._is_decided(aside, moves[:, :1], phase, limits)
 

@@ -373,7 +373,7 @@ class RNNGStackMachine:
         return composition(chain_inputs(elements, chains), chains, labels, tops, self._read_chains)
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
-        """Which tokens end a word, as far as the model knows; None = all do (end of word)."""
+        """Which tokens end a word, as far as the model knows; None = every token does."""
         return self.model.word_ends_of(tokens)
 
     # --------------------------------------------------------------------------------------------- probabilities

@@ -1,11 +1,13 @@
-"""Checkpoints: what `--resume_from_checkpoint` saves and restores, complete or not at all.
+"""Checkpoints: what a run saves and a resumed one restores (`--resume_from_checkpoint`), complete or not at all.
 
-Saved by `save_checkpoint` in `output_dir/step_N`: model, optimizer and schedule (`accelerator.save_state`), the best
-weights so far, and `training_state.json`, a `TrainingState` with the step, the number of samples consumed, the
-settings of the run, and its evaluations and losses.
-Restored by `load_checkpoint` (called by `loop.start_or_resume`): it refuses other settings (`read_state`) and loads
-the same parts. The data loader then starts behind `state.consumed` (`Recipe.loader`); random states are functions of
-seed and step (`samplers.seed_micro_step`). So a resumed run is bit-equal to an uninterrupted one on the CPU.
+Saved by `save_checkpoint` in `output_dir/step_N`: model, optimizer and schedule (`accelerator.save_state`), what a
+program registers (`register_for_checkpointing`: the text state of recurrent models), the best weights so far, and
+`training_state.json`, a `TrainingState` with the step, the number of samples consumed, the settings of the run, and its
+evaluations and losses.
+Restored by `loop.start_or_resume`: `load_checkpoint` refuses other settings (`read_state`) and loads these parts, and
+`BestModel.adopt` takes the best weights. The data loader then starts behind `state.consumed` (`Recipe.loader`); random
+states are functions of seed and step (`samplers.seed_micro_step`). So a resumed run is bit-equal to an uninterrupted
+one on the CPU.
 A folder is written under a temporary name, flushed to the disk and renamed (`folder_writer`), and renamed before it is
 deleted: a process that is killed at any moment never leaves an incomplete folder that looks like a checkpoint.
 """
