@@ -12,7 +12,8 @@ of derivations (Stern et al. 2017; for GPST the authors' `R2D2GenFastBeamSearche
 Two things could be called the end of a word. The beam is *synchronized* after a token when no structural successor is
 among the best K (`WordBeamSearch.select`); it says nothing about spelling. A *word end* is a token that is the last
 piece of its word (`WordEdges` in search/state.py, `word_ends` in arguments): no constituent may cross it, which the
-stack machine's `legal_actions` sees to (Pushdown Layers have their own search). Elsewhere in this folder "word" means one token of the derivation.
+stack machine's `legal_actions` sees to (Pushdown Layers have their own search). Elsewhere in this folder "word" means
+one token of the derivation.
 
 One token takes few calls of the model. The structural successors of the current states are laid out level by level (a
 *block*: row (c, k) is state k after c structural actions). One pass gives all rows the probabilities of their next
