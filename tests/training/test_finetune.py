@@ -74,7 +74,7 @@ def test_names_of_glue_tasks() -> None:
 @pytest.mark.parametrize(
     ("task", "predicted", "gold", "match"),
     [
-        (CLASSES, [0, 1], [0], "samples"),
+        (CLASSES, [0, 1], [0], "shape"),
         (CLASSES, [0, 2], [0, 1], "label 2 of row 1 .counted from 0. is not an id from 0 to 1"),
         (NUMBERS, [float("nan"), 1.0], [0.0, 1.0], "label nan of row 0 .counted from 0. is not a finite number"),
     ],

@@ -106,7 +106,7 @@ def _check_inputs(output_dir: Path, *arguments: Any) -> None:
         for path in value if isinstance(value, list) else [value]:
             if name in _OUTPUTS or not isinstance(path, str) or not os.path.exists(path):
                 continue
-            if output_dir.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
+            if output_dir.resolve() in Path(path).resolve().parents:
                 raise ValueError(
                     f"--overwrite_output_dir would delete {str(output_dir)!r}, which contains {name} {path!r}. Choose "
                     "another --output_dir, or copy the input out of this one."
