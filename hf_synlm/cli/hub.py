@@ -71,6 +71,7 @@ def convert(
 def info(
     model: Annotated[str | None, typer.Argument(help="Folder of a model, or its name on the Hub.")] = None,
     files: Annotated[
+        # Typer reads the names at run time; mypy cannot.
         Literal[ARCHITECTURES] | None,  # type: ignore[valid-type]
         typer.Option(help="List instead the files of code that ship with every model of this architecture."),
     ] = None,
