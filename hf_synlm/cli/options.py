@@ -212,7 +212,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     # Typer reads both; the type of a function does not declare the first.
-    # Typer reads a function's options there.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
