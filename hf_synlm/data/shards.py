@@ -131,10 +131,14 @@ def _check_shard(folder: Path, number: int, record: ShardRecord, verify: bool) -
     elif verify and file_sha256(path) != record.sha256:
         found = "is damaged: its checksum is another one"
     if found:
-        raise ValueError(
-            f"{path} {found}. Restore it; or delete {folder / INDEX_FILE} and {shard}, and prepare again with the same "
-            "options: the other shards are kept."
-        )
+        raise ValueError(f"{path} {found}. {_remedy(folder, number)}")
+
+
+def _remedy(folder: Path, number: int) -> str:
+    return (
+        f"Restore it; or delete {folder / INDEX_FILE} and {shard_path(folder, number)}, and prepare again with the "
+        "same options: the other shards are kept."
+    )
 
 
 def _dropped(counts: Mapping[str, int]) -> str:
@@ -175,7 +179,11 @@ class PreparedCorpus:
         if number not in self._maps:
             if len(self._maps) >= _OPEN_SHARDS:
                 del self._maps[next(iter(self._maps))]
-            table = load_from_disk(shard_path(self.folder, number), keep_in_memory=False).data
+            shard = shard_path(self.folder, number)
+            try:
+                table = load_from_disk(shard, keep_in_memory=False).data
+            except (OSError, ValueError, KeyError) as error:
+                raise ValueError(f"{shard} cannot be opened: {error}. {_remedy(self.folder, number)}") from error
             values = {name: table.column(name).chunk(0).values for name in table.column_names}
             bits = values.pop("word_ends")
             arrays = {name: array.to_numpy(zero_copy_only=True) for name, array in values.items()}

@@ -605,6 +605,12 @@ def test_other_programs_read_only_named_trees(tmp_path: Path) -> None:
     ]
 
 
+def test_other_cuts_are_refused(prepared, tmp_path, monkeypatch):
+    """Shards of a stopped run that another version of the library cut elsewhere must not be continued."""
+    monkeypatch.setattr(shards, "SHARD_CHARACTERS", 30_000)
+    refused("cuts", prepared[0], tmp_path / "out")
+
+
 def test_missing_files_are_named(prepared, tmp_path):
     out = tmp_path / "out"
     (out / "train" / shards.MADE_FROM_FILE).unlink()
@@ -644,6 +650,11 @@ def test_damaged_shards_are_named(is_finished, prepared, tmp_path):
     shutil.rmtree(train / "shard_00001")
     prepare.prepare(arguments, tmp_path / "out", verify=True)
     assert files_in(train) == straight
+    state = (train / "shard_00001" / "state.json").read_bytes()
+    (train / "shard_00001" / "state.json").write_text("{}")
+    with pytest.raises(ValueError, match="shard_00001 cannot be opened.*Restore it; or delete"):
+        PreparedCorpus(train).shard(1)
+    (train / "shard_00001" / "state.json").write_bytes(state)
     (train / shards.INDEX_FILE).write_text("{")
     refuses("corpus.json is damaged")
 

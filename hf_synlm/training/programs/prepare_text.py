@@ -21,6 +21,8 @@ from typing import Any
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.data import shards
+from hf_synlm.data import sources as sources_of_text
 from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file
 from hf_synlm.data.encoding import TextOptions, block_sentences, tokenizer_sha256
 from hf_synlm.data.files import folder_writer, write_json
@@ -255,6 +257,7 @@ def _made_from(arguments: CorpusArguments, split: str, tokenizer: PreTrainedToke
         "documents": limits,
         "text": asdict(arguments.text_options),
         "tokenizer": _describe_tokenizer(tokenizer),
+        "cuts": [shards.SHARD_CHARACTERS, sources_of_text.BLOCK_CHARACTERS, sources_of_text.LINE_LIMIT],
     }
 
 
