@@ -1,4 +1,4 @@
-"""Temporary eval mode, weights with LoRA adapters, and no CPU or disk offloading.
+"""Base of all models (no CPU or disk offloading), temporary eval mode, and weights with LoRA adapters.
 
 Charts, stacks and recurrences read the weights of their layers without calling these layers. An adapter of PEFT acts
 when its layer is called, so `weight_of` adds its part to the weight,
@@ -6,7 +6,7 @@ when its layer is called, so `weight_of` adds its part to the weight,
     W' = W + s B A
 
 and recognizes adapters by their attributes (PEFT may be missing). Offloading fetches weights when a layer is called, so
-`NoOffloading` rejects it, and devices between which the weights would have to travel.
+`SyntacticPreTrainedModel` rejects it, and devices between which the weights would have to travel.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 @contextlib.contextmanager
@@ -29,8 +30,15 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-class NoOffloading:
-    """Reject a `device_map` that spreads a model over several devices, CPU and disk offloading included."""
+class SyntacticPreTrainedModel(PreTrainedModel):
+    """What transformers has to know of every model; a `device_map` over several devices is rejected."""
+
+    base_model_prefix = "model"
+    accepts_loss_kwargs = False  # every part of the loss has a normalizer of its own
+    # No module is a shard: layers read weights of each other, and methods of parts run without hooks.
+    _no_split_modules: list[str] = []
+    _skip_keys_device_placement = ["past_key_values"]
+    _input_embed_layer = "embed_tokens"
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:

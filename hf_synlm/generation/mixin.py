@@ -22,12 +22,18 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from hf_synlm.core.module_tools import evaluation_mode
-from hf_synlm.core.outputs import GeneratedTrees, SyntacticLMOutput
-from hf_synlm.core.token_batch import first_token_mask
+from hf_synlm.core.outputs import GeneratedTrees, ParseOutput, SyntacticLMOutput
+from hf_synlm.core.token_batch import attended_tokens, first_token_mask
 from hf_synlm.generation.actions import ActionDecoder
 from hf_synlm.generation.joint import JointDecoder
 from hf_synlm.generation.words import WordGenerationMixin
-from hf_synlm.search.parsing import check_length, checked_mask, marginal_logits
+from hf_synlm.search.parsing import (
+    check_length,
+    checked_mask,
+    marginal_logits,
+    parse_with_search,
+    refuse_empty_rows,
+)
 from hf_synlm.search.state import SyntacticCache, WordDecoder, check_count
 from hf_synlm.search.words import WordBeamSearch
 
@@ -204,6 +210,50 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         """Next-token log-probabilities beside a loss [B, T, V], of the model in evaluation mode."""
         with torch.no_grad(), evaluation_mode(self):
             return self._marginal_forward(input_ids, attention_mask, **options).logits
+
+    @torch.no_grad()
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        num_beams: int | None = None,
+        num_return_sequences: int = 1,
+        stepwise: bool = False,
+        lexical: bool = False,
+    ) -> ParseOutput:
+        """Parse given text: n-best binary trees, and prefix probabilities.
+
+        The trees are those of the model alone, read from left to right.
+
+        Args:
+            input_ids: [B, T], one sentence per row; a begin token is the beginning itself.
+            attention_mask: [B, T], 1 = token; None = all but padding.
+            word_ends: [B, T], True at the last piece of every word: no constituent crosses a word.
+            num_beams: width of the search; None = `config.scoring_num_beams`.
+            num_return_sequences: trees per sentence, at most `num_beams`.
+            stepwise: also compute `stepwise_log_probs`.
+            lexical: also compute `lexical_log_probs`.
+
+        Returns:
+            `ParseOutput`.
+
+        Raises:
+            ValueError: see `parse_with_search`.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        refuse_empty_rows(mask)
+        with evaluation_mode(self):
+            return parse_with_search(
+                self.word_search(num_beams),
+                input_ids,
+                mask,
+                word_ends=word_ends,
+                num_return_sequences=num_return_sequences,
+                stepwise=stepwise,
+                lexical=lexical,
+            )
 
     def set_generation_defaults(self) -> None:
         """Add the options of this library to `generation_config`, so that they are saved and loaded with it."""

@@ -5,8 +5,8 @@ tokens before it, so the first token of a row is not predicted. Its trees are re
 computes on the way. A model consists of
 
 * `XPreTrainedModel(RecurrentPreTrainedModel)` with its configuration and initial weights;
-* `XModel(XPreTrainedModel)`, whose forward(input_ids, attention_mask, past_key_values, use_cache, ...) returns a
-  `RecurrentModelOutput`;
+* `XModel(RecurrentNetwork, XPreTrainedModel)`, whose `initial_state` and `read` say what the network does with a
+  segment of text;
 * `XForCausalLM(RecurrentLanguageModel, XPreTrainedModel, GenerationMixin)` with `network_class = XModel`; its `forward`
   returns `score_text`, whose hooks `penalties` and `supervised_losses` add parts to the loss, its `parse` returns
   `parse_text`;
@@ -18,20 +18,27 @@ Losses and log-probabilities in nats.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import HiddenStateChoice, asked_of_layers
+from hf_synlm.core.hidden_states import (
+    HiddenStateChoice,
+    asked_of_layers,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    wanted_states,
+    wants_attentions,
+)
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
-from hf_synlm.core.module_tools import NoOffloading, evaluation_mode, weight_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, weight_of
 from hf_synlm.core.outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import next_tokens, tokens_first
-from hf_synlm.recurrent.cache import RecurrentCache, columns_of, segment_mask
+from hf_synlm.recurrent.cache import RecurrentCache, columns_of, segment_mask, store_state
 from hf_synlm.recurrent.generation import RecurrentGenerationMixin
 from hf_synlm.recurrent.layers import locked_dropout
 from hf_synlm.recurrent.sentences import ends_of_words, frame_sentences, spread_spans
@@ -116,26 +123,61 @@ def activation_losses(config: Any, dropped: Tensor, states: Tensor, mask_BT: Ten
 
 
 # --------------------------------------------------------------------------------------------------- base classes
-class RecurrentPreTrainedModel(NoOffloading, PreTrainedModel):
+class RecurrentPreTrainedModel(SyntacticPreTrainedModel):
     """What transformers has to know of a recurrent network."""
 
-    base_model_prefix = "model"
-    accepts_loss_kwargs = False  # every part of the loss has a normalizer of its own
     _is_stateful = True  # assisted decoding needs a cache that can be cropped
-    _skip_keys_device_placement = ["past_key_values"]
-    _input_embed_layer = "embed_tokens"
 
-    def embed_first(
-        self,
+
+class Segment(NamedTuple):
+    """A piece of text as a network reads it, and what is wanted of it."""
+
+    embedded: Tensor
+    """[B, T, E], the tokens at the left end of their rows."""
+    ids: Tensor | None
+    """[B, T], likewise; None = only the embeddings are known."""
+    mask: Tensor | None
+    """[B, T] tokens in the order of the input; None = every column."""
+    begins: bool
+    """Whether nothing was read before."""
+    keep_state: bool
+    record: bool
+    """Whether hidden states are wanted."""
+    attend: bool
+    """Whether attention weights are wanted."""
+
+
+class RecurrentNetwork:
+    """The bare network: token ids in, states out."""
+
+    no_attentions: str | None = None
+    """Why there are no attention weights; None = there are."""
+    batch_dim = 0
+    """Dimension of the sentences in the tensors of the state."""
+
+    @property
+    def num_states(self: Any) -> int:
+        """Hook: number of hidden states, the embeddings included."""
+        return self.config.num_layers + 1
+
+    def initial_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
+        """Hook: the state before any token, for embeddings [B, T, E]."""
+        raise NotImplementedError
+
+    def read(self, segment: Segment, state: tuple[Tensor, ...]) -> tuple[RecurrentModelOutput, tuple[Tensor, ...]]:
+        """Hook: what the network says of a segment, and the state after the last token of every row."""
+        raise NotImplementedError
+
+    def embed(
+        self: Any,
         input_ids: Tensor | None,
         inputs_embeds: Tensor | None,
         attention_mask: Tensor | None,
         cache: RecurrentCache | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Embed a segment of text, and move its tokens to the left end of their rows: padding is read after them.
+        """Embed a segment, and move its tokens to the left end of their rows: padding is read after them.
 
-        Returns embeddings [B, T, E], their ids [B, T] (None if only the embeddings are known), and the mask of the
-        tokens in the order of the input (None = every column).
+        Returns embeddings, ids and mask, as `Segment` has them.
         """
         mask = segment_mask(self.config, input_ids, inputs_embeds, attention_mask, cache)
         if inputs_embeds is not None:
@@ -144,6 +186,57 @@ class RecurrentPreTrainedModel(NoOffloading, PreTrainedModel):
         if mask is not None:
             ids = tokens_first(ids.masked_fill(~mask, self.config.pad_token_id or 0), mask)
         return self.embed_tokens(ids), ids, mask
+
+    @can_return_tuple
+    def forward(
+        self: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: None,
+    ) -> RecurrentModelOutput:
+        """Read token ids from left to right.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
+                all columns read so far will do. Without a mask every column is a token (LSTM: all but runs of
+                `pad_token_id` at both ends).
+            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
+            output_attentions: also return `attentions`; only PRPN and PaLM have them.
+            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
+            **others: arguments of other models, which must be None.
+
+        Returns:
+            The output of the network; see its class.
+
+        Raises:
+            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions of
+                a network that has none.
+        """
+        cache, wanted = past_key_values, wanted_states(self.config, output_hidden_states, self.num_states)
+        if self.no_attentions is not None:
+            refuse_layer_outputs(self.config, self.no_attentions, output_attentions=output_attentions)
+        refuse_arguments(others)
+        embedded, ids, mask = self.embed(input_ids, inputs_embeds, attention_mask, cache)
+        begins = cache is None or not cache.is_initialized
+        state = self.initial_state(embedded)
+        if not begins:
+            state = cache.read([part.shape for part in state], embedded.device)
+        asked = cache is not None or bool(use_cache), bool(wanted), wants_attentions(self.config, output_attentions)
+        output, new_state = self.read(Segment(embedded, ids, mask, begins, *asked), state)
+        width = columns_of(input_ids, inputs_embeds).shape[1]
+        output.past_key_values = store_state(cache, use_cache, new_state, width, self.batch_dim)
+        output.token_mask = mask
+        if wanted:
+            output.hidden_states = kept_states(output.hidden_states, wanted)
+        return output
 
 
 class RecurrentLanguageModel(RecurrentGenerationMixin):

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from hf_synlm.core.module_tools import NoOffloading
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel
 from tests.helpers.architectures import batch, build
 
 every_architecture = pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"])
@@ -40,19 +41,12 @@ def test_offloading_is_an_error(name, kind, tmp_path):
 @pytest.mark.parametrize(
     ("places", "is_refused"), [(["cpu", 0], True), (["disk"], True), (["cpu"], False), ([0, 1], True), ([0], False)]
 )
-def test_only_one_device_is_accepted(places, is_refused):
+def test_only_one_device_is_accepted(places, is_refused, monkeypatch):
     """Not the CPU beside a GPU, two GPUs, or the disk; without a GPU these maps cannot be loaded."""
-
-    class Loader:
-        @classmethod
-        def from_pretrained(cls):
-            return SimpleNamespace(hf_device_map=dict(enumerate(places)))
-
-    class Model(NoOffloading, Loader):
-        pass
-
+    loaded = SimpleNamespace(hf_device_map=dict(enumerate(places)))
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda: loaded)
     if is_refused:
         with pytest.raises(ValueError, match="cannot be split"):
-            Model.from_pretrained()
+            SyntacticPreTrainedModel.from_pretrained()
     else:
-        assert Model.from_pretrained().hf_device_map
+        assert SyntacticPreTrainedModel.from_pretrained() is loaded

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2Model, PreTrainedModel
+from transformers import GPT2Config, GPT2Model
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
@@ -30,7 +30,7 @@ from hf_synlm.core.hidden_states import (
     wants_attentions,
 )
 from hf_synlm.core.losses import check_shares, share_of
-from hf_synlm.core.module_tools import NoOffloading, evaluation_mode, weight_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, weight_of
 from hf_synlm.core.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, check_labels
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
@@ -90,19 +90,15 @@ class GPSTDecoder(GPT2Model):
             init.normal_(module.weight, std=self.config.initializer_range / math.sqrt(2 * self.config.n_layer))
 
 
-class GPSTPreTrainedModel(NoOffloading, PreTrainedModel):
+class GPSTPreTrainedModel(SyntacticPreTrainedModel):
     """Loading, saving and initialization shared by the GPST models."""
 
     config: GPSTConfig
-    base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    accepts_loss_kwargs = False  # each part of the loss is a mean over its own items of the micro batch
     # Without the pair layers: the chart reads their weights without calling them, so they must stay with the root.
     _no_split_modules = ["GPT2Block", "GPSTParserLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _supports_attention_backend = True
-    _input_embed_layer = "embed_tokens"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

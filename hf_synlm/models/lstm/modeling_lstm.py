@@ -22,42 +22,37 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import initialization as init
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import (
-    HiddenStateChoice,
-    asked_of_layers,
-    kept_states,
-    refuse_arguments,
-    refuse_layer_outputs,
-    wanted_states,
-)
+from hf_synlm.core.hidden_states import asked_of_layers
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
 from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.core.module_tools import is_adapted, weight_of
-from hf_synlm.core.outputs import InFieldOrder, SyntacticLMOutput
+from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import after_columns, attended_tokens, tokens_first
 from hf_synlm.models.lstm.configuration_lstm import LSTMConfig
-from hf_synlm.recurrent.cache import RecurrentCache, check_cache, columns_of, segment_mask, store_state
+from hf_synlm.recurrent.cache import RecurrentCache, check_cache, columns_of, segment_mask
 from hf_synlm.recurrent.generation import RecurrentGenerationMixin
-from hf_synlm.recurrent.language_model import RecurrentPreTrainedModel
+from hf_synlm.recurrent.language_model import (
+    RecurrentModelOutput,
+    RecurrentNetwork,
+    RecurrentPreTrainedModel,
+    Segment,
+)
 from hf_synlm.recurrent.layers import lstm_layer
 
 
 @dataclass
-class LSTMModelOutput(InFieldOrder, BaseModelOutputWithPast):
+class LSTMModelOutput(RecurrentModelOutput):
     """Output of the bare LSTM.
 
-    Fields, besides those of the stock output:
+    Fields, besides those of `RecurrentModelOutput`:
         hidden_states: with `output_hidden_states`, the embeddings, then the states of every layer [B, T, *].
         last_hidden_state: [B, T, H] state of the last layer after the tokens up to each column.
         initial_state: [B, H] the same before the first column: after the begin token, or after what the cache has read.
-        token_mask: [B, T], True at the columns that were read as tokens.
     """
 
     initial_state: Tensor | None = None
-    token_mask: Tensor | None = None
 
 
 class LSTMPreTrainedModel(RecurrentPreTrainedModel):
@@ -82,8 +77,15 @@ class LSTMPreTrainedModel(RecurrentPreTrainedModel):
             init.uniform_(parameter, -bound, bound)
 
 
-class LSTMModel(LSTMPreTrainedModel):
-    """Embedding and LSTM layers: token ids in, states out."""
+class LSTMModel(RecurrentNetwork, LSTMPreTrainedModel):
+    """Embedding and LSTM layers: token ids in, states out (`LSTMModelOutput`).
+
+    A leading `bos_token_id` of a text marks its start; it is not a token. It is read before `inputs_embeds`, too. Cost:
+    T steps of L cells for the whole batch.
+    """
+
+    no_attentions = "an LSTM has no attention. Leave it out."
+    batch_dim = 1
 
     def __init__(self, config: LSTMConfig):
         super().__init__(config)
@@ -98,84 +100,48 @@ class LSTMModel(LSTMPreTrainedModel):
         )
         self.post_init()
 
-    @can_return_tuple
-    def forward(
+    def embed(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        inputs_embeds: Tensor | None = None,
-        **others: None,
-    ) -> LSTMModelOutput:
-        """Read token ids from left to right.
-
-        Args:
-            input_ids: [B, T] token ids. A leading `bos_token_id` marks the start; it is not a token.
-            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
-                all columns read so far will do. Without a mask, runs of `pad_token_id` at both ends are padding; with a
-                cache that has read something, every column is a token.
-            past_key_values: state to continue from; it is updated in place.
-            use_cache: return the state; default: only if one is given.
-            output_hidden_states: also return `hidden_states`, all or those at the places given.
-            output_attentions: not possible: there is no attention.
-            inputs_embeds: [B, T, E] instead of `input_ids`. The begin token is read before them, and without a mask
-                every column is a token.
-            **others: arguments of other models, which must be None.
-
-        Returns:
-            `LSTMModelOutput`. A masked column has the state of the column before it.
-
-        Raises:
-            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
-
-        Cost: T steps of L cells for the whole batch.
-        """
-        cache = past_key_values
-        wanted = wanted_states(self.config, output_hidden_states, self.config.num_layers + 1)
-        refuse_layer_outputs(
-            self.config, "an LSTM has no attention. Leave it out.", output_attentions=output_attentions
-        )
-        refuse_arguments(others)
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: RecurrentCache | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """As of `RecurrentNetwork`, with the begin token before the text where it begins."""
         check_cache(cache)
         begins = cache is None or not cache.is_initialized
         mask = self._read_columns(input_ids, attention_mask, None if begins else cache, inputs_embeds)
-        count_B = mask.sum(1)
-        # Tokens move to the left end, so that padding is read after them or not at all.
         if inputs_embeds is None:
             ids = tokens_first(input_ids.long().masked_fill(~mask, 0), mask)
-            embedded = self.embed_tokens(F.pad(ids, (1, 0), value=self.config.bos_token_id) if begins else ids)
-        else:
-            embedded = tokens_first(inputs_embeds, mask)
-            if begins:
-                beginning = self.embed_tokens(torch.full_like(count_B, self.config.bos_token_id))
-                embedded = torch.cat([beginning[:, None].to(embedded.dtype), embedded], 1)
-        keep_state = cache is not None or bool(use_cache)
-        state = None if begins else cache.read(self._state_shapes(len(mask)), mask.device)
-        inputs = self.dropout(embedded)
-        if wanted or is_adapted(self.lstm):  # `nn.LSTM` does not see what adapters change
-            outputs, final = self._read_by_layer(inputs, count_B + begins, state)
+            return self.embed_tokens(F.pad(ids, (1, 0), value=self.config.bos_token_id) if begins else ids), None, mask
+        embedded = tokens_first(inputs_embeds, mask)
+        if begins:
+            beginning = self.embed_tokens(mask.new_full((len(mask), 1), self.config.bos_token_id, dtype=torch.long))
+            embedded = torch.cat([beginning.to(embedded.dtype), embedded], 1)
+        return embedded, None, mask
+
+    def initial_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
+        """Zeros: h and c [L, B, H] of all layers."""
+        zeros = embedded.new_zeros(self.config.num_layers, len(embedded), self.config.hidden_size)
+        return zeros, zeros
+
+    def read(self, segment: Segment, state: tuple[Tensor, ...]) -> tuple[LSTMModelOutput, tuple[Tensor, ...]]:
+        """Run the layers over a segment; see `RecurrentNetwork`."""
+        count_B, inputs = segment.mask.sum(1) + segment.begins, self.dropout(segment.embedded)
+        if segment.record or is_adapted(self.lstm):  # `nn.LSTM` does not see what adapters change
+            outputs, final = self._read_by_layer(inputs, count_B, state)
         else:
             # In the type of the weights, as in `lstm_layer`.
-            with without_autocast(mask.device.type):
-                outputs, final = self._read(inputs, count_B + begins, state, keep_state)
-        if state is not None:
+            with without_autocast(inputs.device.type):
+                outputs, final = self._read(inputs, count_B, state, segment.keep_state)
+        if not segment.begins:
             before = [torch.zeros_like(outputs[0][:, 0]), *state[0]][-len(outputs) :]
             outputs = [torch.cat([x[:, None].to(y.dtype), y], 1) for x, y in zip(before, outputs, strict=True)]
-        states = outputs[-1]
+        after = tuple(after_columns(output, segment.mask) for output in outputs)
+        hidden_states = after if segment.record else None
         return LSTMModelOutput(
-            last_hidden_state=after_columns(states, mask),
-            past_key_values=store_state(cache, use_cache, final, mask.shape[1], batch_dim=1),
-            hidden_states=kept_states([after_columns(output, mask) for output in outputs], wanted) if wanted else None,
-            initial_state=states[:, 0],
-            token_mask=mask,
-        )
-
-    def _state_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
-        """Shapes of h and c."""
-        return [(self.config.num_layers, batch_size, self.config.hidden_size)] * 2
+            last_hidden_state=after[-1], hidden_states=hidden_states, initial_state=outputs[-1][:, 0]
+        ), final
 
     def _read_columns(
         self,
@@ -193,7 +159,7 @@ class LSTMModel(LSTMPreTrainedModel):
         return torch.ones_like(columns, dtype=torch.bool) if mask is None else mask
 
     def _read(
-        self, inputs: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None, need_final: bool
+        self, inputs: Tensor, count_B: Tensor, state: tuple[Tensor, ...], need_final: bool
     ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """States of the last layer after every token, and the state after the last token of each row (if needed)."""
         if not need_final or bool((count_B == inputs.shape[1]).all()):
@@ -205,18 +171,14 @@ class LSTMModel(LSTMPreTrainedModel):
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
         packed_states, final = self.lstm(packed, state)
         states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=inputs.shape[1])
-        if state is not None:
-            has_token = (count_B > 0)[None, :, None]
-            final = tuple(torch.where(has_token, new, old) for new, old in zip(final, state, strict=True))
-        return [states], final
+        has_token = (count_B > 0)[None, :, None]
+        return [states], tuple(torch.where(has_token, new, old) for new, old in zip(final, state, strict=True))
 
     def _read_by_layer(
-        self, inputs: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None
+        self, inputs: Tensor, count_B: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """The same with the embeddings and the states of every layer, which `nn.LSTM` does not tell."""
         outputs, final = [inputs], []
-        if state is None:
-            state = tuple(inputs.new_zeros(shape) for shape in self._state_shapes(len(inputs)))
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         for layer in range(self.config.num_layers):
             weights = [weight_of(self.lstm, f"{name}_l{layer}") for name in names]

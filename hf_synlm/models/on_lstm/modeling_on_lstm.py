@@ -20,27 +20,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.generation import GenerationMixin
-from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import (
-    HiddenStateChoice,
-    kept_states,
-    refuse_arguments,
-    refuse_layer_outputs,
-    state_at_columns,
-    wanted_states,
-)
+from hf_synlm.core.hidden_states import state_at_columns
 from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.token_batch import after_columns
 from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.models.on_lstm.layer import LayerStates, ONLSTMLayer, ONLSTMLayers
-from hf_synlm.recurrent.cache import RecurrentCache, store_state
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel
 from hf_synlm.recurrent.distances import Decoder
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
+    RecurrentNetwork,
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
+    Segment,
     WeightedLoss,
     activation_losses,
 )
@@ -67,8 +60,14 @@ class ONLSTMPreTrainedModel(RecurrentPreTrainedModel):
             init.zeros_(module.bias) if is_output else init.uniform_(module.bias, -limit, limit)
 
 
-class ONLSTMModel(ONLSTMPreTrainedModel):
-    """Embedding and layers: token ids in, states and distances out."""
+class ONLSTMModel(RecurrentNetwork, ONLSTMPreTrainedModel):
+    """Embedding and layers: token ids in, states and distances out.
+
+    The output holds `distances` [B, L, T] and, of a supervised model, `syd_distances` [B, S, T] in the order of
+    `config.supervised_layers`; 0 at masked columns. Cost: T steps of L cells for the whole batch.
+    """
+
+    no_attentions = "ON-LSTM has no attention. Leave it out."
 
     def __init__(self, config: ONLSTMConfig):
         super().__init__(config)
@@ -87,75 +86,32 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
             self.distance_heads = nn.ModuleList(nn.Linear(sizes[layer], 1) for layer in supervised)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        inputs_embeds: Tensor | None = None,
-        **others: None,
-    ) -> RecurrentModelOutput:
-        """Read token ids from left to right.
+    def initial_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
+        """Zeros: h and c of every layer."""
+        dtype = torch.promote_types(embedded.dtype, torch.float32)
+        shapes = [(len(embedded), size) for size in self.config.layer_sizes for _ in "hc"]
+        return tuple(torch.zeros(shape, dtype=dtype, device=embedded.device) for shape in shapes)
 
-        Args:
-            input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
-                all columns read so far will do. Without a mask every column is a token.
-            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
-            use_cache: return the state; default: only if one is given.
-            output_hidden_states: also return `hidden_states`, all or those at the places given.
-            output_attentions: not possible: there is no attention.
-            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
-            **others: arguments of other models, which must be None.
-
-        Returns:
-            `RecurrentModelOutput` with `distances` [B, L, T] and, of a supervised model, `syd_distances` [B, S, T] in
-            the order of `config.supervised_layers`; 0 at masked columns.
-
-        Raises:
-            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
-
-        Cost: T steps of L cells for the whole batch.
-        """
-        config, cache = self.config, past_key_values
-        wanted = wanted_states(config, output_hidden_states, config.num_layers + 1)
-        refuse_layer_outputs(config, "ON-LSTM has no attention. Leave it out.", output_attentions=output_attentions)
-        refuse_arguments(others)
-        embedded, ids, mask = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
-        embedded = embedding_dropout(embedded, ids, config.vocab_size, config.embedding_dropout, self.training)
+    def read(self, segment: Segment, state: tuple[Tensor, ...]) -> tuple[RecurrentModelOutput, tuple[Tensor, ...]]:
+        """Run the layers over a segment; see `RecurrentNetwork`."""
+        config, mask = self.config, segment.mask
+        rate = config.embedding_dropout
+        embedded = embedding_dropout(segment.embedded, segment.ids, config.vocab_size, rate, self.training)
         last = None if mask is None else (mask.sum(1), torch.arange(len(mask), device=mask.device))
-        recorded = [state_at_columns(embedded, mask)] if wanted else []
-        new: list[Tensor] = []
         dropout = [config.input_dropout, *[config.hidden_dropout] * (config.num_layers - 1)]
-        results = self.layers(
-            embedded.transpose(0, 1), self._old_state(cache, embedded), dropout, config.weight_dropout
-        )
-        for states, cells, _, _ in results:
-            # The state after the last token of each row.
-            new += [tensor[-1] if last is None else tensor[last] for tensor in (states, cells)]
-            if wanted:
-                recorded.append(after_columns(states.transpose(0, 1), mask))
+        results = self.layers(embedded.transpose(0, 1), state, dropout, config.weight_dropout)
+        # The state after the last token of each row.
+        new = (part[-1] if last is None else part[last] for states, cells, _, _ in results for part in (states, cells))
+        shown = results if segment.record else results[-1:]
+        after = [after_columns(result.states.transpose(0, 1), mask) for result in shown]
         supervised = [self._syd_distance(number, results[number]) for number in config.supervised_layers or []]
-        return RecurrentModelOutput(
-            last_hidden_state=after_columns(results[-1].states.transpose(0, 1), mask),
-            past_key_values=store_state(cache, use_cache, tuple(new), embedded.shape[1]),
-            hidden_states=kept_states(recorded, wanted),
-            token_mask=mask,
+        output = RecurrentModelOutput(
+            last_hidden_state=after[-1],
+            hidden_states=(state_at_columns(embedded, mask), *after) if segment.record else None,
             distances=_at_columns([result.distances_TB for result in results], mask),
             syd_distances=_at_columns(supervised, mask) if supervised else None,
         )
-
-    def _old_state(self, cache: RecurrentCache | None, embedded: Tensor) -> tuple[Tensor, ...]:
-        """States of every layer, h and c, before the first token."""
-        shapes = [(len(embedded), size) for size in self.config.layer_sizes for _ in "hc"]
-        if cache is not None and cache.is_initialized:
-            return cache.read(shapes, embedded.device)
-        dtype = torch.promote_types(embedded.dtype, torch.float32)
-        return tuple(torch.zeros(shape, dtype=dtype, device=embedded.device) for shape in shapes)
+        return output, tuple(new)
 
     def _syd_distance(self, number: int, result: LayerStates) -> Tensor:
         """What learns from gold trees in a layer, [T, B]."""

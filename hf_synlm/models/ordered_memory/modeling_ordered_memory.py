@@ -19,27 +19,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.generation import GenerationMixin
-from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import (
-    HiddenStateChoice,
-    kept_states,
-    refuse_arguments,
-    refuse_layer_outputs,
-    state_at_columns,
-    wanted_states,
-)
+from hf_synlm.core.hidden_states import state_at_columns
 from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.token_batch import after_columns
 from hf_synlm.models.ordered_memory.configuration_ordered_memory import OrderedMemoryConfig
 from hf_synlm.models.ordered_memory.layer import MemoryState, OrderedMemoryLayer
-from hf_synlm.recurrent.cache import RecurrentCache, store_state
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel
 from hf_synlm.recurrent.distances import Decoder
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
+    RecurrentNetwork,
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
+    Segment,
 )
 from hf_synlm.recurrent.layers import locked_dropout
 
@@ -65,8 +58,15 @@ class OrderedMemoryPreTrainedModel(RecurrentPreTrainedModel):
             init.zeros_(module.bias)
 
 
-class OrderedMemoryModel(OrderedMemoryPreTrainedModel):
-    """Embedding and memory: token ids in, states and distances out."""
+class OrderedMemoryModel(RecurrentNetwork, OrderedMemoryPreTrainedModel):
+    """Embedding and memory: token ids in, states and distances out.
+
+    The output holds `distances` [B, 1, T] in [0, 1]; 0 at masked columns. Cost: T steps of up to N cells for the whole
+    batch.
+    """
+
+    no_attentions = "Ordered Memory has no attention over tokens. Leave it out."
+    num_states = 2
 
     def __init__(self, config: OrderedMemoryConfig):
         super().__init__(config)
@@ -75,61 +75,25 @@ class OrderedMemoryModel(OrderedMemoryPreTrainedModel):
         self.layer = OrderedMemoryLayer(width, width, config.num_slots, config.cell_dropout, config.attention_dropout)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        inputs_embeds: Tensor | None = None,
-        **others: None,
-    ) -> RecurrentModelOutput:
-        """Read token ids from left to right.
+    def initial_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
+        """An empty memory."""
+        return self.layer.start(embedded)
 
-        Args:
-            input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
-                all columns read so far will do. Without a mask every column is a token.
-            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
-            use_cache: return the state; default: only if one is given.
-            output_hidden_states: also return `hidden_states`, all or those at the places given.
-            output_attentions: not possible: there is no attention over tokens.
-            inputs_embeds: [B, T, D] instead of `input_ids`.
-            **others: arguments of other models, which must be None.
-
-        Returns:
-            `RecurrentModelOutput` with `distances` [B, 1, T] in [0, 1]; 0 at masked columns.
-
-        Raises:
-            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
-
-        Cost: T steps of up to N cells for the whole batch.
-        """
-        config, cache = self.config, past_key_values
-        wanted = wanted_states(config, output_hidden_states, 2)
-        remedy = "Ordered Memory has no attention over tokens. Leave it out."
-        refuse_layer_outputs(config, remedy, output_attentions=output_attentions)
-        refuse_arguments(others)
-        embedded, _, mask = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
-        inputs = locked_dropout(embedded, config.input_dropout, self.training)
-        old = self.layer.start(inputs)
-        if cache is not None and cache.is_initialized:
-            old = MemoryState(*cache.read([part.shape for part in old], inputs.device))
-        states = self.layer(inputs, old)
+    def read(self, segment: Segment, state: tuple[Tensor, ...]) -> tuple[RecurrentModelOutput, tuple[Tensor, ...]]:
+        """Run the layer over a segment; see `RecurrentNetwork`."""
+        config, mask = self.config, segment.mask
+        inputs = locked_dropout(segment.embedded, config.input_dropout, self.training)
+        states = self.layer(inputs, MemoryState(*state))
         last = after_columns(torch.stack([state.candidate[:, -1] for state in states], 1), mask)
         heights = torch.arange(1, config.num_slots + 1, device=inputs.device) / config.num_slots
         distances = torch.stack([state.probs @ heights.to(state.probs) for state in states[1:]], 1)
         distances = after_columns(F.pad(distances, (1, 0)), mask)
-        return RecurrentModelOutput(
+        output = RecurrentModelOutput(
             last_hidden_state=last,
-            past_key_values=store_state(cache, use_cache, _final(states, mask), embedded.shape[1]),
-            hidden_states=kept_states([state_at_columns(embedded, mask), last], wanted) if wanted else None,
-            token_mask=mask,
+            hidden_states=(state_at_columns(segment.embedded, mask), last) if segment.record else None,
             distances=(distances if mask is None else distances.masked_fill(~mask, 0))[:, None],
         )
+        return output, _final(states, mask)
 
 
 def _final(states: list[MemoryState], mask: Tensor | None) -> tuple[Tensor, ...]:

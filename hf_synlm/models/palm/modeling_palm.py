@@ -29,26 +29,20 @@ from transformers import initialization as init
 from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import (
-    HiddenStateChoice,
-    kept_states,
-    refuse_arguments,
-    refuse_layer_outputs,
-    state_at_columns,
-    wanted_states,
-    wants_attentions,
-)
+from hf_synlm.core.hidden_states import state_at_columns
 from hf_synlm.core.matrix_products import OneDNNLinear
 from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.models.palm.configuration_palm import PaLMConfig
 from hf_synlm.models.palm.span_attention import SpanAttention, attention_loss, gold_attention, split_by_scores
-from hf_synlm.recurrent.cache import RecurrentCache, columns_of, store_state
+from hf_synlm.recurrent.cache import RecurrentCache, columns_of
 from hf_synlm.recurrent.language_model import (
     RecurrentLanguageModel,
     RecurrentLMOutput,
     RecurrentModelOutput,
+    RecurrentNetwork,
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
+    Segment,
     WeightedLoss,
     activation_losses,
 )
@@ -149,8 +143,12 @@ class PaLMPreTrainedModel(RecurrentPreTrainedModel):
                     init.copy_(parameter, torch.cat(gates))
 
 
-class PaLMModel(PaLMPreTrainedModel):
-    """Embedding, LSTM layers and span attention: token ids in, states out."""
+class PaLMModel(RecurrentNetwork, PaLMPreTrainedModel):
+    """Embedding, LSTM layers and span attention: token ids in, states out (`PaLMModelOutput`).
+
+    The state holds (h, c) of every layer and the last K queries of the attention. Cost: T steps of L cells, and K steps
+    of the attention for all tokens at once.
+    """
 
     def __init__(self, config: PaLMConfig):
         super().__init__(config)
@@ -160,108 +158,48 @@ class PaLMModel(PaLMPreTrainedModel):
             WeightDropLSTM(*pair, config.weight_dropout) for pair in zip(sizes, sizes[1:], strict=False)
         )
         self.span_context = SpanContext(config) if config.span_attention else None
+        if self.span_context is None:
+            self.no_attentions = "an AWD-LSTM (span_attention=False) has no attention. Leave it out."
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        inputs_embeds: Tensor | None = None,
-        **others: None,
-    ) -> PaLMModelOutput:
-        """Read token ids from left to right.
-
-        Args:
-            input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
-                all columns read so far will do. Default: every column is a token.
-            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
-            use_cache: return the state; default: only if one is given.
-            output_hidden_states: also return `hidden_states`, all or those at the places given.
-            output_attentions: also return `attentions`.
-            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
-            **others: arguments of other models, which must be None.
-
-        Returns:
-            `PaLMModelOutput`. A masked column has the state of the column before it. The state holds (h, c) of
-            every layer and the last K queries of the attention.
-
-        Raises:
-            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions of
-                an AWD-LSTM.
-
-        Cost: T steps of L cells, and K steps of the attention for all tokens at once.
-        """
-        cache = past_key_values
-        wanted = wanted_states(self.config, output_hidden_states, self.config.num_layers + 1)
-        if self.span_context is None:
-            reason = "an AWD-LSTM (span_attention=False) has no attention. Leave it out."
-            refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
-        refuse_arguments(others)
-        embedded, ids, mask_BT = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
-        width = embedded.shape[1]
-        keep_state = cache is not None or bool(use_cache)
-        lengths_B = None
-        # The state after the last token need not be that of the last column. (While generating, nothing is looked up.)
-        if keep_state and mask_BT is not None and (width == 1 or not bool(mask_BT.all())):
-            lengths_B = mask_BT.sum(1)
-        state = self._initial_state(len(embedded))
-        if cache is not None and cache.is_initialized:
-            state = cache.read([part.shape for part in state], embedded.device)
-        rate = self.config.embedding_dropout
-        embedded = embedding_dropout(embedded, ids, self.config.vocab_size, rate, self.training)
-        output, new_state = self._read(embedded, lengths_B, state, record=bool(wanted))
-        output.past_key_values = store_state(cache, use_cache, new_state, width)
-        before = state[2 * self.config.num_layers - 2]  # h of the last layer
-        if wanted:
-            befores = [None, *state[: 2 * self.config.num_layers : 2]]
-            pairs = zip(output.hidden_states, befores, strict=True)
-            output.hidden_states = kept_states([state_at_columns(s, mask_BT, b) for s, b in pairs], wanted)
-        if wants_attentions(self.config, output_attentions):
-            output.attentions = (state_at_columns(output.span_scores.softmax(-1), mask_BT),)
-        output.last_hidden_state = state_at_columns(output.last_hidden_state, mask_BT, before)
-        if self.span_context is not None:
-            output.query_states = state_at_columns(output.query_states, mask_BT, state[-1][:, -1])
-            output.span_scores = state_at_columns(output.span_scores, mask_BT)
-        output.token_mask = mask_BT
-        return output
-
-    def _initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
-        """Zeros, as the state before any token: h and c of every layer, and K queries."""
+    def initial_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
+        """Zeros: h and c of every layer, and K queries."""
         like, config = self.embed_tokens.weight, self.config
-        state = [like.new_zeros(batch_size, size) for size in config.layer_sizes for _ in "hc"]
+        state = [like.new_zeros(len(embedded), size) for size in config.layer_sizes for _ in "hc"]
         if self.span_context is not None:
-            state.append(like.new_zeros(batch_size, config.num_spans, config.layer_size))
+            state.append(like.new_zeros(len(embedded), config.num_spans, config.layer_size))
         return tuple(state)
 
-    def _read(
-        self, embedded: Tensor, lengths_B: Tensor | None, state: tuple[Tensor, ...], record: bool
-    ) -> tuple[PaLMModelOutput, tuple[Tensor, ...]]:
-        """Read embedded tokens that stand at the left end of their rows; also the state after each row's last token."""
-        config, training = self.config, self.training
+    def read(self, segment: Segment, state: tuple[Tensor, ...]) -> tuple[PaLMModelOutput, tuple[Tensor, ...]]:
+        """Run the layers and the attention over a segment; see `RecurrentNetwork`."""
+        config, training, mask_BT, lengths_B = self.config, self.training, segment.mask, None
+        # The state after the last token need not be that of the last column. (While generating, nothing is looked up.)
+        one_column = segment.embedded.shape[1] == 1
+        if segment.keep_state and mask_BT is not None and (one_column or not bool(mask_BT.all())):
+            lengths_B = mask_BT.sum(1)
+        rate = config.embedding_dropout
+        embedded = embedding_dropout(segment.embedded, segment.ids, config.vocab_size, rate, training)
         inputs = locked_dropout(embedded, config.input_dropout, training)
         output, new_state, last = PaLMModelOutput(), [], config.num_layers - 1
-        outputs = [inputs] if record else []
+        recorded = [state_at_columns(inputs, mask_BT)] if segment.record else []
         for index, layer in enumerate(self.layers):
             hidden, layer_state = layer(inputs, state[2 * index : 2 * index + 2], lengths_B)
             new_state += layer_state
-            if record:
-                outputs.append(hidden)
+            if segment.record or index == last:
+                recorded.append(state_at_columns(hidden, mask_BT, state[2 * index]))
             if index < last:
                 inputs = locked_dropout(hidden, config.hidden_dropout, training)
             if index == last - 1 and self.span_context is not None:
                 queries = inputs
-                inputs, output.span_scores = self.span_context(hidden, queries, state[-1])
+                inputs, scores = self.span_context(hidden, queries, state[-1])
+        output.last_hidden_state, output.hidden_states = recorded[-1], tuple(recorded) if segment.record else None
         if self.span_context is not None:
-            output.query_states = queries
+            if segment.attend:
+                output.attentions = (state_at_columns(scores.softmax(-1), mask_BT),)
+            output.query_states = state_at_columns(queries, mask_BT, state[-1][:, -1])
+            output.span_scores = state_at_columns(scores, mask_BT)
             rows = torch.cat([state[-1].to(queries), queries], 1)
             new_state.append(_last_rows(rows, config.num_spans, lengths_B))
-        output.last_hidden_state, output.hidden_states = hidden, tuple(outputs) or None
         return output, tuple(new_state)
 
 

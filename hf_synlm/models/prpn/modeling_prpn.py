@@ -16,29 +16,19 @@ Source: `model_PRPN.py` of the authors' code (yikangshen/PRPN).
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.generation import GenerationMixin
-from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import (
-    HiddenStateChoice,
-    kept_states,
-    refuse_arguments,
-    state_at_columns,
-    wanted_states,
-    wants_attentions,
-)
+from hf_synlm.core.hidden_states import state_at_columns
 from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.token_batch import after_columns, tokens_first
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.parser import (
     FAR,
     ConvolutionalParsingNetwork,
-    Distances,
     RecurrentParsingNetwork,
     TokenRows,
     drop,
@@ -47,13 +37,14 @@ from hf_synlm.models.prpn.parser import (
 )
 from hf_synlm.models.prpn.predictor import PredictNetwork
 from hf_synlm.models.prpn.reader import ReadingLayer, UnbiasedLayerNorm
-from hf_synlm.recurrent.cache import RecurrentCache, store_state
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel
 from hf_synlm.recurrent.distances import Decoder
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
+    RecurrentNetwork,
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
+    Segment,
 )
 
 
@@ -109,8 +100,16 @@ class PRPNPreTrainedModel(RecurrentPreTrainedModel):
 
 
 # ---------------------------------------------------------------------------------------------- base model
-class PRPNModel(PRPNPreTrainedModel):
-    """Parsing, reading and predict network: token ids in, features of the next tokens out."""
+class PRPNModel(RecurrentNetwork, PRPNPreTrainedModel):
+    """Parsing, reading and predict network: token ids in, features of the next tokens out (`PRPNModelOutput`).
+
+    In training the batch normalizations use the statistics of all tokens of the batch, of which there must be two.
+    Otherwise nothing depends on other rows, or on later tokens. The state holds the last features of every sentence,
+    its last N distances, the states and cells of its last N tokens, layer by layer, and the state of the parsing
+    network. Cost: T steps of each layer, one layer after the other; the other networks take all tokens at once.
+    """
+
+    batch_dim = 1
 
     def __init__(self, config: PRPNConfig):
         super().__init__(config)
@@ -131,86 +130,29 @@ class PRPNModel(PRPNPreTrainedModel):
         self.predictor = PredictNetwork(size, width, config.num_residual_blocks, config.input_dropout)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        inputs_embeds: Tensor | None = None,
-        **others: None,
-    ) -> PRPNModelOutput:
-        """Read token ids from left to right.
+    @property
+    def num_states(self) -> int:
+        """Number of hidden states: the embeddings, the reading layers, and the features."""
+        return self.config.num_layers + 2
 
-        In training the batch normalizations use the statistics of all tokens of the batch. Otherwise nothing depends on
-        other rows, or on later tokens.
-
-        Args:
-            input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
-                all columns read so far will do. Default: every column is a token.
-            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
-            use_cache: return the state; default: only if one is given.
-            output_hidden_states: also return `hidden_states`, all or those at the places given.
-            output_attentions: also return `attentions`.
-            inputs_embeds: [B, T, E] instead of `input_ids`.
-            **others: arguments of other models, which must be None.
-
-        Returns:
-            `PRPNModelOutput`. A masked column has the features of the column before it. The state holds the
-            last features of every sentence, its last N distances, the states and cells of its last N tokens, layer by
-            layer, and the state of the parsing network.
-
-        Raises:
-            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or training on
-                less than two tokens.
-
-        Cost: T steps of each layer, one layer after the other; the two other networks take all tokens at once.
-        """
-        cache = past_key_values
-        wanted = wanted_states(self.config, output_hidden_states, self.config.num_layers + 2)
-        refuse_arguments(others)
-        embedded, _, mask_BT = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
-        tokens_BT = torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
-        if mask_BT is not None:
-            tokens_BT = tokens_first(mask_BT, mask_BT)
-        state = self._initial_state(len(embedded))
-        if cache is not None and cache.is_initialized:
-            state = cache.read([part.shape for part in state], embedded.device)
-        # In training the batch normalizations see tokens only, unless asked for otherwise.
-        every = mask_BT is None or not (self.training and self.config.pad_aware_batch_norm)
-        rows = TokenRows(tokens_BT.t(), every)
-        read = self._read(embedded.transpose(0, 1), tokens_BT.sum(1), rows, state, bool(wanted))
-        own_TB, next_TB, supervised_TB = read.distances[:3]
-        features = after_columns(read.features_SBE.transpose(0, 1), mask_BT)
-        recorded = [state_at_columns(states.transpose(0, 1), mask_BT, before) for states, before in read.states]
-        attend = wants_attentions(self.config, output_attentions)
-        return PRPNModelOutput(
-            last_hidden_state=features,
-            hidden_states=kept_states([*recorded, features], wanted),
-            past_key_values=store_state(cache, use_cache, read.state, embedded.shape[1], batch_dim=1),
-            token_mask=mask_BT,
-            distances=_at_tokens(own_TB, mask_BT)[:, None],
-            next_distances=_at_tokens(next_TB, mask_BT),
-            syd_distances=None if supervised_TB is None else _at_tokens(supervised_TB, mask_BT)[:, None],
-            attentions=tuple(_at_tokens(w, mask_BT) for w in read.attentions) if attend else None,
-        )
-
-    def _initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+    def initial_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
         """State before any token; every part has the sentences in its second dimension."""
-        config, like_BE = self.config, self.embed_tokens.weight.new_zeros(batch_size, self.config.embedding_size)
-        distances = torch.full((config.num_slots, batch_size), FAR, device=like_BE.device)
-        tape = like_BE.new_zeros(config.num_slots, batch_size, 2 * config.layer_size)
+        config = self.config
+        like_BE = self.embed_tokens.weight.new_zeros(len(embedded), config.embedding_size)
+        distances = torch.full((config.num_slots, len(embedded)), FAR, device=like_BE.device)
+        tape = like_BE.new_zeros(config.num_slots, len(embedded), 2 * config.layer_size)
         return (like_BE[None], distances, *[tape] * config.num_layers, *self.parser.start(like_BE))
 
-    def _read(
-        self, embeddings_TBE: Tensor, count_B: Tensor, rows: TokenRows, state: tuple[Tensor, ...], record: bool
-    ) -> "_Read":
-        """Run the three networks over rows whose tokens stand first."""
-        config = self.config
+    def read(self, segment: Segment, state: tuple[Tensor, ...]) -> tuple[PRPNModelOutput, tuple[Tensor, ...]]:
+        """Run the three networks over a segment; see `RecurrentNetwork`."""
+        config, mask_BT = self.config, segment.mask
+        embeddings_TBE = segment.embedded.transpose(0, 1)
+        tokens_BT = torch.ones(segment.embedded.shape[:2], dtype=torch.bool, device=embeddings_TBE.device)
+        if mask_BT is not None:
+            tokens_BT = tokens_first(mask_BT, mask_BT)
+        count_B = tokens_BT.sum(1)
+        # In training the batch normalizations see tokens only, unless asked for otherwise.
+        rows = TokenRows(tokens_BT.t(), mask_BT is None or not (self.training and config.pad_aware_batch_norm))
         if self.training and len(rows) < 2:
             raise ValueError(
                 f"Batch normalization needs at least two tokens in training, and there are {len(rows)}. Give more, or "
@@ -224,23 +166,27 @@ class PRPNModel(PRPNPreTrainedModel):
             distances_SB, distances.own_TB, distances.next_TB, config.gate, config.resolution
         )
         hidden, attentions, new_tapes = embeddings_TBE, [], []
-        recorded: list[tuple[Tensor, Tensor | None]] = [(hidden, None)] if record else []
+        recorded = [state_at_columns(segment.embedded, mask_BT)] if segment.record else []
         for layer, tape in zip(self.layers, tapes, strict=True):
             hidden, tape_SBD, weights = layer(hidden, read_gate, tape)
             attentions.append(weights)
-            if record:
-                recorded.append((hidden, tape[-1, :, : config.layer_size]))
+            if segment.record:
+                recorded.append(state_at_columns(hidden.transpose(0, 1), mask_BT, tape[-1, :, : config.layer_size]))
             new_tapes.append(last_entries(tape_SBD, count_B, config.num_slots))
         past = tapes[-1][..., : config.layer_size].to(hidden.dtype)
         features_TBE, weights = self.predictor(torch.cat([past, hidden]), predict_gate, rows)
         features_SBE = torch.cat([features_before.to(features_TBE), features_TBE])
-        new_state = (
-            last_entries(features_SBE, count_B, 1),
-            last_entries(distances_SB, count_B, config.num_slots),
-            *new_tapes,
-            *distances.state,
+        features, supervised_TB = after_columns(features_SBE.transpose(0, 1), mask_BT), distances.supervised_TB
+        output = PRPNModelOutput(
+            last_hidden_state=features,
+            hidden_states=(*recorded, features) if segment.record else None,
+            distances=_at_tokens(distances.own_TB, mask_BT)[:, None],
+            next_distances=_at_tokens(distances.next_TB, mask_BT),
+            syd_distances=None if supervised_TB is None else _at_tokens(supervised_TB, mask_BT)[:, None],
+            attentions=tuple(_at_tokens(w, mask_BT) for w in (*attentions, weights)) if segment.attend else None,
         )
-        return _Read(features_SBE, distances, (*attentions, weights), recorded, new_state)
+        last_distances = last_entries(distances_SB, count_B, config.num_slots)
+        return output, (last_entries(features_SBE, count_B, 1), last_distances, *new_tapes, *distances.state)
 
 
 def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
@@ -251,19 +197,6 @@ def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
     # The column before the first is only read at columns that get 0.
     columns = after_columns(torch.cat([values_BT[:, :1], values_BT], 1), mask_BT)
     return columns.masked_fill(~mask_BT.view(*mask_BT.shape, *[1] * (columns.dim() - 2)), 0)
-
-
-class _Read(NamedTuple):
-    """What the three networks say of T tokens."""
-
-    features_SBE: Tensor
-    """[1 + T, B, E] before the first token, and after every token."""
-    distances: Distances
-    attentions: tuple[Tensor, ...]
-    """[T, B, N] each."""
-    states: list[tuple[Tensor, Tensor | None]]
-    """Of the embeddings and every reading layer: outputs [T, B, *], and what was before the first one."""
-    state: tuple[Tensor, ...]
 
 
 # ---------------------------------------------------------------------------------------------- language model

@@ -29,8 +29,8 @@ from hf_synlm.core.hidden_states import (
     wanted_states,
 )
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
-from hf_synlm.core.module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
-from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, unwrapped, weight_of
+from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import after_columns, attended_tokens, tokens_first
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
 from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
@@ -48,15 +48,10 @@ NO_HIDDEN_STATES = (
 )
 
 
-class PushdownPreTrainedModel(NoOffloading, PreTrainedModel):
+class PushdownPreTrainedModel(SyntacticPreTrainedModel):
     """Loading, saving and initialization."""
 
     config: PushdownConfig
-    base_model_prefix = "model"
-    accepts_loss_kwargs = False
-    _no_split_modules: list[str] = []
-    _skip_keys_device_placement = ["past_key_values"]
-    _input_embed_layer = "embed_tokens"
 
     def _add_heads(self) -> None:
         self.lm_head = nn.Linear(self.config.hidden_size, self.config.vocab_size)
@@ -216,7 +211,8 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
     """Pushdown Layers with their heads: training objective, marginal next-token distribution, search.
 
     A generated sentence ends with `eos_token_id`, after any word; its tree is what the attachments make, closed to the
-    right.
+    right. Several histories of attachments may give one tree. In the `actions` of `parse` 0 is a word, and 1 + a its
+    attachment to position a.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -357,44 +353,3 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             self.model.clip_tape(tape[:, :-1, :-1]),
             before,
         )
-
-    @torch.no_grad()
-    def parse(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        word_ends: Tensor | None = None,
-        num_beams: int | None = None,
-        num_return_sequences: int = 1,
-        stepwise: bool = False,
-        lexical: bool = False,
-    ) -> ParseOutput:
-        """n-best trees with their joint probabilities, and prefix probabilities; see `parse_with_search`.
-
-        Several histories of attachments may give one tree: what is left on the stack at the end closes to the right.
-
-        Args:
-            input_ids: [B, T]; a begin token is the beginning itself.
-            attention_mask: [B, T], 1 = token; None = all but padding.
-            word_ends: [B, T], True at the last piece of every word: no constituent crosses a word.
-            num_beams: width K; None = `config.scoring_num_beams`.
-            num_return_sequences: trees per sentence, at most K.
-            stepwise: also compute `stepwise_log_probs`.
-            lexical: also compute `lexical_log_probs`.
-
-        Returns:
-            `ParseOutput`. In `actions` 0 is a word, and 1 + a its attachment to position a.
-
-        Raises:
-            ValueError: see `parse_with_search`.
-
-        Cost: T words, each a pass over K rows.
-        """
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        refuse_empty_rows(mask)
-        with evaluation_mode(self):
-            return parse_with_search(
-                self.word_search(num_beams), input_ids, mask, word_ends=word_ends,
-                num_return_sequences=num_return_sequences, stepwise=stepwise, lexical=lexical,
-            )  # fmt: skip

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
@@ -31,7 +30,7 @@ from hf_synlm.core.hidden_states import (
     wanted_states,
 )
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
-from hf_synlm.core.module_tools import NoOffloading, weight_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
@@ -51,16 +50,10 @@ NO_HIDDEN_STATES = (
 
 
 # ---------------------------------------------------------------------------------------------- base model
-class RNNGPreTrainedModel(WordFinalTokens, NoOffloading, PreTrainedModel):
+class RNNGPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
     """Loading, saving and initialization shared by the RNNG models."""
 
     config: RNNGConfig
-    base_model_prefix = "model"
-    accepts_loss_kwargs = False  # `loss_normalization` says what the loss is divided by
-    # No module is a shard: embedding and head share a matrix, and the base model's methods run without hooks.
-    _no_split_modules: list[str] = []
-    _skip_keys_device_placement = ["past_key_values"]
-    _input_embed_layer = "embed_tokens"
     stack_machine_class = RNNGStackMachine
 
     @torch.no_grad()

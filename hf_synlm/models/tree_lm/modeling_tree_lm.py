@@ -33,7 +33,7 @@ from hf_synlm.core.hidden_states import (
     wanted_states,
 )
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
-from hf_synlm.core.module_tools import NoOffloading, unwrapped, weight_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.rnng.actions import SHIFT
@@ -54,15 +54,10 @@ NO_HIDDEN_STATES = (
 )
 
 
-class TreeLMPreTrainedModel(WordFinalTokens, NoOffloading, PreTrainedModel):
+class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
     """Loading, saving and initialization shared by the Tree LMs."""
 
     config: TreeLMConfig
-    base_model_prefix = "model"
-    accepts_loss_kwargs = False  # `loss_normalization` says what the loss is divided by
-    _no_split_modules: list[str] = []
-    _skip_keys_device_placement = ["past_key_values"]
-    _input_embed_layer = "embed_tokens"
     stack_machine_class = TreeLMStackMachine
 
     def __init__(self, config: TreeLMConfig):

@@ -22,14 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
 from hf_synlm.core.hidden_states import asked_of_layers, refuse_layer_outputs
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
-from hf_synlm.core.module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
-from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, unwrapped, weight_of
+from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
 from hf_synlm.models.urnng.configuration_urnng import URNNGConfig
@@ -37,7 +36,7 @@ from hf_synlm.models.urnng.layers import BinaryTreeLSTM, URNNGStackLSTM
 from hf_synlm.models.urnng.plan import URNNGPlan, make_plan
 from hf_synlm.models.urnng.stack_machine import URNNGStackMachine
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from hf_synlm.search.parsing import only_token_ids
 from hf_synlm.trees.actions import GEN, PAD_ACTION
 from hf_synlm.trees.given import counted_words
 
@@ -46,15 +45,10 @@ _LARGEST_LOGIT = 16.118095
 _NO_LAYER_OUTPUTS = "URNNG returns states before actions: take `action_hidden_state` of URNNGModel. Leave it out."
 
 
-class URNNGPreTrainedModel(NoOffloading, PreTrainedModel):
+class URNNGPreTrainedModel(SyntacticPreTrainedModel):
     """Loading, saving and initialization shared by the URNNG models."""
 
     config: URNNGConfig
-    base_model_prefix = "model"
-    accepts_loss_kwargs = False  # the loss is a mean over sentences
-    _no_split_modules: list[str] = []
-    _skip_keys_device_placement = ["past_key_values"]
-    _input_embed_layer = "embed_tokens"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -126,7 +120,11 @@ class URNNGModel(URNNGPreTrainedModel):
 
 
 class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
-    """URNNG with its heads: probabilities of given trees, marginal next-token distribution, search."""
+    """URNNG with its heads: probabilities of given trees, marginal next-token distribution, search.
+
+    Its `parse` is that of `SyntacticGenerationMixin`; the inference network of training, which reads whole sentences,
+    finds other trees.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     stack_machine_class = URNNGStackMachine
@@ -248,41 +246,3 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
             Counts by the names of `losses`.
         """
         return {"action": len(input_ids), "word": len(input_ids)}
-
-    @torch.no_grad()
-    def parse(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        word_ends: Tensor | None = None,
-        num_beams: int | None = None,
-        num_return_sequences: int = 1,
-        stepwise: bool = False,
-        lexical: bool = False,
-    ) -> ParseOutput:
-        """Parse given text: n-best binary trees, and prefix probabilities.
-
-        Args:
-            input_ids: [B, T], one sentence per row.
-            attention_mask: [B, T], 1 = token; padding left or right.
-            word_ends: [B, T], True at the last piece of every word: words stay whole.
-            num_beams: width of the search; default `config.scoring_num_beams`.
-            num_return_sequences: number of trees per sentence, at most `num_beams`.
-            stepwise: also return `stepwise_log_probs`.
-            lexical: also return `lexical_log_probs`.
-
-        Returns:
-            `ParseOutput`. The trees are those of the model alone, read from left to right; the inference network of
-            training, which reads whole sentences, finds others.
-
-        Raises:
-            ValueError: for bad input (see `forward`).
-        """
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        refuse_empty_rows(mask)
-        with evaluation_mode(self):
-            return parse_with_search(
-                self.word_search(num_beams), input_ids, mask, word_ends=word_ends,
-                num_return_sequences=num_return_sequences, stepwise=stepwise, lexical=lexical,
-            )  # fmt: skip
