@@ -226,48 +226,50 @@ def in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class StackMachine(Protocol):
+class StackMachine:
     """The model side of a search.
 
-    `pad_action` pads action sequences; `token_action` is the action that adds a token.
+    A machine writes `trees(nodes)`: spans of derivations [B, K, A], and their labels if trees are labeled, else None.
     """
 
     config: Any
     pad_action: int
+    """Pads action sequences."""
     token_action: int
+    """Adds a token."""
+    max_tokens = float("inf")
+    """Number of tokens for which the model has positions."""
 
-    @property
-    def max_tokens(self) -> float:
-        """Number of tokens for which the model has positions."""
-
-    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
-        """The pool and the state before the first action [B, 1]."""
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor]:
+        """The pool and the state before the first action [B, 1]; `context` are complete sentences before the text."""
+        raise NotImplementedError
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
         """Which of the `tokens` [B, T] end a word, as far as the vocabulary tells; None = all."""
-
-    def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], list[list[list[str]]] | None]:
-        """Spans of derivations [B, K, A], and their labels if trees are labeled."""
+        return None
 
 
 class WordSearch(Protocol):
     """A word-synchronous search for given words."""
 
+    machine: Any
+    """The model side, a `StackMachine`."""
     num_beams: int
     eos_token_ids: Tensor | None
 
-    @property
-    def machine(self) -> StackMachine:
-        """The model side."""
-
-    def begin(self, batch_size: int, device: torch.device) -> SearchState:
-        """State before the first word. GPST also takes `input_ids` and `context_sentence_ids`."""
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
+        """State before the first word; `context` goes to the machine (complete sentences before the text)."""
+        pool, nodes = self.machine.begin(batch_size, device, **context)
+        scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
+        return SearchState(pool, nodes, scores, torch.zeros_like(nodes[:, 0]), [1], max_length=pool.size)
 
     def refresh(self, state: SearchState) -> None:
-        """Count again what the next word needs, after sentences or hypotheses were selected."""
+        """Count again what the next word needs, after sentences or hypotheses were selected; by default nothing."""
+        return
 
     def keep(self, state: SearchState, index: Tensor) -> SearchState:
-        """The beam with the hypotheses `index` [B, R'] only."""
+        """The beam with the hypotheses `index` [B, R'] only, over the same pool."""
+        return state.with_hypotheses(index)
 
     def propose(
         self, state: SearchState, tokens: Tensor, block: Block | None = None, active: Tensor | None = None

@@ -19,7 +19,7 @@ One token takes few calls of the model. The structural successors of the current
 *block*: row (c, k) is state k after c structural actions). One pass gives all rows the probabilities of their next
 action, another one those of their next word. Then the selection is replayed on the table of scores, level by level,
 exactly as if the states had been expanded one action at a time. Nodes live in a `NodePool`: hypotheses branch without
-copies. The model side is a `LevelMachine`.
+copies. The model side is a `LevelMachine` (`search/level_machine.py`).
 
 A block of three states with 3, 2 and 1 trees on their stacks, and its selection for K = 2:
 
@@ -36,12 +36,13 @@ Shapes: B sentences, K hypotheses, R rows of a step, C levels, L nodes of a path
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_synlm.search.level_machine import LevelMachine
 from hf_synlm.search.proposals import NEGLIGIBLE, WordProposals
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.search.state import (
@@ -50,63 +51,16 @@ from hf_synlm.search.state import (
     BlockTable,
     Candidates,
     SearchState,
-    StackMachine,
-    WordEdges,
+    WordSearch,
     check_count,
     keep_frozen,
 )
-from hf_synlm.search.word_head import PackedWordHead, WordHead, rows_at_once
+from hf_synlm.search.word_head import PackedWordHead, rows_at_once
 
 # Rows that cost hardly more than none: the layers are called for so many at once, and a block may have so many.
 _SMALL_RUN, _SMALL_BLOCK = 128, 256
 # Rows of a block from which their words are selected by bounds, for which the output layer must be packed.
 _BOUNDED_ROWS = 32
-
-
-class LevelMachine(StackMachine, Protocol):
-    """A stack machine with one structural action: what `WordBeamSearch` needs of a model."""
-
-    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor]:
-        """As `StackMachine.begin`; `context` are complete sentences before the text."""
-
-    def push(
-        self,
-        pool: NodePool,
-        parents: Tensor,
-        num_tokens: Tensor,
-        tokens: Tensor | None = None,
-        actions: Tensor | None = None,
-        levels: Levels | None = None,
-    ) -> int:
-        """Take one action from each of R states, or structural ones by levels; returns the id of the first new node."""
-
-    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
-        """Run the layers on nodes [B, P] of levels that follow one another, behind paths [B, R, L].
-
-        With `words`, also those that predict words.
-        """
-
-    def action_log_probs(
-        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None, renormalize: bool = False
-    ) -> Tensor:
-        """Log-probabilities [B, R, 2]: generate a word, take the structural action; -inf where illegal."""
-
-    def chain_bound(self, pool: NodePool, nodes: Tensor) -> Tensor:
-        """Upper bound [B, R] of the number of structural actions before the next word."""
-
-    def is_complete(self, pool: NodePool, nodes: Tensor) -> Tensor:
-        """Whether exactly one tree is on the stack [B, R]."""
-
-    def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
-        """Inputs [B, R, D] of the word head."""
-
-    @property
-    def word_head(self) -> WordHead:
-        """The output layer."""
-
-    @property
-    def packed_word_head(self) -> PackedWordHead | None:
-        """The output layer with bounds; None = they do not pay."""
 
 
 class Selection(NamedTuple):
@@ -120,7 +74,7 @@ class Selection(NamedTuple):
     """Scores of the structural successors of the last level, -inf where they do not survive."""
 
 
-class WordBeamSearch(WordProposals):
+class WordBeamSearch(WordProposals, WordSearch):
     """Word-synchronous beam search with a stack machine.
 
     `eos_token_ids` [E] are words that may only be generated when exactly one tree is on the stack. With `renormalize`,
@@ -138,12 +92,6 @@ class WordBeamSearch(WordProposals):
         self.renormalize = renormalize
 
     # ------------------------------------------------------------------------------------------------ one block
-    def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
-        """State before the first word; `context` goes to the machine (complete sentences before the text)."""
-        pool, nodes = self.machine.begin(batch_size, device, **context)
-        scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
-        return SearchState(pool, nodes, scores, torch.zeros_like(nodes[:, 0]), [1], max_length=pool.size)
-
     def refresh(self, state: SearchState) -> None:
         """Recount the levels of the next block over all sentences (one host sync)."""
         chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)

@@ -43,13 +43,13 @@ SHIPPING = {
 ALLOWED_TOP = {"torch", "transformers", "hf_synlm", *sys.stdlib_module_names}
 
 # Tree LM has RNNG's derivations: its actions, its search and what calls it.
-# URNNG has GPST's actions and search, and an LSTM over stacks.
-BUILDS_ON = {"tree_lm": {"rnng"}, "urnng": {"gpst", "rnng"}}
+# URNNG has RNNG's LSTM over stacks.
+BUILDS_ON = {"tree_lm": {"rnng"}, "urnng": {"rnng"}}
 # What ships with each architecture, besides its own files; the lines of all, at most.
 SHARED = "configuration_base hidden_states losses matrix_products module_tools outputs token_batch trees_spans "
 SEARCH = "trees_actions generation_actions generation_joint generation_mixin generation_words "
 SEARCH += "search_actions search_outputs search_parsing search_proposals search_stack search_state search_word_head "
-SEARCH += "search_words "
+SEARCH += "search_level_machine search_words "
 RECURRENT = "trees_actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 LABELED_SEARCH = (
@@ -61,7 +61,7 @@ DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
     "gpst": (SHARED + SEARCH, 7560),
     "rnng": (SHARED + SEARCH + "trees_given", 8140),
-    "urnng": (SHARED + SEARCH + "trees_given gpst_stack_machine rnng_forest_lstm", 5700),
+    "urnng": (SHARED + SEARCH + "trees_given rnng_forest_lstm", 5700),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3580),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4040),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3150),

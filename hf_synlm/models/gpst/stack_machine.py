@@ -12,30 +12,22 @@ Shapes: B sentences, R rows, C levels of nodes that follow one another, P nodes 
 S = L + C, D hidden, d composition, V vocabulary.
 """
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_synlm.search.level_machine import LevelMachine
 from hf_synlm.search.stack import Levels, NodePool, Nodes
-from hf_synlm.search.state import NEG_INF, WordEdges
-from hf_synlm.search.word_head import PackedWordHead, WordHead, bounds_pay
-from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION
+from hf_synlm.trees.actions import GEN
 
 # Numbers that one call of a layer gathers at most: its memory does not grow with the beam.
 _GATHERED_ELEMENTS = 1 << 22
 
 
-class GPSTStackMachine:
+class GPSTStackMachine(LevelMachine):
     """Runs the generative part of a GPST language model on node pools."""
-
-    pad_action, token_action = PAD_ACTION, GEN
-
-    def word_ends_of(self, tokens: Tensor) -> Tensor | None:
-        """None: the vocabulary does not tell which tokens end a word, so all do."""
-        return None
 
     def __init__(self, model: Any) -> None:
         self.config, self.dtype = model.config, model.dtype
@@ -103,63 +95,38 @@ class GPSTStackMachine:
         positions = sequence.position_ids.masked_fill(~valid, 0)
         return sequence.inputs, positions, valid, sequence.action_targets == GEN
 
-    def push(
+    def generated(self, tokens: Tensor) -> list[Tensor]:
+        """Composition vectors and inputs of the type layers; see `LevelMachine`."""
+        inputs = self.model.embed_tokens(tokens)
+        return [self.model.down_scale(inputs), inputs]
+
+    def composed(self, pool: NodePool, parents: Tensor, left: Tensor, levels: Levels) -> list[Tensor]:
+        """The same of COMP actions in a row."""
+        vector = self.compose(pool.feature("vector", left), pool.feature("vector", parents), levels.sizes)
+        if self.config.surrogate:
+            return [vector, self.model.up_scale(vector)]
+        return [vector, self.model.embed_tokens(torch.full_like(left, self.config.reduce_token_id))]
+
+    def append(
         self,
         pool: NodePool,
-        parents: Tensor,
+        nodes: Nodes,
+        length: Tensor | None,
+        vectors: list[Tensor],
         num_tokens: Tensor,
-        tokens: Tensor | None = None,
-        actions: Tensor | None = None,
-        levels: Levels | None = None,
+        levels: Levels | None,
     ) -> int:
-        """Take one action from each of R states, or several COMP in a row; returns the id of the first new node.
-
-        Rows that no hypothesis needs may hold any id. `num_tokens` [B] or [B, R] counts the token of this action.
-        Without `tokens` all rows take COMP, as often as `levels` say (None = once); with them GEN, or what `actions`
-        [B, R] say.
-        """
-        num_tokens = num_tokens if num_tokens.dim() == 2 else num_tokens[:, None]
-        if tokens is None:
-            levels = levels or Levels([parents.shape[1]], parents.device)
-            nodes, length, vector, inputs = self._compose(pool, parents, levels)
-        else:
-            nodes, vector, inputs = self._generate(pool, parents, tokens, num_tokens)
-            length = None
-            if actions is not None:
-                is_comp = actions == COMP
-                one = Levels([parents.shape[1]], parents.device)
-                other, _, other_vector, other_inputs = self._compose(pool, parents, one)
-                nodes = Nodes(*(torch.where(is_comp, a, b) for a, b in zip(other, nodes, strict=True)))
-                vector = torch.where(is_comp[..., None], other_vector, vector)
-                inputs = torch.where(is_comp[..., None], other_inputs, inputs)
+        """Write nodes with their vectors, inputs with positions; see `LevelMachine`."""
         # Rows that no hypothesis needs (finished sentences, padding) may count one token too many.
         positions = (num_tokens + pool.num_context[:, None]).clamp(max=self.max_tokens)
         position = self.model.position_embedding(positions)
         if levels is not None and positions.shape[1] > 1:
             position = position.index_select(1, levels.line)
+        vector, inputs = vectors
         return pool.append(nodes, length=length, vector=vector, inputs=inputs + position)
 
-    def _generate(
-        self, pool: NodePool, parents: Tensor, tokens: Tensor, num_tokens: Tensor
-    ) -> tuple[Nodes, Tensor, Tensor]:
-        inputs = self.model.embed_tokens(tokens)
-        start = (num_tokens - 1).expand_as(parents)
-        return pool.push(parents, GEN, tokens, start), self.model.down_scale(inputs), inputs
-
-    def _compose(self, pool: NodePool, parents: Tensor, levels: Levels) -> tuple[Nodes, Tensor, Tensor, Tensor]:
-        """Nodes, lengths, vectors and inputs of COMP actions in a row, [B, P, ...] each."""
-        nodes, length, left = pool.pop_chain(parents, COMP, levels)
-        vector = self.compose(pool.feature("vector", left), pool.feature("vector", parents), levels.sizes)
-        if self.config.surrogate:
-            return nodes, length, vector, self.model.up_scale(vector)
-        reduce_token = torch.full_like(nodes.action, self.config.reduce_token_id)
-        return nodes, length, vector, self.model.embed_tokens(reduce_token)
-
     def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
-        """Run the layers on nodes [B, P] that follow one another, behind paths [B, R, L] (-1 = no node).
-
-        Nodes that were read before may be read again. With `words` the token layers run, too.
-        """
+        """Run the layers; with `words` the token layers, too. See `LevelMachine`."""
         length = path.shape[2] + len(levels.sizes)
         width = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * length * len(path)))
         for lines, rows, part in levels.split(width):
@@ -221,83 +188,9 @@ class GPSTStackMachine:
             hidden = hidden + layer.mlp(layer.ln_2(hidden))
         return decoder.ln_f(hidden)
 
-    # --------------------------------------------------------------------------------------------- probabilities
-    def chain_bound(self, pool: NodePool, nodes: Tensor) -> Tensor:
-        """Number of COMP actions that the stack allows in a row [B, R]; -1 on an empty stack."""
-        return pool.field("depth", nodes) - 1
-
-    def is_complete(self, pool: NodePool, nodes: Tensor) -> Tensor:
-        """Whether exactly one tree is on the stack [B, R]."""
-        return pool.field("depth", nodes) == 1
-
-    def legal_actions(
-        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None
-    ) -> tuple[Tensor | None, Tensor]:
-        """Which states [B, R] may take GEN (None = all) and COMP.
-
-        COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word.
-        COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its edges
-        are word edges.
-        """
-        may_comp = pool.field("depth", nodes) >= 2
-        if edges is None:
-            return None, may_comp
-        top = pool.nodes(nodes)
-        left_start = pool.field("start", top.below).clamp(min=0)
-        last = (num_tokens if num_tokens.dim() == 2 else num_tokens[:, None]).expand_as(nodes) - 1
-        at_end, word_start = edges.is_end.gather(1, last.clamp(min=0)), edges.word_start.gather(1, last.clamp(min=0))
-        starts_word = edges.word_start.gather(1, left_start) == left_start
-        may_comp = may_comp & ((left_start >= word_start) | (at_end & starts_word))
-        return (last < 0) | ~at_end | (top.start <= word_start), may_comp
-
-    def action_log_probs(
-        self,
-        pool: NodePool,
-        nodes: Tensor,
-        num_tokens: Tensor,
-        edges: WordEdges | None,
-        renormalize: bool = False,
-    ) -> Tensor:
-        """Log-probabilities [B, R, 2] of GEN and COMP, -inf where illegal; `num_tokens` [B] or [B, R] are those so far.
-
-        With `renormalize`, COMP is forbidden before the softmax instead of after it.
-        """
-        log_probs = pool.feature("actions", nodes)
-        may_gen, may_comp = self.legal_actions(pool, nodes, num_tokens, edges)
-        gen, comp = log_probs.unbind(-1)
-        if renormalize:
-            gen = torch.where(may_comp, gen, 0.0)
-        if may_gen is not None:
-            gen = gen.masked_fill(~may_gen, NEG_INF)
-        return torch.stack([gen, comp.masked_fill(~may_comp, NEG_INF)], -1)
-
     def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Inputs [B, R, D] of the word head, in states that the token layers have read."""
         return self.heads.token(pool.feature("hidden", nodes))
-
-    def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
-        """Spans of the composed nodes of derivations [B, K, A], in the order of the actions; they have no labels."""
-        is_comp = nodes.action == COMP
-        end = (nodes.action == GEN).long().cumsum(2)
-        rows = zip(is_comp.tolist(), nodes.start.tolist(), end.tolist(), strict=True)
-        spans = [
-            [
-                [(i, j) for flag, i, j in zip(flags, starts, ends, strict=True) if flag]
-                for flags, starts, ends in zip(*row, strict=True)
-            ]
-            for row in rows
-        ]
-        return spans, None
-
-    @functools.cached_property
-    def word_head(self) -> WordHead:
-        """The output layer."""
-        return WordHead(self.lm_head, self.config.vocab_size)
-
-    @functools.cached_property
-    def packed_word_head(self) -> PackedWordHead | None:
-        """The output layer with bounds; None = they do not pay."""
-        return PackedWordHead(self.lm_head) if bounds_pay(self.lm_head) else None
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

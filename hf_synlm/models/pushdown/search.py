@@ -34,6 +34,8 @@ from hf_synlm.search.state import (
     BlockTable,
     Candidates,
     SearchState,
+    StackMachine,
+    WordDecoder,
     check_count,
     in_full_precision,
     keep_frozen,
@@ -44,19 +46,14 @@ WORD = 0
 _TO_BEGIN = 1  # the action that attaches to position 0
 
 
-class PushdownMachine:
+class PushdownMachine(StackMachine):
     """Runs a Pushdown language model with heads on node pools."""
 
     pad_action, token_action = -1, WORD
-    max_tokens = float("inf")
 
     def __init__(self, model: Any) -> None:
         self.config, self.dtype = model.config, model.dtype
         self.model, self.lm_head, self.head = model.base_model, model.lm_head, model.attachment_head
-
-    def word_ends_of(self, tokens: Tensor) -> Tensor | None:
-        """None: the vocabulary does not tell which tokens end a word, so all do."""
-        return None
 
     def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
         """The pool and the begin token [B, 1]."""
@@ -144,24 +141,12 @@ def _tree(actions: list[int], starts: list[int]) -> list[tuple[int, int]]:
     return spans
 
 
-class PushdownSearch:
+class PushdownSearch(WordDecoder):
     """Word-synchronous beam search with a Pushdown language model; see the head of this file."""
 
     def __init__(self, machine: PushdownMachine, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
         check_count("num_beams", num_beams)
         self.machine, self.num_beams, self.eos_token_ids = machine, num_beams, eos_token_ids
-
-    def begin(self, batch_size: int, device: torch.device) -> SearchState:
-        """State before the first word."""
-        pool, nodes = self.machine.begin(batch_size, device)
-        return SearchState(pool, nodes, torch.zeros(nodes.shape, device=device), torch.zeros_like(nodes[:, 0]), [1])
-
-    def refresh(self, state: SearchState) -> None:
-        """Nothing is counted."""
-
-    def keep(self, state: SearchState, index: Tensor) -> SearchState:
-        """The beam with the hypotheses `index` [B, R'] only."""
-        return state.with_hypotheses(index)
 
     # -------------------------------------------------------------------------------------------------- attachment
     def expand(self, state: SearchState, draw: bool = False, closing: bool = False) -> Block:

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from hf_synlm.models.rnng.actions import SHIFT
 from hf_synlm.models.rnng.stack_machine import Phase, RNNGStackMachine, Seen
 from hf_synlm.search.stack import Nodes
-from hf_synlm.search.state import NEG_INF, Candidates, SearchState, check_count, keep_frozen
+from hf_synlm.search.state import NEG_INF, Candidates, SearchState, WordSearch, check_count, keep_frozen
 
 
 class Frontier(NamedTuple):
@@ -163,7 +163,7 @@ class _GivenWords:
         return scores
 
 
-class FastTrackSearch:
+class FastTrackSearch(WordSearch):
     """Word-synchronous search with fast-track for given words, with the interface of `WordBeamSearch`.
 
     After a word `num_beams` (K) hypotheses are kept, after an action `action_beam_size` (k >= K) states, and
@@ -191,19 +191,6 @@ class FastTrackSearch:
         self.action_beam_size, self.fast_track_size = action_beam_size, fast_track_size
         self.eos_token_ids = eos_token_ids
         self.end_ids: list[int] = [] if eos_token_ids is None else eos_token_ids.tolist()  # once: it waits for a GPU
-
-    def begin(self, batch_size: int, device: torch.device) -> SearchState:
-        """State before the first word."""
-        pool, nodes = self.machine.begin(batch_size, device)
-        scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
-        return SearchState(pool, nodes, scores, torch.zeros_like(nodes[:, 0]), [1])
-
-    def refresh(self, state: SearchState) -> None:
-        """Nothing to recount: levels are not laid out ahead."""
-
-    def keep(self, state: SearchState, index: Tensor) -> SearchState:
-        """The beam with the hypotheses `index` [B, R'] only."""
-        return state.with_hypotheses(index)
 
     # --------------------------------------------------------------------------------------------- inside a word
     def _frontier(self, state: SearchState) -> Frontier:

@@ -32,7 +32,7 @@ from hf_synlm.models.rnng.actions import FINISH, PAD, REDUCE, SHIFT
 from hf_synlm.models.rnng.composition import chain_inputs
 from hf_synlm.models.rnng.plan import Chains
 from hf_synlm.search.stack import NodePool, Nodes
-from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
+from hf_synlm.search.state import NEG_INF, StackMachine, WordEdges, in_full_precision
 from hf_synlm.search.word_head import PackedWordHead, WordHead
 
 LINKS = ("open", "corner", "base", "outer")
@@ -108,14 +108,13 @@ def _flat(values: Tensor, which: Tensor | None) -> Tensor:
     return values.flatten() if which is None else values.flatten()[which]
 
 
-class RNNGStackMachine:
+class RNNGStackMachine(StackMachine):
     """Runs an RNNG with heads on node pools.
 
     `normalization` is "search" or "train" (see `RNNGConfig`). `end_token_ids` [E] stand for the end of a sentence and
     are not words; None = all ids are words.
     """
 
-    max_tokens = math.inf
     pad_action, token_action = PAD, SHIFT
 
     def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:

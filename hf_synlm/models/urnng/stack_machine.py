@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.models.gpst.stack_machine import GPSTStackMachine
+from hf_synlm.search.level_machine import LevelMachine
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.search.state import WordEdges
-from hf_synlm.trees.actions import COMP, GEN
 
 
-class URNNGStackMachine(GPSTStackMachine):
+class URNNGStackMachine(LevelMachine):
     """Runs a URNNG with heads on node pools."""
-
-    max_tokens = float("inf")
 
     def __init__(self, model: Any) -> None:
         self.config, self.dtype = model.config, model.dtype
@@ -41,54 +38,40 @@ class URNNGStackMachine(GPSTStackMachine):
         word = self.base.embed_tokens(torch.full_like(none, self.config.bos_token_id))
         below = word.new_zeros(batch_size, 1, layers, 2 * size)
         nodes = Nodes(none, none, torch.zeros_like(none), none, none, none)
-        self._append(pool, nodes, None, F.pad(word, (0, size)), below)
+        self._push_on(pool, below, nodes, None, F.pad(word, (0, size)))
         return pool, torch.zeros_like(none)
 
-    def _append(self, pool: NodePool, nodes: Nodes, length: Tensor | None, constituent: Tensor, below: Tensor) -> int:
+    def _push_on(self, pool: NodePool, below: Tensor, nodes: Nodes, length: Tensor | None, constituent: Tensor) -> int:
         """Push constituents [B, R, 2 h] on the states `below` [B, R, L, 2 h]."""
         state = self.base.stack_lstm.push(constituent.chunk(2, -1)[0], below)
         log_probs = self.predict_actions(state[..., -1, : self.config.hidden_size])
         return pool.append(nodes, length=length, constituent=constituent, state=state.flatten(2), actions=log_probs)
 
-    def push(
-        self,
-        pool: NodePool,
-        parents: Tensor,
-        num_tokens: Tensor,
-        tokens: Tensor | None = None,
-        actions: Tensor | None = None,
-        levels: Levels | None = None,
-    ) -> int:
-        """Take one action from each of R states, or several COMP in a row; see `GPSTStackMachine.push`."""
-        length = None
-        if tokens is not None:
-            start = (num_tokens if num_tokens.dim() == 2 else num_tokens[:, None]) - 1
-            nodes = pool.push(parents, GEN, tokens, start.expand_as(parents))
-            vector = F.pad(self.base.embed_tokens(tokens), (0, self.config.hidden_size))
-        if tokens is None or actions is not None:
-            made, length, composed = self._reduce(pool, parents, levels)
-            if actions is None:
-                nodes, vector = made, composed
-            else:
-                composes, length = actions == COMP, None
-                nodes = Nodes(*(torch.where(composes, a, b) for a, b in zip(made, nodes, strict=True)))
-                vector = torch.where(composes[..., None], composed, vector)
-        # Under the first element stands the state after the begin token, node 0.
-        below = pool.feature("state", nodes.below.clamp(min=0))
-        return self._append(pool, nodes, length, vector, below.unflatten(2, (self.config.num_layers, -1)))
+    def generated(self, tokens: Tensor) -> list[Tensor]:
+        """Constituents of one word; see `LevelMachine`."""
+        return [F.pad(self.base.embed_tokens(tokens), (0, self.config.hidden_size))]
 
-    def _reduce(self, pool: NodePool, parents: Tensor, levels: Levels | None) -> tuple[Nodes, Tensor, Tensor]:
-        """Nodes, lengths and constituents of some COMP in a row (None = one), [B, P, ...] each."""
-        levels = levels or Levels([parents.shape[1]], parents.device)
-        nodes, length, left = pool.pop_chain(parents, COMP, levels)
+    def composed(self, pool: NodePool, parents: Tensor, left: Tensor, levels: Levels) -> list[Tensor]:
+        """Constituents of COMP actions in a row."""
         vector, vectors = pool.feature("constituent", parents), []
         for part in pool.feature("constituent", left).split(levels.sizes, 1):
             vector = self.base.composition(vector[:, : part.shape[1]], part)
             vectors.append(vector)
-        return nodes, length, torch.cat(vectors, 1)
+        return [torch.cat(vectors, 1)]
 
-    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
-        """Do nothing: `push` has computed the states."""
+    def append(
+        self,
+        pool: NodePool,
+        nodes: Nodes,
+        length: Tensor | None,
+        vectors: list[Tensor],
+        num_tokens: Tensor,
+        levels: Levels | None,
+    ) -> int:
+        """Push constituents on the states below them, which `read` then finds there."""
+        # Under the first element stands the state after the begin token, node 0.
+        below = pool.feature("state", nodes.below.clamp(min=0)).unflatten(2, (self.config.num_layers, -1))
+        return self._push_on(pool, below, nodes, length, *vectors)
 
     def action_log_probs(
         self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None, renormalize: bool = True
