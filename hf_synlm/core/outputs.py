@@ -193,13 +193,26 @@ class ParseOutput(ModelOutput):
         return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
+@dataclass
 class GeneratedTrees:
     """Mixin of the outputs of `generate` with trees.
 
-    Fields, which the outputs declare: `sequences` [B, L], and per sequence `spans` (columns of `sequences`), perhaps
-    their `labels`, the column `offsets` of the first token of the tree, and the number `lengths` of its tokens (begin
-    token, end token and padding belong to no tree).
+    Fields:
+        sequences_scores: [B] scores of the sequences; see the outputs.
+        actions: [B, A] action ids of the whole derivation (prompt and new words, end token left out); padding is -1,
+            and 0 in systems of labeled trees.
+        spans: per sequence the inner nodes `(i, j)` of its tree, in columns of `sequences` (left padding included) and
+            the order of the actions. Begin token and end token belong to no node.
+        labels: per sequence the labels of its spans (models with labeled trees).
+        offsets, lengths: per sequence the column of the first token of the tree, and its number of tokens.
     """
+
+    sequences_scores: Tensor | None = None
+    actions: Tensor | None = None
+    spans: list[list[tuple[int, int]]] | None = None
+    labels: list[list[str]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
 
     def brackets(self: Any, words: Any, sentence: int = 0) -> str:
         """Bracketed tree of one generated sequence.

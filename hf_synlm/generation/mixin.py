@@ -10,7 +10,6 @@ length limits and streamers see words only. Two modes:
 Shapes: B prompts, K hypotheses, R rows of a block, L columns of a sequence, A actions, N nodes, V vocabulary.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,45 +53,25 @@ _NO_SYNTHID = (
 
 @dataclass
 class SyntacticGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
-    """Result of greedy search and sampling with trees.
+    """Result of greedy search and sampling with trees (see `GeneratedTrees`).
 
-    Fields, besides those of the stock output:
+    Fields:
         sequences_scores: [B] sum over the new words and the derivation of log-probabilities in nats. Greedy search adds
             up the word scores that the processors give (without processors: log p(new words, derivation | prompt));
             sampling those of the model itself, processors left out. -inf where the prompt has no derivation.
-        actions: [B, A] action ids of the whole derivation (prompt and new words, end token left out); padding is -1,
-            and 0 in systems of labeled trees.
-        spans: per sequence the inner nodes (i, j) of the derivation, in columns of `sequences` and the order of the
-            actions. Begin token and end token belong to no node.
-        labels: per sequence the labels of its spans (models with labeled trees).
-        offsets, lengths: per sequence the column of the first token of the tree, and its number of tokens.
     """
-
-    sequences_scores: Tensor | None = None
-    actions: Tensor | None = None
-    spans: list[list[tuple[int, int]]] | None = None
-    labels: list[list[str]] | None = None
-    offsets: list[int] | None = None
-    lengths: list[int] | None = None
 
 
 @dataclass
 class SyntacticGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput):
-    """Result of beam search with trees.
+    """Result of beam search with trees (see `GeneratedTrees`).
 
-    Fields, besides those of the stock output:
+    Fields:
         sequences_scores: [B], always there: the sum of the action log-probabilities and of the word scores that the
             processors give (without processors: log p(new words, derivation | prompt)), in nats. Beam search, and beam
             sampling with synchronous=False, divide it by (new words) ** length_penalty; word-synchronous beam sampling
             does not. -inf where fewer sequences exist than were asked for: there the prompt stands alone.
-        actions, spans, labels, offsets, lengths: as in `SyntacticGenerateOutput`.
     """
-
-    actions: Tensor | None = None
-    spans: list[list[tuple[int, int]]] | None = None
-    labels: list[list[str]] | None = None
-    offsets: list[int] | None = None
-    lengths: list[int] | None = None
 
 
 class JointBeamScores(tuple):
@@ -121,8 +100,8 @@ class _SearchLogits(torch.autograd.Function):
 class SyntacticGenerationMixin(WordGenerationMixin):
     """`generate`, the marginal `forward` and the search of a syntactic language model.
 
-    The class that inherits it sets `stack_machine_class` (see `LevelMachine` in search/words.py), and its config has
-    `scoring_num_beams`, `bos_token_id` and `vocab_size`.
+    The class that inherits it sets `stack_machine_class`; see `LevelMachine` in search/level_machine.py. Its config
+    has `scoring_num_beams`, `bos_token_id` and `vocab_size`.
     """
 
     stack_machine_class: type[Any]
@@ -274,13 +253,6 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         generation_config: GenerationConfig | None = None,
         logits_processor: LogitsProcessorList | None = None,
         stopping_criteria: StoppingCriteriaList | None = None,
-        prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
-        synced_gpus: bool | None = None,
-        assistant_model: Any = None,
-        streamer: Any = None,
-        negative_prompt_ids: Tensor | None = None,
-        negative_prompt_attention_mask: Tensor | None = None,
-        custom_generate: Any = None,
         *,
         structure_mode: str | None = None,
         action_beam_size: int | None = None,
@@ -307,13 +279,6 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 they run several times per word (before and after every structural action), so each must be a pure
                 function of (ids, scores): a processor that counts its calls or has a state gives wrong scores.
             stopping_criteria: Extra criteria; they see sequences of words.
-            prefix_allowed_tokens_fn: As in transformers.
-            synced_gpus: As in transformers; marginal mode only.
-            assistant_model: Not supported.
-            streamer: Gets the words, for num_beams=1.
-            negative_prompt_ids: As in transformers; marginal mode only.
-            negative_prompt_attention_mask: As in transformers; marginal mode only.
-            custom_generate: As in transformers; replaces the loop of this library.
             structure_mode: "joint" or "marginal".
             action_beam_size: GPST: number of derivations with which a prompt is read (default
                 `config.scoring_num_beams`, at least num_beams), and the size of the state in marginal mode. RNNG: beam
@@ -325,7 +290,9 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 See generation/actions.py. Joint mode only.
             context_sentence_ids: [B, L], > 0 at tokens of complete sentences before the prompt. They are encoded with
                 their induced trees, and the stack starts empty after them. Joint mode only.
-            **kwargs: Any option of transformers that applies: num_beams, num_return_sequences, do_sample, top_k,
+            **kwargs: Any argument of transformers that applies: prefix_allowed_tokens_fn, streamer (gets the words, for
+                num_beams=1), custom_generate (replaces the loop of this library), in marginal mode synced_gpus and
+                negative_prompt_ids; and any option: num_beams, num_return_sequences, do_sample, top_k,
                 top_p, temperature, max_new_tokens, min_new_tokens, eos_token_id, stop_strings, repetition_penalty,
                 length_penalty, early_stopping, output_scores, return_dict_in_generate, ... And those of the model:
                 fast_track_size for RNNG. In joint mode the hypotheses of a beam are texts with their derivations, so
@@ -358,20 +325,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         if mask is None and isinstance(prompt, Tensor):
             mask = self._default_attention_mask(prompt)
             kwargs.update({} if mask is None else {"attention_mask": mask})
-        return super().generate(
-            inputs,
-            generation_config,
-            logits_processor,
-            stopping_criteria,
-            prefix_allowed_tokens_fn,
-            synced_gpus,
-            assistant_model,
-            streamer,
-            negative_prompt_ids,
-            negative_prompt_attention_mask,
-            custom_generate,
-            **kwargs,
-        )
+        return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 
     def _default_attention_mask(self, prompt: Tensor) -> Tensor | None:
         """Mask of prompts that come without one; None leaves it to transformers."""

@@ -6,24 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache
 
+from hf_synlm.core.cache import StateCache
 from hf_synlm.core.token_batch import check_columns, check_tokens
 
 
-class RecurrentCache(Cache):
+class RecurrentCache(StateCache):
     """State of a recurrent network after a prefix.
 
-    Stock decoding loops treat it like any other cache. `forward` replaces the state in place and detaches it from the
+    `forward` replaces the state, a tuple of tensors, in place and detaches it from the
     graph, so that segments of a long text can be trained one after the other. It cannot be cropped: a recurrent
     network does not go back.
     """
 
     def __init__(self) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.batch_dim = 0
-        self.state: tuple[Tensor, ...] | None = None
-        self.num_columns = 0
 
     def store(self, state: tuple[Tensor, ...], num_columns: int, batch_dim: int = 0) -> None:
         """Replace the state after reading `num_columns` more.
@@ -51,51 +49,15 @@ class RecurrentCache(Cache):
         """True: there are no layers to count."""
         return True
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number of input columns read, padding included."""
-        return self.num_columns
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether anything was read."""
-        return self.state is not None
-
     @property
     def batch_size(self) -> int:
         """Number of sentences; 0 before anything was read."""
         return 0 if self.state is None else self.state[0].shape[self.batch_dim]
 
-    @property
-    def is_croppable(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def is_compileable(self) -> bool:
-        """False."""
-        return False
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep the sentences `beam_idx` [B'], in that order."""
         if self.state is not None:
             self.state = tuple(tensor.index_select(self.batch_dim, beam_idx.to(tensor.device)) for tensor in self.state)
-
-    batch_select_indices = reorder_cache
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every sentence `repeats` times."""
-        if self.state is not None:
-            self.state = tuple(tensor.repeat_interleave(repeats, self.batch_dim) for tensor in self.state)
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.state, self.num_columns = None, 0
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Not possible."""
-        raise ValueError(
-            f"crop({tokens_to_remove}): a recurrent network cannot go back to words that it has read; start a new cache"
-        )
 
 
 def check_cache(cache: Any) -> None:

@@ -120,21 +120,65 @@ class DistanceLanguageModel(RecurrentLanguageModel):
             )
         return counts
 
-    def _parse_distances(
+    @property
+    def distance_layers(self) -> dict[str, list[int]]:
+        """Hook: numbers of the layers that have distances; "supervised" ones learn from gold trees."""
+        return {"supervised": [0] if self.learns_from_trees else [], "language_model": [0]}
+
+    def parse(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None,
-        word_ends: Tensor | None,
-        method: str,
-        decoder: Decoder,
-        field: str,
-        layer: int,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        method: str = "distance",
+        decoder: Decoder = "unbiased",
+        distances: str | None = None,
+        layer: int | None = None,
+        num_beams: int | None = None,
     ) -> ParseOutput:
-        """The common part of `parse`: trees of the distances of a `layer`, by its place in a field of the output."""
+        """Trees of given sentences, and their probabilities as text.
+
+        The surprisal of token t is `-token_log_probs[:, t]`, in nats.
+
+        Args:
+            input_ids: [B, T], one sentence per row; missing begin and end tokens are added.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
+            method: only "distance" is possible.
+            decoder: "unbiased", or "biased" to the right, as the authors of PRPN decode (see `distances_to_spans`).
+            distances: "supervised" (those that learn from gold trees) or "language_model"; default: the first where
+                there are any.
+            layer: whose distances, of those that have some (PRPN and Ordered Memory: 0); default: the last supervised
+                layer, or the middle one of an unsupervised model, as the authors of ON-LSTM evaluate (the second of
+                three).
+            num_beams: has no effect: the words alone determine the distances, and so the tree.
+
+        Returns:
+            `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
+            `token_log_probs` [B, T] log p(token | beginning, tokens before).
+
+        Raises:
+            ValueError: for unknown options, distances that the model does not have, and bad input.
+
+        Cost: one pass over the text.
+        """
         if method != "distance":
             raise ValueError(f"method {method!r} is unknown. {type(self).__name__} parses with 'distance'.")
+        kinds = self.distance_layers
+        supervised, unsupervised = kinds["supervised"], kinds["language_model"]
+        if distances is None:
+            distances = "supervised" if supervised and layer in (None, *supervised) else "language_model"
+        if distances not in kinds:
+            raise ValueError(f"distances {distances!r} is unknown. Choose one of {list(kinds)}.")
+        if layer is None:
+            layer = supervised[-1] if supervised else unsupervised[len(unsupervised) // 2]
+        if layer not in kinds[distances]:
+            raise ValueError(f"Layer {layer} has no {distances} distances. Layers that have them: {kinds[distances]}.")
+        field = "distances" if distances == "language_model" else "syd_distances"
+        place = kinds[distances].index(layer)
 
         def read_trees(output: RecurrentModelOutput, starts: list[list[int]]) -> list[list[Span]]:
-            return distance_trees(output[field][:, layer], starts, decoder)
+            return distance_trees(output[field][:, place], starts, decoder)
 
         return self.parse_text(input_ids, attention_mask, word_ends, read_trees)

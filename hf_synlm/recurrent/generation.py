@@ -26,35 +26,17 @@ from hf_synlm.trees.spans import Span
 
 @dataclass
 class RecurrentGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
-    """Result of greedy search and sampling, with the trees of the sequences.
-
-    Fields, besides those of the stock output:
-        actions: [B, A] GEN (0) and COMP (1), -1 = padding.
-        spans: per sequence the inner nodes `(i, j)` in columns of `sequences` (left padding included), post-order.
-            Begin token and end token belong to no node.
-        offsets, lengths: per sequence the column of the first token of the tree, and its number of tokens.
-    """
-
-    actions: Tensor | None = None
-    spans: list[list[Span]] | None = None
-    offsets: list[int] | None = None
-    lengths: list[int] | None = None
+    """Result of greedy search and sampling, with the trees of the sequences (see `GeneratedTrees`)."""
 
 
 @dataclass
 class RecurrentGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput):
-    """Result of beam search, with the trees of the sequences.
+    """Result of beam search, with the trees of the sequences (see `GeneratedTrees`).
 
-    Fields, besides those of the stock output:
+    Fields:
         sequences_scores: [B], always there: the sum of the scores of the new words, divided by their number to the
             power of length_penalty. Without processors a score is log p(word | words before), in nats.
-        actions, spans, offsets, lengths: as in `RecurrentGenerateOutput`.
     """
-
-    actions: Tensor | None = None
-    spans: list[list[Span]] | None = None
-    offsets: list[int] | None = None
-    lengths: list[int] | None = None
 
 
 class RecurrentGenerationMixin(WordGenerationMixin):

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.cache_utils import Cache
 
+from hf_synlm.core.cache import StateCache
 from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 
@@ -240,8 +240,8 @@ class StackMachine:
     max_tokens = float("inf")
     """Number of tokens for which the model has positions."""
 
-    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor]:
-        """The pool and the state before the first action [B, 1]; `context` are complete sentences before the text."""
+    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
+        """The pool and the state before the first action [B, 1]; GPST also takes sentences before the text."""
         raise NotImplementedError
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
@@ -306,22 +306,19 @@ class WordDecoder(WordSearch, Protocol):
         """Draw one derivation and its next word per sentence; see `WordProposals`."""
 
 
-class SyntacticCache(Cache):
+class SyntacticCache(StateCache):
     """The beam of derivations after a prefix, as `past_key_values`.
 
-    Stock decoding loops treat it like any other cache: `reorder_cache`, `batch_repeat_interleave` and
-    `batch_select_indices` act on the sentences. It cannot be cropped: a beam forgets what it has dropped.
+    It cannot be cropped: a beam forgets what it has dropped.
     `eos_token_ids` are words that may only be generated when exactly one tree is on the stack.
     """
 
     def __init__(self, num_beams: int, eos_token_ids: Tensor | None = None, **options: Any) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.options = options
         self.num_beams = num_beams
         self.eos_token_ids = eos_token_ids
-        self.state: SearchState | None = None
         self.begun: Tensor | None = None
-        self.num_columns = 0
 
     def set_end_tokens(self, eos_token_ids: Tensor | None) -> None:
         """Change the end tokens; distributions computed under other ones are forgotten."""
@@ -330,29 +327,10 @@ class SyntacticCache(Cache):
         if old != new and self.state is not None:
             self.state.block = self.state.next_log_probs = None
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number of input columns read, padding included."""
-        return self.num_columns
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether anything was read."""
-        return self.state is not None
-
     @property
     def batch_size(self) -> int:
         """Number of sentences B; 0 before anything was read."""
         return 0 if self.state is None else self.state.pool.batch_size
-
-    @property
-    def is_croppable(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def is_compileable(self) -> bool:
-        """False."""
-        return False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep the sentences `beam_idx` [B'], in that order."""
@@ -361,19 +339,7 @@ class SyntacticCache(Cache):
             self.state.select_rows(index)
             self.begun = self.begun.index_select(0, index)
 
-    batch_select_indices = reorder_cache
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every sentence `repeats` times."""
-        if self.state is not None:
-            self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
-
     def reset(self) -> None:
         """Forget everything."""
-        self.state, self.begun, self.num_columns = None, None, 0
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Not possible."""
-        raise ValueError(
-            f"crop({tokens_to_remove}): a beam cannot go back to words that it has read; start a new cache"
-        )
+        super().reset()
+        self.begun = None

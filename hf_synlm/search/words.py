@@ -36,13 +36,12 @@ Shapes: B sentences, K hypotheses, R rows of a step, C levels, L nodes of a path
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.search.level_machine import LevelMachine
 from hf_synlm.search.proposals import NEGLIGIBLE, WordProposals
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.search.state import (
@@ -75,14 +74,14 @@ class Selection(NamedTuple):
 
 
 class WordBeamSearch(WordProposals, WordSearch):
-    """Word-synchronous beam search with a stack machine.
+    """Word-synchronous beam search with a `LevelMachine`.
 
     `eos_token_ids` [E] are words that may only be generated when exactly one tree is on the stack. With `renormalize`,
     structural actions are forbidden before the softmax over actions instead of after it.
     """
 
     def __init__(
-        self, machine: LevelMachine, num_beams: int, eos_token_ids: Tensor | None = None, renormalize: bool = False
+        self, machine: Any, num_beams: int, eos_token_ids: Tensor | None = None, renormalize: bool = False
     ) -> None:
         check_count("num_beams", num_beams)
         self.machine = machine

@@ -46,10 +46,10 @@ ALLOWED_TOP = {"torch", "transformers", "hf_synlm", *sys.stdlib_module_names}
 # URNNG has RNNG's LSTM over stacks.
 BUILDS_ON = {"tree_lm": {"rnng"}, "urnng": {"rnng"}}
 # What ships with each architecture, besides its own files; the lines of all, at most.
-SHARED = "configuration_base hidden_states losses matrix_products module_tools outputs token_batch trees_spans "
+SHARED = "cache configuration_base hidden_states losses matrix_products module_tools outputs token_batch trees_spans "
 SEARCH = "trees_actions generation_actions generation_joint generation_mixin generation_words "
 SEARCH += "search_actions search_outputs search_parsing search_proposals search_stack search_state search_word_head "
-SEARCH += "search_level_machine search_words "
+SEARCH += "search_words "
 RECURRENT = "trees_actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 LABELED_SEARCH = (
@@ -59,16 +59,16 @@ LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnn
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH, 7560),
-    "rnng": (SHARED + SEARCH + "trees_given", 8140),
-    "urnng": (SHARED + SEARCH + "trees_given rnng_forest_lstm", 5700),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3580),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4040),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3150),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3250),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 8750),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5740),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2730),
+    "gpst": (SHARED + SEARCH + "search_level_machine", 7590),
+    "rnng": (SHARED + SEARCH + "trees_given", 8180),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5510),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3640),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4080),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3200),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3330),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 8790),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5690),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2790),
 }
 
 

@@ -13,7 +13,7 @@ Papers: Hu et al. 2024a (ReCAT), Hu et al. 2024b (GPST, section 3.2 and appendix
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from hf_synlm.models.gpst.chart import ChartPlan
+from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition
 
 # Rows of deferred weight gradients that are collected before they are multiplied: enough for efficient GEMMs, but a
 # small part of the memory.
@@ -158,19 +159,6 @@ class _SplitMixture(torch.autograd.Function):
 Linear = Callable[[str, Tensor], Tensor]
 
 
-class Composition(Protocol):
-    """What `inside` needs of a composition model: parameters by name, and two functions of them."""
-
-    def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Weight and bias of every linear map, by name (differentiable functions of the parameters)."""
-
-    def compose(self, linear: Linear, pair_R2D: Tensor) -> Tensor:
-        """Vectors [R, D] of the parents of R pairs of children."""
-
-    def score_splits(self, linear: Linear, left_RD: Tensor, right_RD: Tensor) -> Tensor:
-        """Compatibility [R] of left and right children."""
-
-
 @dataclasses.dataclass
 class InsideChart:
     """Result of the inside pass.
@@ -233,7 +221,7 @@ def _flatten(tensors: dict[str, tuple[Tensor, Tensor | None]]) -> tuple[tuple, t
 def inside(
     plan: ChartPlan,
     leaf_ND: Tensor,
-    composition: Composition,
+    composition: GPSTComposition,
     *,
     temperature: float = 1.0,
     hard: bool = False,
@@ -356,31 +344,12 @@ class _Inside(torch.autograd.Function):
 
 
 # ---------------------------------------------------------------------------------------------- outside
-class Decomposition(Protocol):
-    """What `outside` needs of a decomposition model."""
-
-    def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Weight and bias of every linear map that is applied to outside vectors."""
-
-    def position_bias(self) -> Tensor:
-        """Bias [2, 2, F] by child side (message to the left, to the right child) and pair position."""
-
-    def cell_features(self, vector_ND: Tensor) -> Tensor:
-        """Features [N, F'] of the inside vectors, computed once per cell and gathered by every message."""
-
-    def messages(self, linear: Linear, bias: Tensor, parent_CD: Tensor, sibling_CM2F: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [C, M, 2] and vectors [C, M, 2, D] of the messages to left and right children.
-
-        `sibling_CM2F[:, :, 0]` are the features of the right child (the left child's sibling), `[:, :, 1]` of the left.
-        """
-
-
 @torch.compiler.disable
 def outside(
     plan: ChartPlan,
     inside_chart: InsideChart,
     root_D: Tensor,
-    decomposition: Decomposition,
+    decomposition: GPSTDecomposition,
     *,
     accumulate_scores: bool = False,
     return_all: bool = False,

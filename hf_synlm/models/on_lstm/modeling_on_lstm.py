@@ -22,12 +22,10 @@ from transformers import initialization as init
 from transformers.generation import GenerationMixin
 
 from hf_synlm.core.hidden_states import state_at_columns
-from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.token_batch import after_columns
 from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.models.on_lstm.layer import LayerStates, ONLSTMLayer, ONLSTMLayers
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel
-from hf_synlm.recurrent.distances import Decoder
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
     RecurrentNetwork,
@@ -38,8 +36,6 @@ from hf_synlm.recurrent.language_model import (
     activation_losses,
 )
 from hf_synlm.recurrent.layers import embedding_dropout
-
-DISTANCES = ("supervised", "language_model")
 
 
 class ONLSTMPreTrainedModel(RecurrentPreTrainedModel):
@@ -144,56 +140,13 @@ class ONLSTMForCausalLM(DistanceLanguageModel, ONLSTMPreTrainedModel, Generation
         states = output.last_hidden_state
         return activation_losses(self.config, states, states, output.token_mask)
 
-    def parse(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        word_ends: Tensor | None = None,
-        method: str = "distance",
-        decoder: Decoder = "unbiased",
-        distances: str | None = None,
-        layer: int | None = None,
-        num_beams: int | None = None,
-    ) -> ParseOutput:
-        """Trees of given sentences, and their probabilities as text.
-
-        The surprisal of token t is `-token_log_probs[:, t]`, in nats.
-
-        Args:
-            input_ids: [B, T], one sentence per row; missing begin and end tokens are added.
-            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
-            word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
-            method: only "distance" is possible.
-            decoder: "unbiased" or "biased" (see `distances_to_spans`).
-            distances: "supervised" (those that learn from gold trees) or "language_model"; default: the first where
-                there are any.
-            layer: whose distances; default: the last supervised layer, or the middle one of an unsupervised model, as
-                the authors evaluate (the second of three).
-            num_beams: has no effect: the words alone determine the distances, and so the tree.
-
-        Returns:
-            `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
-            `token_log_probs` [B, T] log p(token | beginning, tokens before).
-
-        Raises:
-            ValueError: for unknown options, distances that the model does not have, and bad input.
-
-        Cost: one pass over the text.
-        """
-        supervised = self.config.supervised_layers or []
-        if distances is None:
-            distances = DISTANCES[0] if supervised and layer in (None, *supervised) else DISTANCES[1]
-        if distances not in DISTANCES:
-            raise ValueError(f"distances {distances!r} is unknown. Choose one of {list(DISTANCES)}.")
-        if layer is None:
-            layer = supervised[-1] if supervised else self.config.num_layers // 2
-        layers = supervised if distances == "supervised" else list(range(self.config.num_layers))
-        if layer not in layers:
-            raise ValueError(f"Layer {layer} has no {distances} distances. Layers that have them: {layers}.")
-
-        field = "distances" if distances == "language_model" else "syd_distances"
-        return self._parse_distances(input_ids, attention_mask, word_ends, method, decoder, field, layers.index(layer))
+    @property
+    def distance_layers(self) -> dict[str, list[int]]:
+        """Numbers of the layers that have distances."""
+        return {
+            "supervised": self.config.supervised_layers or [],
+            "language_model": list(range(self.config.num_layers)),
+        }
 
 
 class ONLSTMForSequenceClassification(RecurrentSequenceClassifier, ONLSTMPreTrainedModel):

@@ -21,12 +21,10 @@ from transformers import initialization as init
 from transformers.generation import GenerationMixin
 
 from hf_synlm.core.hidden_states import state_at_columns
-from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.token_batch import after_columns
 from hf_synlm.models.ordered_memory.configuration_ordered_memory import OrderedMemoryConfig
 from hf_synlm.models.ordered_memory.layer import MemoryState, OrderedMemoryLayer
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel
-from hf_synlm.recurrent.distances import Decoder
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
     RecurrentNetwork,
@@ -110,39 +108,6 @@ class OrderedMemoryForCausalLM(DistanceLanguageModel, OrderedMemoryPreTrainedMod
     network_class = OrderedMemoryModel
     language_model_weight = 1.0
     supervision_remedy = "train ON-LSTM-SYD or PRPN-SYD"
-
-    def parse(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        word_ends: Tensor | None = None,
-        method: str = "distance",
-        decoder: Decoder = "unbiased",
-        num_beams: int | None = None,
-    ) -> ParseOutput:
-        """Trees of given sentences, and their probabilities as text.
-
-        The surprisal of token t is `-token_log_probs[:, t]`, in nats.
-
-        Args:
-            input_ids: [B, T], one sentence per row; missing begin and end tokens are added.
-            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
-            word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
-            method: only "distance" is possible.
-            decoder: "unbiased" or "biased" (see `distances_to_spans`).
-            num_beams: has no effect: the words alone determine the distances, and so the tree.
-
-        Returns:
-            `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
-            `token_log_probs` [B, T] log p(token | beginning, tokens before).
-
-        Raises:
-            ValueError: for unknown options, and bad input.
-
-        Cost: one pass over the text.
-        """
-        return self._parse_distances(input_ids, attention_mask, word_ends, method, decoder, "distances", 0)
 
 
 class OrderedMemoryForSequenceClassification(RecurrentSequenceClassifier, OrderedMemoryPreTrainedModel):

@@ -23,7 +23,6 @@ from transformers import initialization as init
 from transformers.generation import GenerationMixin
 
 from hf_synlm.core.hidden_states import state_at_columns
-from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.token_batch import after_columns, tokens_first
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.parser import (
@@ -38,7 +37,6 @@ from hf_synlm.models.prpn.parser import (
 from hf_synlm.models.prpn.predictor import PredictNetwork
 from hf_synlm.models.prpn.reader import ReadingLayer, UnbiasedLayerNorm
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel
-from hf_synlm.recurrent.distances import Decoder
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
     RecurrentNetwork,
@@ -214,48 +212,6 @@ class PRPNForCausalLM(DistanceLanguageModel, PRPNPreTrainedModel, GenerationMixi
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
         """Features of the predict network with dropout [B, T, E]; see `RecurrentLanguageModel`."""
         return drop(output.last_hidden_state, self.config.dropout, self.training)
-
-    def parse(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        word_ends: Tensor | None = None,
-        method: str = "distance",
-        decoder: Decoder = "unbiased",
-        distances: str | None = None,
-        num_beams: int | None = None,
-    ) -> ParseOutput:
-        """Trees of given sentences, and their probabilities as text.
-
-        The surprisal of token t is `-token_log_probs[:, t]`, in nats.
-
-        Args:
-            input_ids: [B, T], one sentence per row; missing begin and end tokens are added.
-            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
-            word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
-            method: only "distance" is possible.
-            decoder: "unbiased", or "biased" to the right, as the authors of PRPN decode (see `distances_to_spans`).
-            distances: "supervised" (those of PRPN-SYD that learn from gold trees) or "language_model"; default: the
-                first where there are any.
-            num_beams: has no effect: the words alone determine the distances, and so the tree.
-
-        Returns:
-            `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
-            `token_log_probs` [B, T] log p(token | beginning, tokens before).
-
-        Raises:
-            ValueError: for unknown options, distances that the model does not have, and bad input.
-
-        Cost: one pass over the text.
-        """
-        fields = {"language_model": "distances"}
-        if self.learns_from_trees:
-            fields = {"supervised": "syd_distances", **fields}
-        distances = next(iter(fields)) if distances is None else distances
-        if distances not in fields:
-            raise ValueError(f"There are no distances {distances!r}. This model has {list(fields)}.")
-        return self._parse_distances(input_ids, attention_mask, word_ends, method, decoder, fields[distances], layer=0)
 
 
 class PRPNForSequenceClassification(RecurrentSequenceClassifier, PRPNPreTrainedModel):

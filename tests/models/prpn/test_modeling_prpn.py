@@ -201,7 +201,7 @@ class TestParse:
         for options, message in (
             ({"method": "search"}, "method 'search'"),
             ({"decoder": "left"}, "decoder 'left'"),
-            ({"distances": "supervised"}, "no distances 'supervised'"),
+            ({"distances": "supervised"}, "no supervised distances"),
         ):
             with pytest.raises(ValueError, match=message):
                 tiny().parse(ids, **options)
