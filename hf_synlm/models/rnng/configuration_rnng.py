@@ -36,8 +36,64 @@ def check_labels(nonterminals: Sequence[str]) -> None:
             raise ValueError(f"The nonterminal {label!r} is empty or holds brackets or white space. Rename it.")
 
 
+class LabeledTreeConfig(SyntacticConfig):
+    """Base of the configurations of RNNG and Tree LM: labels, search and special tokens.
+
+    Fields:
+        nonterminals: labels; action ids follow their order.
+        subwords: tokens are pieces of words, and the model holds which tokens end a word (`word_final`). All pieces
+            of a word are children of its parent, and nothing but SHIFT is allowed between them.
+        loss_normalization: the summed loss is divided by the number of sentences ("batch"), by 1 ("sum"), by the number
+            of actions ("action"; Tree LM: the mean over the tokens of the linearized tree, as in the paper), or of
+            tokens ("token").
+        scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
+        action_beam_size: derivations kept after each action inside a word.
+        fast_track_size: derivations that reach the next word although they are not among the best.
+        normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
+            RNNG's authors do; "train" leaves it where it is, so that scores are those of the training loss.
+        output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and
+            `compute_metrics` see them. They cost a search per batch, many times the loss.
+        max_open_nonterminals: maximum number of constituents that are open at once; without openings, that end
+            after the same word.
+    """
+
+    sentence_end = "tree"
+
+    nonterminals: list[str] | tuple[str, ...] | None = None
+    subwords: bool = False
+    loss_normalization: str = "batch"
+    scoring_num_beams: int = 10
+    action_beam_size: int = 100
+    fast_track_size: int = 1
+    normalization: str = "search"
+    output_marginal_logits: bool = False
+    max_open_nonterminals: int = 100
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int = 0
+    eos_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs: Any):
+        self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_actions(self) -> int:
+        """Number of action ids, padding included."""
+        return self.first_nonterminal + len(self.nonterminals)
+
+    def check_search(self) -> None:
+        """Raise ValueError for bad fields of this class, and a bad dropout."""
+        self.check_least(1, "scoring_num_beams", "action_beam_size", "max_open_nonterminals")
+        self.check_least(0, "fast_track_size")
+        self.check_dropout("dropout")
+        self.check_choices(loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS)
+        check_labels(self.nonterminals)
+        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
+
+
 @strict
-class RNNGConfig(SyntacticConfig):
+class RNNGConfig(LabeledTreeConfig):
     """Sizes, transition system and search of an RNNG; the defaults are the published model of 15 M parameters.
 
     Sizes:
@@ -50,20 +106,6 @@ class RNNGConfig(SyntacticConfig):
     Structure:
         transition_system: "top_down" (a nonterminal is opened before its children) or "in_order" (after the first).
         composition: "lstm" or "attention".
-        nonterminals: labels; action ids follow their order.
-        subwords: tokens are pieces of words, and the model holds which tokens end a word (`word_final`). All pieces
-            of a word are children of its parent, and nothing but SHIFT is allowed between them.
-        loss_normalization: the summed loss is divided by the number of sentences ("batch"), by 1 ("sum"), by the number
-            of actions ("action"), or of tokens ("token").
-    Search:
-        scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
-        action_beam_size: derivations kept after each action inside a word.
-        fast_track_size: derivations that reach the next word although they are not among the best.
-        normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
-            the authors' search does; "train" leaves it where it is, so that scores are those of the training loss.
-        output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and
-            `compute_metrics` see them. They cost a search per batch, many times the loss.
-        max_open_nonterminals: maximum number of constituents that are open at once.
         max_consecutive_nonterminals: nonterminals opened in a row without a word between (in_order: also unary chains);
             None = 8 for top_down, 3 for in_order, as the authors' search.
     Special tokens: pad_token_id is never a word (its row is trained as that of a word which never comes), and it stands
@@ -78,7 +120,6 @@ class RNNGConfig(SyntacticConfig):
 
     model_type = "rnng"
     presets = PRESETS
-    sentence_end = "tree"
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 50000
@@ -90,27 +131,8 @@ class RNNGConfig(SyntacticConfig):
 
     transition_system: str = "top_down"
     composition: str = "lstm"
-    nonterminals: list[str] | tuple[str, ...] | None = None
-    subwords: bool = False
-    loss_normalization: str = "batch"
-
-    scoring_num_beams: int = 10
-    action_beam_size: int = 100
-    fast_track_size: int = 1
-    normalization: str = "search"
-    output_marginal_logits: bool = False
-    max_open_nonterminals: int = 100
     max_consecutive_nonterminals: int | None = None
-
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    pad_token_id: int = 0
     bos_token_id: int | None = 0
-    eos_token_id: int | None = 0
-
-    def __post_init__(self, **kwargs: Any):
-        self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
-        super().__post_init__(**kwargs)
 
     @property
     def in_order(self) -> bool:
@@ -123,32 +145,18 @@ class RNNGConfig(SyntacticConfig):
         return 4 if self.in_order else 3
 
     @property
-    def num_actions(self) -> int:
-        """Number of action ids, padding included."""
-        return self.first_nonterminal + len(self.nonterminals)
-
-    @property
     def consecutive_limit(self) -> int:
         """`max_consecutive_nonterminals`, or its default."""
         return self.max_consecutive_nonterminals or (3 if self.in_order else 8)
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
-        sizes = "vocab_size embedding_size hidden_size num_layers scoring_num_beams action_beam_size"
-        self.check_least(1, *sizes.split(), "max_open_nonterminals")
+        self.check_least(1, "vocab_size", "embedding_size", "hidden_size", "num_layers")
         if self.max_consecutive_nonterminals is not None:
             self.check_least(1, "max_consecutive_nonterminals")
-        self.check_least(0, "fast_track_size")
-        self.check_dropout("dropout")
         if self.initializer_range is not None:
             self.check_finite("initializer_range", positive=True)
-        self.check_choices(
-            transition_system=TRANSITION_SYSTEMS,
-            composition=COMPOSITIONS,
-            loss_normalization=LOSS_NORMALIZATIONS,
-            normalization=NORMALIZATIONS,
-        )
-        check_labels(self.nonterminals)
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
+        self.check_choices(transition_system=TRANSITION_SYSTEMS, composition=COMPOSITIONS)
+        self.check_search()
         if not self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=False: words are read and written with one matrix. Leave it True.")

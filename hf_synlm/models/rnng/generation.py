@@ -1,17 +1,21 @@
-"""What the language models with labeled derivations share: search, `parse`, generation, and which tokens end a word.
+"""What the models with labeled derivations share: `forward`, search, `parse`, generation, and which tokens end a word.
 
 `models/rnng/fast_track.py` searches; here are the methods of a model that call it. RNNG and Tree LM inherit them.
 
 Shapes: B sentences, T tokens, A actions, V vocabulary.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationConfig
+from transformers.utils import can_return_tuple
 
+from hf_synlm.core.hidden_states import HiddenStateChoice, refuse_arguments, refuse_layer_outputs
+from hf_synlm.core.losses import check_shares, share_of
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, between_padding
@@ -19,10 +23,15 @@ from hf_synlm.generation.mixin import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGe
 from hf_synlm.models.rnng.fast_track import FastTrackSearch
 from hf_synlm.models.rnng.fast_track_generation import FastTrackDecoder
 from hf_synlm.models.rnng.particles import ParticleSearch
-from hf_synlm.search.parsing import parse_with_search, refuse_empty_rows
+from hf_synlm.search.outputs import SyntacticModelOutput
+from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
 from hf_synlm.search.state import SyntacticCache
+from hf_synlm.trees.given import counted_words
 
 DEFAULT_PARTICLES = 1000
+NO_HIDDEN_STATES = (
+    "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."
+)
 
 
 class WordFinalTokens:
@@ -43,13 +52,180 @@ class WordFinalTokens:
         return self.base_model.word_final[input_ids.long()] if self.config.subwords else None
 
 
-class FastTrackGenerationMixin(SyntacticGenerationMixin):
-    """`parse`, `generate` and next-token logits of a language model with labeled derivations.
+class DerivationStates:
+    """`forward` of the bare models; they write `wanted_states` and `states_of`."""
 
-    The class that inherits it sets `stack_machine_class`.
+    @can_return_tuple
+    def forward(
+        self: Any,
+        input_ids: Tensor | None = None,
+        actions: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> SyntacticModelOutput:
+        """States of derivations, which a search finds where they are not given.
+
+        Args:
+            input_ids: [B, T] token ids.
+            actions: [B, A] complete derivations, 0 = padding; default: the best that the search finds, as `parse` of
+                the language model does.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
+            output_attentions: not possible: weights are not kept.
+            **kwargs: arguments of other models, which wrappers pass as None.
+
+        Returns:
+            `SyntacticModelOutput` with `last_hidden_state` [B, T, *] (right after each token; zeros at padding),
+            `action_hidden_state` [B, A, *] (before each action), `sentence_state` [B, *] (when the tree is closed).
+
+        Raises:
+            ValueError: for bad shapes and ids, for sequences that are not valid derivations of the tokens, where
+                attentions are asked for, and when the search finds no tree of a sentence.
+            TypeError: for other keyword arguments.
+
+        Cost: without `actions` the model first runs `parse`, hundreds of times slower.
+        """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        wanted = self.wanted_states(output_hidden_states, output_attentions)
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
+        if actions is None:
+            if not self.has_heads:
+                raise ValueError(
+                    f"actions are missing: parse of the model around this {type(self).__name__} finds them."
+                )
+            actions = best_derivations(self, input_ids, mask, word_ends)
+        return self.states_of(input_ids, actions, mask, word_ends, wanted)
+
+
+class GivenTrees(NamedTuple):
+    """Derivations that a call gives, and what it wants to know of them."""
+
+    input_ids: Tensor
+    actions: Tensor
+    mask: Tensor
+    word_ends: Tensor | None
+    counted: Tensor
+    """[B, T] words that count for the loss."""
+    plan: Any
+    per_action: float
+    """Factor of the sum over actions in the loss."""
+    per_word: float
+    wanted: frozenset[int]
+    """Places of the hidden states."""
+    output_logits: bool
+
+
+class FastTrackGenerationMixin(SyntacticGenerationMixin):
+    """`forward`, `parse` and `generate` of a language model with labeled derivations.
+
+    The class that inherits it sets `stack_machine_class` and writes `score_trees`.
     """
 
     generation_options = {**SYNTACTIC_GENERATION_DEFAULTS, "fast_track_size": None}
+    takes_plan = False
+    """Whether derivations may come with a `plan` that was made ahead."""
+
+    def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
+        """Hook: the loss of given derivations, and the other fields of the output."""
+        raise NotImplementedError
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        actions: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_logits: bool = False,
+        output_marginal_logits: bool | None = None,
+        loss_shares: Mapping[str, float] | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
+        return_loss: bool = True,
+        **kwargs: Any,
+    ) -> SyntacticLMOutput:
+        """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
+
+        With `actions` the loss is the negative log-probability of derivations and words (see the class of the model),
+        normalized as `config.loss_normalization` says, by all words and actions, also where `labels` leave words out.
+        The softmaxes run over all classes, legal or not, as in the authors' training. The parts are "action" and
+        "word". Without: `logits`, log p(next token | prefix) with the derivations summed out over the search; nothing
+        after a position changes its value. These probabilities assume that the sentence goes on; closing the tree is
+        not counted.
+
+        Args:
+            input_ids: [B, T] token ids, one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
+            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            past_key_values: search state to continue from.
+            use_cache: return the search state.
+            logits_to_keep: compute `logits` for this many last positions only (0 = all).
+            output_logits: also return `action_logits` [B, A, Y] and `token_logits_given_tree` [B, T, V] of the given
+                derivations. (Tree LM cuts its softmax in two for them: SHIFT is any word.)
+            output_marginal_logits: with `actions`, compute `logits` as well, at the cost of those alone; default:
+                `config.output_marginal_logits`, in evaluation mode.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            output_hidden_states: also return `hidden_states` of the given derivations, as the base model does.
+            output_attentions: not possible: weights are not kept.
+            return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
+            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss does not count; needs `actions`.
+                Trainer drops a column of this name unless it is among its `label_names`. RNNG: `plan` of `actions`, if
+                it was made ahead (`make_plan` in models/rnng/plan.py). Besides, None values, which wrappers pass for
+                arguments of other models.
+
+        Returns:
+            `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
+
+        Raises:
+            ValueError: for bad shapes and ids, sequences that are not valid derivations of the tokens, labels without
+                actions, and options that exclude each other.
+            TypeError: for other keyword arguments.
+
+        Cost: objective: one pass over given trees. Logits: T words, each about ten steps of
+            `config.action_beam_size` states.
+        """
+        # Not in the signature: Trainer takes what is there for required.
+        labels, plan = kwargs.pop("labels", None), kwargs.pop("plan", None) if self.takes_plan else None
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
+        check_shares(loss_shares, ("action", "word"))
+        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
+        if actions is None:
+            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
+            if labels is not None or plan is not None or output_logits:
+                raise ValueError(
+                    f"labels, plan and output_logits need actions: {type(self).__name__} is trained on trees. Pass the "
+                    "derivations of a treebank, or those that parse finds."
+                )
+            return self._marginal_forward(
+                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+            )
+        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "actions")
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
+        counted = counted_words(input_ids, labels, mask)
+        divisors = self.count_loss_items(input_ids, actions, attention_mask)
+        per_action, per_word = (share_of(loss_shares, name) / divisors.get(name, 1) for name in ("action", "word"))
+        given = GivenTrees(
+            input_ids, actions, mask, ends, counted, plan, per_action, per_word, wanted, output_logits
+        )  # fmt: skip
+        loss, output = self.score_trees(given)
+        if return_loss:
+            output.loss = loss
+        if self.wants_logits_beside(output_marginal_logits):
+            output.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
+        return output
 
     def _marginal_forward(
         self,

@@ -13,40 +13,31 @@ w element size, h stack size, V vocabulary, Y nonterminals. Log-probabilities an
 Source: the authors' `models.py`, `fixed_stack_models.py` and `fixed_stack_in_order_models.py` (aistairc/rnng-pytorch).
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.utils import can_return_tuple
 
 from hf_synlm.core.hidden_states import (
     HiddenStateChoice,
     kept_states,
-    refuse_arguments,
     refuse_layer_outputs,
     wanted_states,
 )
-from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
+from hf_synlm.core.losses import linear_cross_entropy
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
-from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
 from hf_synlm.models.rnng.composition import AttentionComposition, LSTMComposition, chain_inputs
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
-from hf_synlm.models.rnng.generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
+from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
 from hf_synlm.models.rnng.plan import Chains, RNNGPlan, make_plan
 from hf_synlm.models.rnng.stack_lstm import StackLSTM
 from hf_synlm.models.rnng.stack_machine import RNNGStackMachine
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids
-from hf_synlm.trees.given import check_actions, counted_words
-
-NO_HIDDEN_STATES = (
-    "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."
-)
+from hf_synlm.trees.given import check_actions
 
 
 # ---------------------------------------------------------------------------------------------- base model
@@ -80,7 +71,7 @@ class RNNGPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
                 init.ones_(module.word_final)
 
 
-class RNNGModel(RNNGPreTrainedModel):
+class RNNGModel(DerivationStates, RNNGPreTrainedModel):
     """The stack machine: states of derivations, from which heads predict actions and words.
 
     Args:
@@ -172,51 +163,10 @@ class RNNGModel(RNNGPreTrainedModel):
         """The vector [..., w] that action head and word head share: ReLU(W_o h + b_o)."""
         return F.relu(self.output(self.dropout(hidden)))
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        actions: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        word_ends: Tensor | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
+    def states_of(
+        self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None, wanted: frozenset[int]
     ) -> SyntacticModelOutput:
-        """States of derivations, which a search finds where they are not given.
-
-        Args:
-            input_ids: [B, T] token ids.
-            actions: [B, A] complete derivations, 0 = padding; default: the best that the search finds, as `parse` of
-                the language model does.
-            attention_mask: [B, T], 1 = token; padding left or right.
-            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            output_hidden_states: also return `hidden_states`, all or those at the places given: the word embeddings,
-                the state of every layer of the stack LSTM after each token, and what `last_hidden_state` is.
-            output_attentions: not possible: there are no attention weights over tokens.
-            **kwargs: arguments of other models, which wrappers pass as None.
-
-        Returns:
-            `SyntacticModelOutput` with `last_hidden_state` [B, T, w] (the prediction vector right after each token;
-            zeros at padding), `action_hidden_state` [B, A, w] (before each action), `sentence_state` [B, h] (the
-            stack's state when the derivation is over).
-
-        Raises:
-            ValueError: for bad shapes and ids, for sequences that are not valid derivations of the tokens, where
-                attentions are asked for, and when the search finds no tree of a sentence.
-            TypeError: for other keyword arguments.
-
-        Cost: see models/rnng/plan.py. Without `actions` the model first runs `parse`, hundreds of times slower.
-        """
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        wanted = self.wanted_states(output_hidden_states, output_attentions)
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
-        if actions is None:
-            if not self.has_heads:
-                raise ValueError("actions are missing: parse of the model around this RNNGModel finds them.")
-            actions = best_derivations(self, input_ids, mask, word_ends)
+        """States of given derivations, the prediction vectors and that of the stack; see `DerivationStates`."""
         plan = self.make_plan(actions, mask, word_ends, run_last=True)
         layers = self.run(input_ids, mask, plan, bool(wanted))
         hidden = layers[-1]
@@ -287,8 +237,12 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
     `generate` takes `fast_track_size` besides the options of `SyntacticGenerationMixin.generate`; `num_beams` is the
     word beam and `action_beam_size` the beam inside a word. A generated sentence ends when its tree is closed, which
     `eos_token_id` stands for. With `eos_token_id=None` it goes on until a stopping criterion, which closes its tree.
+
+    Loss: - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j). Cost of a pass over given trees: as many
+    sequential steps as trees are high and stacks deep (LSTM composition).
     """
 
+    takes_plan = True
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RNNGConfig):
@@ -298,113 +252,24 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
         self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        actions: Tensor | None = None,
-        word_ends: Tensor | None = None,
-        plan: RNNGPlan | None = None,
-        past_key_values: Any | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_logits: bool = False,
-        output_marginal_logits: bool | None = None,
-        loss_shares: Mapping[str, float] | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        return_loss: bool = True,
-        **kwargs: Any,
-    ) -> SyntacticLMOutput:
-        """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
-
-        With `actions`: loss = - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j), normalized as
-        `config.loss_normalization` says (by all words and actions, also where `labels` leave words out); the softmaxes
-        run over all classes, as in the authors' training. Without:
-        `logits`, log p(next token | prefix) with the derivations summed out over the search; nothing after a position
-        changes its value. These probabilities assume that the sentence goes on; closing the tree is not counted.
-
-        Args:
-            input_ids: [B, T] token ids, one sentence per row.
-            attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
-            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
-            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            plan: plan of `actions`, if it was made ahead (`make_plan` in models/rnng/plan.py).
-            past_key_values: search state to continue from.
-            use_cache: return the search state.
-            logits_to_keep: compute `logits` for this many last positions only (0 = all).
-            output_logits: also return `action_logits` [B, A, Y] and `token_logits_given_tree` [B, T, V] of the given
-                derivations.
-            output_marginal_logits: with `actions`, compute `logits` as well, at the cost of those alone; default:
-                `config.output_marginal_logits`, in evaluation mode.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            output_hidden_states: also return `hidden_states` of the given derivations (see `RNNGModel.forward`).
-            output_attentions: not possible: see `RNNGModel.forward`.
-            return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
-            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss does not count; needs `actions`.
-                Trainer drops a column of this name unless it is among its `label_names`. Besides, None values, which
-                wrappers pass for arguments of other models.
-
-        Returns:
-            `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
-
-        Raises:
-            ValueError: for bad shapes and ids, sequences that are not valid derivations of the tokens, labels without
-                actions, and options that exclude each other.
-            TypeError: for other keyword arguments.
-
-        Cost: objective: as many sequential steps as trees are high and stacks deep (LSTM composition). Logits: T
-            words, each about ten steps of `config.action_beam_size` states.
-        """
-        labels = kwargs.pop("labels", None)  # not in the signature: Trainer takes what is there for required
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        check_shares(loss_shares, ("action", "word"))
-        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
-        if actions is None:
-            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
-            if labels is not None or plan is not None or output_logits:
-                raise ValueError(
-                    "labels, plan and output_logits need actions: RNNG is trained on trees. Pass the derivations of a "
-                    "treebank, or those that parse finds."
-                )
-            return self._marginal_forward(
-                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
-            )
-        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "actions")
-        for name, value in (("labels", labels), ("word_ends", word_ends)):
-            if value is not None and value.shape != input_ids.shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
-        mask = attended_tokens(self.config, input_ids, attention_mask)
+    def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
+        """Loss and probability of given derivations; see `FastTrackGenerationMixin`."""
+        input_ids, mask, plan = given.input_ids, given.mask, given.plan
         if plan is None:
-            word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
-            plan = self.model.make_plan(actions, mask, word_ends)
+            plan = self.model.make_plan(given.actions, mask, given.word_ends)
         else:
-            plan = _checked_plan(plan, self.model.composition.reads_stack, actions, mask).to(input_ids.device)
-        layers = self.model.run(input_ids, mask, plan, bool(wanted))
-        parts = _score_derivations(self, layers[-1], input_ids, mask, labels, plan)
-        result = self._objective(parts, len(mask), loss_shares)
-        result.hidden_states = self.model.hidden_states(input_ids, mask, plan, layers, parts.states, wanted)
-        if output_logits:
-            self._add_logits(result, parts, plan, actions, mask)
-        if not return_loss:
-            result.loss = None
-        if self.wants_logits_beside(output_marginal_logits):
-            result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
-        return result
-
-    def _objective(
-        self, parts: "_Scores", num_sentences: int, loss_shares: Mapping[str, float] | None
-    ) -> SyntacticLMOutput:
-        """Loss and probability of given derivations, normalized as `config.loss_normalization` says."""
-        sizes = {"batch": num_sentences, "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
-        divisor = sizes[self.config.loss_normalization]
-        action = parts.action_total * (share_of(loss_shares, "action") / divisor)
-        word = parts.word_total * (share_of(loss_shares, "word") / divisor)
-        losses = {"action": action.detach(), "word": word.detach()}
-        return SyntacticLMOutput(loss=action + word, losses=losses, joint_log_prob=parts.joint)
+            plan = _checked_plan(plan, self.model.composition.reads_stack, given.actions, mask).to(input_ids.device)
+        layers = self.model.run(input_ids, mask, plan, bool(given.wanted))
+        parts = _score_derivations(self, layers[-1], input_ids, mask, given.counted, plan)
+        action, word = parts.action_total * given.per_action, parts.word_total * given.per_word
+        output = SyntacticLMOutput(
+            losses={"action": action.detach(), "word": word.detach()},
+            joint_log_prob=parts.joint,
+            hidden_states=self.model.hidden_states(input_ids, mask, plan, layers, parts.states, given.wanted),
+        )
+        if given.output_logits:
+            self._add_logits(output, parts, plan, given.actions, mask)
+        return action + word, output
 
     def _add_logits(
         self, output: SyntacticLMOutput, parts: "_Scores", plan: RNNGPlan, actions: Tensor, mask: Tensor
@@ -439,7 +304,7 @@ class _Scores(NamedTuple):
 
 
 def _score_derivations(
-    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, labels: Tensor | None, plan: RNNGPlan
+    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, counted: Tensor, plan: RNNGPlan
 ) -> _Scores:
     """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
     states = model.model.predictor(hidden[plan.context])
@@ -448,8 +313,8 @@ def _score_derivations(
     action_loss = F.cross_entropy(action_logits, plan.action, reduction="none")
     before, place = states[plan.shifts], _word_places(plan, mask)
     words = input_ids[place].long()
-    counted = counted_words(input_ids, labels, mask)[place].float()
-    word_total, word_loss = linear_cross_entropy(before, weight_of(model.lm_head), words, counted, model.lm_head.bias)
+    weights, head = counted[place].float(), model.lm_head
+    word_total, word_loss = linear_cross_entropy(before, weight_of(head), words, weights, head.bias)
     joint = action_loss.new_zeros(len(mask)).index_add(0, plan.action_row, -action_loss.detach())
     joint = joint.index_add(0, plan.word_row, -word_loss.to(joint.dtype))
     return _Scores(states, action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)
@@ -490,7 +355,7 @@ class RNNGForSequenceClassification(TreeClassifierMixin, RNNGPreTrainedModel):
             hidden_states = self.model.hidden_states(input_ids, mask, plan, layers, states, wanted)
 
         def losses() -> tuple[Tensor, Tensor, Tensor]:
-            parts = _score_derivations(self, hidden, input_ids, mask, None, plan)
+            parts = _score_derivations(self, hidden, input_ids, mask, mask, plan)
             action, word = parts.action_total, parts.word_total
             count = len(parts.action_loss) + len(parts.word_loss)
             return (action + word) / count, action.detach() / count, word.detach() / count

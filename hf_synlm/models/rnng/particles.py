@@ -14,6 +14,7 @@ Shapes: B sentences, K hypotheses, R states of a step, A action ids.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +33,9 @@ class ParticleSearch(FastTrackSearch):
         check_count("num_particles", num_particles)
         super().__init__(machine, num_particles, num_particles, 0)
 
-    def begin(self, batch_size: int, device: torch.device) -> SearchState:
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
         """State before the first word: one hypothesis with all particles."""
-        state = super().begin(batch_size, device)
+        state = super().begin(batch_size, device, **context)
         return replace(state, particles=torch.full_like(state.scores, float(self.num_beams)))
 
     def propose(

@@ -119,17 +119,18 @@ class RNNGStackMachine(StackMachine):
 
     def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
         self.config, self.dtype = model.config, model.dtype
-        self.model, self.action_head, self.lm_head = model.base_model, model.action_head, model.lm_head
+        self.model, self.lm_head = model.base_model, model.lm_head
         self.normalization = self.config.normalization if normalization is None else normalization
         self.end_token_ids = end_token_ids
         if self.normalization not in ("search", "train"):
             raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
         self.in_order, self.first = self.config.in_order, self.config.first_nonterminal
-        self._prepare()
+        self._prepare(model)
 
     @in_full_precision
-    def _prepare(self) -> None:
+    def _prepare(self, model: Any) -> None:
         """Lay out the weights as they are now."""
+        self.action_head = model.action_head
         self._pusher = self.model.stack_lstm.pusher()
         self._read_chains = self.model.composition.rnn.prepared()
         labels = torch.arange(self.config.num_actions - self.first, device=self.model.device)

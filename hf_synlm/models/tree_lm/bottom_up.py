@@ -33,6 +33,20 @@ class _BottomUpStackMachine(TreeLMStackMachine):
         special = super().special_ids
         return end if special is None else torch.cat([special, end])
 
+    def _closing(self, now: State, begun: Tensor) -> tuple[Tensor, Tensor]:
+        """Hook: where FINISH and labels [B, R] are legal after a whole word, in sentences that have `begun` [B, 1]."""
+        raise NotImplementedError
+
+    def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
+        """Which actions states may take [B, R, A]."""
+        now, ending = seen.state(0), phase is Phase.END
+        free = (now.inside_word == 0) | ending  # the end of the text ends a word
+        never = torch.zeros_like(free)
+        shift = never if ending else ~never
+        finish, labels = self._closing(now, (num_tokens > 0)[:, None])
+        finish = never if phase is Phase.CONTINUE else free & finish
+        return torch.stack([never, shift, never, finish, free & labels], -1).index_select(2, self._kind)
+
 
 class NoOpeningTreeLMStackMachine(_BottomUpStackMachine):
     """Runs a Tree LM with `linearization="no_opening"` on node pools; see `TreeLMStackMachine`."""
@@ -46,15 +60,9 @@ class NoOpeningTreeLMStackMachine(_BottomUpStackMachine):
         )  # fmt: skip
         return torch.stack(after, -1)
 
-    def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
-        """Which actions states may take [B, R, A]: labels after words and labels, FINISH after labels."""
-        now, ending = seen.state(0), phase is Phase.END
-        free = (now.inside_word == 0) | ending  # the end of the text ends a word
-        never = torch.zeros_like(free)
-        shift = never if ending else ~never
-        finish = never if phase is Phase.CONTINUE else free & (now.action >= self.first)
-        labels = free & (num_tokens > 0)[:, None] & (now.consecutive < self.config.consecutive_limit)
-        return torch.stack([never, shift, never, finish, labels], -1).index_select(2, self._kind)
+    def _closing(self, now: State, begun: Tensor) -> tuple[Tensor, Tensor]:
+        """FINISH after labels; labels after words and labels."""
+        return now.action >= self.first, begun & (now.consecutive < self.config.consecutive_limit)
 
     def _tree(self, actions: list[int], starts: list[int], ends: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
         return [], []
@@ -92,14 +100,9 @@ class BinaryTreeLMStackMachine(_BottomUpStackMachine):
         )  # fmt: skip
         return torch.stack(after, -1)
 
-    def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
-        """Which actions states may take [B, R, A]: labels where two elements stand, FINISH where one is left."""
-        now, ending = seen.state(0), phase is Phase.END
-        free = (now.inside_word == 0) | ending  # the end of the text ends a word
-        never = torch.zeros_like(free)
-        shift = never if ending else ~never
-        finish = never if phase is Phase.CONTINUE else free & (now.depth == 1) & (num_tokens > 0)[:, None]
-        return torch.stack([never, shift, never, finish, free & (now.depth > 1)], -1).index_select(2, self._kind)
+    def _closing(self, now: State, begun: Tensor) -> tuple[Tensor, Tensor]:
+        """FINISH where one element is left; labels where two elements stand."""
+        return begun & (now.depth == 1), now.depth > 1
 
     def _tree(self, actions: list[int], starts: list[int], ends: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
         spans: list[tuple[int, int]] = []

@@ -8,8 +8,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from hf_synlm.core.configuration_base import SyntacticConfig
-from hf_synlm.models.rnng.configuration_rnng import LOSS_NORMALIZATIONS, NORMALIZATIONS, PTB_NONTERMINALS, check_labels
+from hf_synlm.models.rnng.configuration_rnng import LabeledTreeConfig
 
 STRUCTURES = ("causal", "stack_compose")
 LINEARIZATIONS = ("top_down", "binary", "no_opening")
@@ -22,7 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @strict
-class TreeLMConfig(SyntacticConfig):
+class TreeLMConfig(LabeledTreeConfig):
     """Sizes, structure and search of a Tree LM; the defaults are the published size of 252 M parameters.
 
     Sizes:
@@ -42,20 +41,6 @@ class TreeLMConfig(SyntacticConfig):
         structure_attention: "causal" (a position sees all before it, and its distance to them) or "stack_compose"
             (Transformer Grammars: it sees the stack, and differences of depth; a closing label composes).
         min_relative_position, max_relative_position: differences of depth are clipped to these ("stack_compose").
-        nonterminals: labels; action ids follow their order.
-        subwords: tokens are pieces of words, and the model holds which tokens end a word (`word_final`). All pieces
-            of a word are children of its parent, and no label stands between them.
-        loss_normalization: the summed loss is divided by the number of actions ("action": the mean over the tokens of
-            the linearized tree, as in the paper), of sentences ("batch"), of words ("token"), or by 1 ("sum").
-    Search:
-        scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
-        action_beam_size: derivations kept after each action inside a word.
-        fast_track_size: derivations that reach the next word although they are not among the best.
-        normalization: "search" spreads the probability of illegal labels and of the padding word over the others;
-            "train" leaves it where it is, as the papers do, so that scores are those of the training loss.
-        output_marginal_logits: in evaluation mode, return `logits` also with actions; they cost a search per batch.
-        max_open_nonterminals: maximum number of constituents that are open at once; without openings, that end
-            after the same word.
         max_consecutive_nonterminals: nonterminals opened in a row without a word between.
     Special tokens: bos_token_id is what every sequence begins with; pad_token_id is never a word. A sentence ends when
         its tree is closed, which eos_token_id stands for.
@@ -67,7 +52,6 @@ class TreeLMConfig(SyntacticConfig):
 
     model_type = "tree_lm"
     presets = PRESETS
-    sentence_end = "tree"
     sub_configs = {"backbone_config": AutoConfig}
 
     vocab_size: int = 32768
@@ -82,28 +66,13 @@ class TreeLMConfig(SyntacticConfig):
     structure_attention: str = "causal"
     min_relative_position: int = -1
     max_relative_position: int = 62
-    nonterminals: list[str] | tuple[str, ...] | None = None
-    subwords: bool = False
     loss_normalization: str = "action"
-
-    scoring_num_beams: int = 10
-    action_beam_size: int = 100
-    fast_track_size: int = 1
-    normalization: str = "search"
-    output_marginal_logits: bool = False
-    max_open_nonterminals: int = 100
     max_consecutive_nonterminals: int = 8
-
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    pad_token_id: int = 0
     bos_token_id: int = 0
-    eos_token_id: int | None = 0
 
     in_order = False
 
     def __post_init__(self, **kwargs: Any):
-        self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
         if isinstance(self.backbone_config, dict):
             fields = dict(self.backbone_config)
             kind = fields.pop("model_type", None)
@@ -135,11 +104,6 @@ class TreeLMConfig(SyntacticConfig):
         return len(self.nonterminals) * (1 if self.is_bottom_up else 2)
 
     @property
-    def num_actions(self) -> int:
-        """Number of action ids, padding included."""
-        return self.first_nonterminal + len(self.nonterminals)
-
-    @property
     def consecutive_limit(self) -> int:
         """Maximum number of labels other than REDUCE in a row, by the name that the search knows."""
         return self.max_open_nonterminals if not self.gives_trees else self.max_consecutive_nonterminals
@@ -158,16 +122,10 @@ class TreeLMConfig(SyntacticConfig):
         """Check that the fields are in range and fit together (called at construction and before saving)."""
         self.check_least(
             1, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-            "scoring_num_beams", "action_beam_size", "max_open_nonterminals", "max_consecutive_nonterminals",
+            "max_consecutive_nonterminals",
         )  # fmt: skip
-        self.check_least(0, "fast_track_size")
-        self.check_dropout("dropout")
-        self.check_choices(
-            structure_attention=STRUCTURES,
-            linearization=LINEARIZATIONS,
-            loss_normalization=LOSS_NORMALIZATIONS,
-            normalization=NORMALIZATIONS,
-        )
+        self.check_choices(structure_attention=STRUCTURES, linearization=LINEARIZATIONS)
+        self.check_search()
         if self.backbone_config is not None and self.structure_attention != "causal":
             raise ValueError(
                 f"structure_attention is {self.structure_attention!r}, but a backbone attends to all positions before. "
@@ -187,5 +145,3 @@ class TreeLMConfig(SyntacticConfig):
                 f"linearization is {self.linearization!r}, structure_attention {self.structure_attention!r} and "
                 f"eos_token_id {self.eos_token_id}: labels after words need 'causal', and an end token."
             )
-        check_labels(self.nonterminals)
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

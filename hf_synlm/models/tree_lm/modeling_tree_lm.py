@@ -16,29 +16,26 @@ and clips gradients as described in docs/models/tree-lm.md.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import can_return_tuple
 
 from hf_synlm.core.hidden_states import (
     HiddenStateChoice,
     kept_states,
-    refuse_arguments,
     refuse_layer_outputs,
     wanted_states,
 )
-from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
+from hf_synlm.core.losses import linear_cross_entropy
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
-from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.rnng.actions import SHIFT
 from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
-from hf_synlm.models.rnng.generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
+from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
 from hf_synlm.models.tree_lm.backbone import check_backbone, make_backbone, run_backbone
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
@@ -46,12 +43,7 @@ from hf_synlm.models.tree_lm.layers import TreeLMAttention, TreeLMLayer, positio
 from hf_synlm.models.tree_lm.linearization import Linearization, check_derivations, linearize
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine, action_logits
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids
-from hf_synlm.trees.given import check_actions, counted_words
-
-NO_HIDDEN_STATES = (
-    "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."
-)
+from hf_synlm.trees.given import check_actions
 
 
 class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
@@ -94,7 +86,7 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
 
 
 # ---------------------------------------------------------------------------------------------- base model
-class TreeLMModel(TreeLMPreTrainedModel):
+class TreeLMModel(DerivationStates, TreeLMPreTrainedModel):
     """The Transformer over linearized derivations, from whose states heads predict words and labels.
 
     Args:
@@ -150,58 +142,17 @@ class TreeLMModel(TreeLMPreTrainedModel):
         return states
 
     def lay_out(self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None) -> Linearization:
-        """Check derivations [B, A] and linearize them; `word_ends` = None: what the model knows of its tokens."""
-        word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
+        """Check derivations [B, A] and linearize them; `word_ends` = None: every token is a word."""
         check_actions(actions, mask, word_ends)
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
         ends = None if word_ends is None else word_ends.gather(1, order)
         check_derivations(actions, mask.sum(1), ends, self.config)
         return linearize(actions, input_ids.long().masked_fill(~mask, 0).gather(1, order), self.config)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        actions: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        word_ends: Tensor | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
+    def states_of(
+        self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None, wanted: frozenset[int]
     ) -> SyntacticModelOutput:
-        """States of derivations, which a search finds where they are not given.
-
-        Args:
-            input_ids: [B, T] token ids.
-            actions: [B, A] complete derivations, 0 = padding; default: the best that the search finds, as `parse` of
-                the language model does.
-            attention_mask: [B, T], 1 = token; padding left or right.
-            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            output_hidden_states: also return `hidden_states`, all or those at the places given: the embeddings and the
-                states of every layer, at the tokens.
-            output_attentions: not possible: weights are not kept.
-            **kwargs: arguments of other models, which wrappers pass as None.
-
-        Returns:
-            `SyntacticModelOutput` with `last_hidden_state` [B, T, D] (right after each token; zeros at padding),
-            `action_hidden_state` [B, A, D] (before each action), `sentence_state` [B, D] (when the tree is closed).
-
-        Raises:
-            ValueError: for bad shapes and ids, for sequences that are not valid derivations of the tokens, where
-                attentions are asked for, and when the search finds no tree of a sentence.
-            TypeError: for other keyword arguments.
-
-        Cost: O(L P (P D + D^2)) for P positions, all at once. Without `actions`, `parse` runs first: far slower.
-        """
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        wanted = self.wanted_states(output_hidden_states, output_attentions)
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        if actions is None:
-            if not self.has_heads:
-                raise ValueError("actions are missing: parse of the model around this TreeLMModel finds them.")
-            ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
-            actions = best_derivations(self, input_ids, mask, ends)
+        """States [.., D] of given derivations; see `DerivationStates`."""
         plan = self.lay_out(input_ids, actions, mask, word_ends)
         states = self.decode(self.embed(plan.tokens), plan.mask, plan.relative)
         before = _rows(states[-1], plan.last[:, :-1]) * (actions != 0)[..., None]
@@ -278,6 +229,9 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
     `generate` takes `fast_track_size` besides the options of `SyntacticGenerationMixin.generate`; `num_beams` is the
     word beam and `action_beam_size` the beam inside a word. A generated sentence ends when its tree is closed, which
     `eos_token_id` stands for. With `eos_token_id=None` it goes on until a stopping criterion, which closes its tree.
+
+    Loss: - sum_j log p(y_j | y_<j) over the tokens y of the linearized trees; "action" is the part of the labels. The
+    transition system of `actions` is `config.linearization`. Cost: O(L P (P D + D^2)) for P positions, all at once.
     """
 
     _tied_weights_keys = {
@@ -347,100 +301,21 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
                 f"{type(source).__name__} scales or caps its logits, which a Tree LM does not. Choose another decoder."
             )
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        actions: Tensor | None = None,
-        word_ends: Tensor | None = None,
-        past_key_values: Any | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_logits: bool = False,
-        output_marginal_logits: bool | None = None,
-        loss_shares: Mapping[str, float] | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        return_loss: bool = True,
-        **kwargs: Any,
-    ) -> SyntacticLMOutput:
-        """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
-
-        With `actions`: loss = - sum_j log p(y_j | y_<j) over the tokens y of the linearized trees, normalized as
-        `config.loss_normalization` says; the softmax runs over all words and labels, legal or not, as in the authors'
-        training. Its parts are "action", the labels, and "word". Without: `logits`, log p(next token | prefix) with
-        the derivations summed out over the search; nothing after a position changes its value. These
-        probabilities assume that the sentence goes on; closing the tree is not counted.
-
-        Args:
-            input_ids: [B, T] token ids, one sentence per row.
-            attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
-            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`; the system is
-                `config.linearization`).
-            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            past_key_values: search state to continue from.
-            use_cache: return the search state.
-            logits_to_keep: compute `logits` for this many last positions only (0 = all).
-            output_logits: also return `action_logits` [B, A, 3 + Y] (the softmax cut in two: SHIFT is any word) and
-                `token_logits_given_tree` [B, T, V] of the given derivations.
-            output_marginal_logits: with `actions`, compute `logits` as well, at the cost of those alone; default:
-                `config.output_marginal_logits`, in evaluation mode.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            output_hidden_states: also return `hidden_states` of the given derivations (see `TreeLMModel.forward`).
-            output_attentions: not possible: see `TreeLMModel.forward`.
-            return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
-            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss does not count; needs `actions`.
-                Also arguments of other models, which wrappers pass as None.
-
-        Returns:
-            `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
-
-        Raises:
-            ValueError: for bad shapes and ids, sequences that are not valid derivations of the tokens, labels without
-                actions, and options that exclude each other.
-            TypeError: for other keyword arguments.
-
-        Cost: objective: one pass over all positions (see `TreeLMModel.forward`). Logits: T words, each about ten steps
-            of `config.action_beam_size` states.
-        """
-        labels = kwargs.pop("labels", None)  # not in the signature: Trainer takes what is there for required
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        check_shares(loss_shares, ("action", "word"))
-        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
-        if actions is None:
-            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
-            if labels is not None or output_logits:
-                raise ValueError(
-                    "labels and output_logits need actions: a Tree LM is trained on trees. Pass the derivations of a "
-                    "treebank, or those that parse finds."
-                )
-            return self._marginal_forward(
-                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
-            )
-        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "actions")
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        counted = counted_words(input_ids, labels, mask)
-        plan = self.model.lay_out(input_ids, actions, mask, word_ends)
+    def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
+        """Loss and probability of given derivations; see `FastTrackGenerationMixin`."""
+        actions, mask = given.actions, given.mask
+        plan = self.model.lay_out(given.input_ids, actions, mask, given.word_ends)
         states = self.model.decode(self.model.embed(plan.tokens), plan.mask, plan.relative)
-        sizes = {"batch": len(mask), "sum": 1, "action": int((actions != 0).sum()), "token": int(mask.sum())}
-        divisor = sizes[self.config.loss_normalization]
-        per_word = counted[mask].float() * (share_of(loss_shares, "word") / divisor)
-        per_label = share_of(loss_shares, "action") / divisor
-        parts = _score_derivations(self, states[-1], plan, actions, per_label, per_word)
+        per_word = given.counted[mask].float() * given.per_word
+        parts = _score_derivations(self, states[-1], plan, actions, given.per_action, per_word)
         output = SyntacticLMOutput(
-            loss=parts.loss if return_loss else None,
             losses={"action": parts.action, "word": parts.word},
             joint_log_prob=parts.joint,
-            hidden_states=self.model.hidden_states(states, plan, actions, mask, wanted),
+            hidden_states=self.model.hidden_states(states, plan, actions, mask, given.wanted),
         )
-        if output_logits:
+        if given.output_logits:
             self._add_logits(output, states[-1], plan, actions, mask)
-        if self.wants_logits_beside(output_marginal_logits):
-            output.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
-        return output
+        return parts.loss, output
 
     def _add_logits(
         self, output: SyntacticLMOutput, hidden: Tensor, plan: Linearization, actions: Tensor, mask: Tensor

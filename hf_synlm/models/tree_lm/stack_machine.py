@@ -55,15 +55,8 @@ def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor,
 class TreeLMStackMachine(RNNGStackMachine):
     """Runs a Tree LM with heads on node pools; arguments as for `RNNGStackMachine`."""
 
-    def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
-        self.config, self.dtype = model.config, model.dtype
-        self.model, self.lm_head, self.label_head = model.base_model, model.lm_head, model.label_head
-        self.normalization = self.config.normalization if normalization is None else normalization
-        self.end_token_ids = end_token_ids
-        if self.normalization not in ("search", "train"):
-            raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
-        self.in_order, self.first = False, self.config.first_nonterminal
-        self.composes = self.config.structure_attention == "stack_compose"
+    def _prepare(self, model: Any) -> None:
+        self.label_head, self.composes = model.label_head, self.config.structure_attention == "stack_compose"
         self._make_tables()
 
     # ---------------------------------------------------------------------------------------------------- nodes
