@@ -7,6 +7,19 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser
 
+# Options of earlier versions, and what to do instead.
+REMOVED = {
+    "hub_strategy": "--push_to_hub pushes the final model; upload the folder of a checkpoint with `hf upload`",
+    "peak_flops": "FLOPs are not counted any more; the log has tokens per second",
+    "shard_tokens": "prepared text is cut into shards by characters",
+}
+
+
+def refuse_removed(name: str, where: str = "") -> None:
+    """Raise ValueError if an option of an earlier version is used; `where` begins the message."""
+    if name in REMOVED:
+        raise ValueError(f"{where}The option {name!r} was removed. Leave it out: {REMOVED[name]}.")
+
 
 def option(default: Any, help: str) -> Any:
     """Make a field of a dataclass of arguments.
@@ -44,6 +57,14 @@ class ArgumentParser(HfArgumentParser):
         other = f"{long}s" if long.endswith("_file") else long.removesuffix("s") if long.endswith("_files") else None
         self.names += [long] if other is None else [long, other]
         return super().add_argument(*names, *([] if other is None else [f"--{other}"]), **options)
+
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        """Parse as argparse does; options that were removed are refused by name."""
+        parsed, unknown = super().parse_known_args(*args, **options)
+        for word in unknown:
+            if word.startswith("--"):
+                refuse_removed(word.removeprefix("--").partition("=")[0])
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError instead of printing all options."""

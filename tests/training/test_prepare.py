@@ -697,6 +697,14 @@ def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
         assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
+def test_removed_options_are_named(tmp_path, capsys):
+    config = write(tmp_path / "old.yaml", "shard_tokens: 100\n")
+    for flags in (["--shard_tokens", "100"], ["--config", config]):
+        with pytest.raises(SystemExit):
+            prepare.main(["--output_dir", str(tmp_path / "out"), *flags])
+        assert "'shard_tokens' was removed. Leave it out: " in capsys.readouterr().err
+
+
 def test_lists_may_be_empty(tmp_path, tokenizer_folder):
     good = write(tmp_path / "good.txt", "Good.")
     text = f"train_files: {good}\nvalidation_files: [{good}]\ntokenizer_name: {tokenizer_folder}\n"

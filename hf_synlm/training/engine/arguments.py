@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, cast
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 
-from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml
+from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml, refuse_removed
 from hf_synlm.hub.checkpoint import check_model_source
 
 DEFAULT_STEPS = 1000
@@ -230,6 +230,7 @@ def parse_arguments(
     values = read_config_file(find_config(known.config)) if known.config else {}
     for key in values:
         if str(key) not in parser.names:
+            refuse_removed(str(key), f"{known.config}: ")
             close = difflib.get_close_matches(str(key), parser.names, 1)
             hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
             raise ValueError(f"{known.config}: {key!r} is not an argument of this program.{hint}")

@@ -362,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = parser.parse_known_args(argv)[0].config
         if path is not None:
             values = read_config_file(path)
-            known = [item.name for item in fields(PrepareArguments)]
+            known = [*(item.name for item in fields(PrepareArguments)), "shard_tokens"]  # which the parser refuses
             argv = [*config_flags({name: values[name] for name in known if name in values}), *argv]
         arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]
         prepared = prepare(arguments, arguments.output_dir, verify=arguments.verify)
