@@ -55,8 +55,9 @@ def test_accuracy_is_the_share_of_pairs_that_are_right(architecture):
     right = [log_prob(good) > log_prob(bad) for good, bad in pairs]
     result = evaluate_pairs(scorer_of(architecture), [MinimalPair(*pair) for pair in pairs])
     assert result.scores["accuracy"] == pytest.approx(sum(right) / len(right))
-    equal = [MinimalPair("We ask", "We  ask")]
-    assert evaluate_pairs(scorer_of(architecture), equal).scores["accuracy"] == 0.0
+    tie = evaluate_pairs(scorer_of(architecture), [MinimalPair("We ask", "We  ask")])
+    assert tie.scores["accuracy"] == tie.scores["mean_over_groups"] == tie.tables["Groups"][0]["accuracy"] == 0.0
+    assert [item["correct"] for item in tie.items] == [False]
     with pytest.raises(ValueError, match="no pairs"):
         evaluate_pairs(scorer_of(architecture), [])
 

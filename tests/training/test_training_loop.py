@@ -201,9 +201,10 @@ def test_bfloat16(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 # ---------------------------------------------------------------------------------------------- what goes wrong
+@pytest.mark.parametrize("first", [2, 4])
 @pytest.mark.parametrize("steps_between", [{"logging_steps": 4}, {"logging_steps": 9, "evaluation_steps": 4}])
-def test_nan_names_the_samples(steps_between: dict[str, int], tmp_path: Path) -> None:
-    """At a report of losses, or before an evaluation meets it."""
+def test_nan_names_the_samples(steps_between: dict[str, int], first: int, tmp_path: Path) -> None:
+    """At a report of losses, or before an evaluation meets it; of several bad steps the first."""
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_train_steps": 9}
     run, batches = make_run(tmp_path, **sizes, **steps_between)
     bad = gpst_rows()["input_ids"][5]
@@ -212,14 +213,15 @@ def test_nan_names_the_samples(steps_between: dict[str, int], tmp_path: Path) ->
     def poisoned(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss, parts = compute_loss(model, batch)
         calls.append(loss)
-        hit = (batch["input_ids"] == bad).all(1).any() and len(calls) > 4
+        hit = (batch["input_ids"] == bad).all(1).any() and len(calls) > 2 * (first - 1)
         return loss * (torch.inf if hit else 1.0), parts
 
     def evaluate(model: torch.nn.Module, step: int) -> dict[str, Any]:
         assert step == 0
         return {"step": step}
 
-    with pytest.raises(FloatingPointError, match=r"^loss.*steps 1 and 4, first at step 4.* samples \[4, 5, 6, 7\]"):
+    message = rf"^loss.*steps 1 and 4, first at step {first}, .* samples \[4, 5, 6, 7\]"
+    with pytest.raises(FloatingPointError, match=message):
         train(run, batches, poisoned, evaluate=evaluate)
 
 
