@@ -531,10 +531,29 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
     # So is what an earlier version has made, finished or not.
     shutil.rmtree(out / "train" / "shard_00000")
     old = json.loads((out / "train" / shards.MADE_FROM_FILE).read_text())
-    files.write_json(out / "train" / shards.MADE_FROM_FILE, {**old, "format": 1})
+    for split in prepare.SPLITS:  # one message names both
+        files.write_json(out / split / shards.MADE_FROM_FILE, {**old, "format": 1})
     for index in ("", "{}"):
         write(out / "train" / shards.INDEX_FILE, "{}") if index else None
-        refused(f"format 1, .*: delete it, and run python training/prepare_text.py --output_dir {out}", arguments, out)
+        message = f"^{out}/train and {out}/validation: .*format 1, .* run python training/prepare_text.py --output_dir"
+        refused(f"{message} {out} ", arguments, out)
+
+
+def test_text_that_changes_meanwhile_leaves_no_corpus(tmp_path, tokenizer_folder, small_blocks, monkeypatch):
+    """Neither an index, nor shards that a second run would keep."""
+    arguments = same_text(write(tmp_path / "text.txt", TEXT), tokenizer_folder)
+    out, encode = tmp_path / "out", shards._encode
+
+    def change(*args, **options):
+        write(tmp_path / "text.txt", f"{TEXT}More.")
+        return encode(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "_encode", change)
+        refused("out/train changed while it was prepared: sources.0.files.0.bytes", arguments, out)
+    assert not (out / "train" / shards.INDEX_FILE).exists() and not list(out.glob("*/shard_*"))
+    text = prepare.prepare(arguments, out)
+    assert text.train.fingerprint() == prepare.prepare(arguments, tmp_path / "straight").train.fingerprint()
 
 
 def test_finished_folder_without_text(prepared, tmp_path):

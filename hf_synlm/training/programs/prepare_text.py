@@ -25,7 +25,7 @@ from hf_synlm.data import shards
 from hf_synlm.data import sources as sources_of_text
 from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file
 from hf_synlm.data.encoding import TextOptions, block_sentences, tokenizer_sha256
-from hf_synlm.data.files import folder_writer, write_json
+from hf_synlm.data.files import folder_writer, remove_folder, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded, sample_path
 from hf_synlm.data.shards import (
     INDEX_FILE,
@@ -37,6 +37,7 @@ from hf_synlm.data.shards import (
     write_corpus,
 )
 from hf_synlm.data.sources import (
+    Block,
     CSVFiles,
     HubSource,
     JSONFiles,
@@ -329,14 +330,29 @@ def _prepare_split(arguments: CorpusArguments, split: str, tokenizer: PreTrained
             f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or a smaller "
             "--num_validation_documents."
         )
+    made_from = _made_from(arguments, split, tokenizer)
     write_corpus(
         folder,
-        read_blocks(sources, **limits),
+        _unchanged(read_blocks(sources, **limits), sources, made_from["sources"], folder),
         tokenizer,
         arguments.text_options,
-        _made_from(arguments, split, tokenizer),
+        made_from,
         arguments.preprocessing_num_workers,
     )
+
+
+def _unchanged(
+    blocks: Iterator[Block], sources: Sequence[TextSource], described: list[dict[str, Any]], folder: Path
+) -> Iterator[Block]:
+    """Yield all blocks; then, if the sources have changed meanwhile, delete the shards and raise ValueError."""
+    yield from blocks
+    changed = differences({"sources": described}, {"sources": [source.describe() for source in sources]})
+    if changed:
+        for shard in sorted(folder.glob("shard_*")):
+            remove_folder(shard)
+        raise ValueError(
+            f"The text of {folder} changed while it was prepared: {'; '.join(changed)}. Run the same command again."
+        )
 
 
 # ---------------------------------------------------------------------------------------------- command line
