@@ -1,9 +1,9 @@
-"""Demo in the browser: text in, trees with their alternatives and the surprisal of every word out.
+"""Demo in the browser: the trees of a sentence, and the surprisal of every word.
 
     pip install '.[demo]'
     python examples/app.py model_cards/gpst-tiny
 
-Everything but the page itself works without gradio: `analyse` is an ordinary function.
+Only the page needs gradio: `analyse` is an ordinary function.
 """
 
 import argparse
@@ -32,17 +32,17 @@ def analyse(
         model: a syntactic language model.
         tokenizer: its tokenizer.
         text: words, separated by white space.
-        num_beams: width of the search; only of use for models with a search.
-        num_trees: how many trees to show; models without a search have one.
+        num_beams: width of the search; models without a search ignore it.
+        num_trees: number of trees to show; models without a search have one.
 
     Returns:
         The drawings as HTML, rows of `WORD_COLUMNS`, and rows of `TREE_COLUMNS`.
 
     Raises:
-        ValueError: there is no word, or the model cannot read them.
+        ValueError: the text has no words, or the model cannot read them.
     """
     if not text.split():
-        raise ValueError("there is no word: type a sentence")
+        raise ValueError("the text has no words: type a sentence")
     options: dict[str, int] = {}
     if hasattr(model, "word_search"):
         options = {"num_beams": num_beams, "num_return_sequences": min(num_trees, num_beams)}
@@ -76,7 +76,7 @@ def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str)
     Args:
         model: a syntactic language model.
         tokenizer: its tokenizer.
-        name: of the model, for the title.
+        name: name of the model, for the title.
 
     Returns:
         The `gradio.Blocks`.
@@ -97,7 +97,7 @@ def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str)
             num_beams = gradio.Slider(1, 100, value=NUM_BEAMS, step=1, label="Beam")
             num_trees = gradio.Slider(1, 20, value=NUM_TREES, step=1, label="Trees")
         button = gradio.Button("Parse", variant="primary")
-        found = analyse(model, tokenizer, EXAMPLE, NUM_BEAMS, NUM_TREES)  # the page opens with it
+        found = analyse(model, tokenizer, EXAMPLE, NUM_BEAMS, NUM_TREES)  # which the page shows first
         drawing = gradio.HTML(found[0], label="Trees")
         words = gradio.Dataframe(found[1], headers=WORD_COLUMNS, label="Words", interactive=False)
         trees = gradio.Dataframe(found[2], headers=TREE_COLUMNS, label="Alternatives", interactive=False)
@@ -110,13 +110,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Load a model and serve the page on this machine only.
 
     Args:
-        arguments: of the command line; default: those of the process.
+        arguments: arguments of the command line; None: those of the process.
     """
     parser = argparse.ArgumentParser(description="Trees and surprisals in the browser.")
     parser.add_argument("model", help="folder of a model, or its name on the Hub")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with the model")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--device", default="cpu", help="a device of torch: cpu (default), cuda, ...")
     parser.add_argument("--port", type=int, default=7860)
     given = parser.parse_args(arguments)
     try:
@@ -124,7 +124,9 @@ def main(arguments: list[str] | None = None) -> None:
             given.model, revision=given.revision, trust_remote_code=given.trust_remote_code or None
         )
         if not hasattr(model, "parse"):
-            raise ValueError(f"{given.model} is a {type(model).__name__}, which has no trees")
+            raise ValueError(
+                f"{given.model} is a {type(model).__name__}, which has no trees: name a syntactic language model"
+            )
     except ValueError as error:
         parser.error(str(error))
     page = build(model.to(torch.device(given.device)).eval(), tokenizer, given.model)

@@ -1,14 +1,14 @@
 """Lists of fields in docstrings become lists on the page.
 
-A section such as `Sizes:` or `Fields:`, with one field per entry, is none that griffe knows; it would come out as one
-paragraph in a box. Here it becomes Markdown before griffe reads the docstring:
+griffe does not know sections such as `Sizes:` or `Fields:`, with one field per entry, and would show each as one
+paragraph in a box. This extension writes them as Markdown before griffe reads the docstring:
 
     Sizes:                                        **Sizes:**
         vocab_size: number of token ids (V).
         hidden_size: width                   ->   * `vocab_size`: number of token ids (V).
             (D).                                  * `hidden_size`: width (D).
 
-So do paragraphs such as `Cost: ...` whose further lines are indented.
+It also joins paragraphs such as `Cost: ...` whose later lines are indented.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ENTRY = re.compile(r" {4}(?P<names>[\w*]+(?:, (?:and )?[\w*]+)*):(?P<text> .*|$)
 
 
 def to_markdown(section: re.Match[str]) -> str:
-    """One section of a docstring as Markdown.
+    """Write one section of a docstring as Markdown.
 
     Args:
-        section: match of `SECTION`.
+        section: a match of `SECTION`.
 
     Returns:
-        A list of fields, or a paragraph; unchanged what griffe knows and what is neither.
+        A list of fields, or a paragraph. A section that griffe knows, or that is neither, stays unchanged.
     """
     lines, name = section["body"].splitlines(), section["name"]
     if name in KNOWN:
@@ -50,13 +50,13 @@ def to_markdown(section: re.Match[str]) -> str:
 
 
 class FieldLists(Extension):
-    """Rewrite the lists of fields of every docstring."""
+    """Rewrite the lists of fields in every docstring."""
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         """Rewrite one docstring.
 
         Args:
-            obj: module, class, function or attribute.
+            obj: a module, class, function or attribute.
             **kwargs: not used.
         """
         if isinstance(obj.docstring, Docstring):

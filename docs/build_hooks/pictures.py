@@ -1,7 +1,7 @@
-"""Make the pictures of the README and of docs/: `python docs/build_hooks/pictures.py`, in the checkout.
+"""Make the pictures of README.md and docs/: run `python docs/build_hooks/pictures.py` in the checkout.
 
-docs/assets/tree.svg shows a sentence with the tree and the surprisals that `rnng-tiny` gives it, docs/assets/speed.svg
-the times of the authors' programs beside ours. Both are drawn by `hf_synlm.viz`.
+docs/assets/tree.svg shows a sentence with the tree and the surprisals of `rnng-tiny`; docs/assets/speed.svg compares
+the times of the authors' programs with ours. `hf_synlm.viz` draws both.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ MODEL = ROOT / "model_cards" / "rnng-tiny"
 SENTENCE = "the men and women who serve our nation deserve our thanks ."
 NUM_BEAMS = 10
 
-# Time of the authors' program divided by ours, as docs/speed.md states it: of several measurements the smallest ratio.
+# Time of the authors' program divided by ours: the smallest ratio of several measurements, from docs/speed.md.
 SPEED = {
     "RNNG: training step, 32 sentences": 4.0,
     "RNNG: training step, 128 sentences": 6.4,
@@ -27,7 +27,7 @@ SPEED = {
     "PRPN: training step": 1.6,
     "PaLM: training step": 1.2,
 }
-# A picture that a page loads as a file does not know the page's colors, but it knows whether the reader likes it dark.
+# A picture that a page loads as a file does not know the colors of the page, but it knows if the reader prefers dark.
 STYLE = "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
 
 
@@ -44,10 +44,10 @@ def tree_picture() -> str:
 
 
 def speed_picture(path: Path) -> None:
-    """Draw how much faster we are than the authors' programs.
+    """Draw how much faster hf_synlm is than the authors' programs.
 
     Args:
-        path: the file.
+        path: the file to write.
     """
     title = "Smallest ratio measured; float32 on one CPU thread, torch 2.13, November 2026"
     axis = "time of the authors' program / time of hf_synlm"
@@ -55,7 +55,7 @@ def speed_picture(path: Path) -> None:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write both pictures."""
     folder = ROOT / "docs" / "assets"
     folder.mkdir(exist_ok=True)
     opening, rest = tree_picture().split("\n", 1)

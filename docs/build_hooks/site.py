@@ -1,4 +1,4 @@
-"""What the site needs besides mkdocs: equations as MathML, modules of packages, forgotten pages, generated tables."""
+"""Hooks of mkdocs: equations as MathML, the modules of packages, pages outside the navigation, generated tables."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PACKAGE = re.compile(r"^::: (?P<package>[\w.]+)\.\*$", re.M)
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages that the navigation does not name behind the others.
+    """Add the pages that the navigation does not name after the others.
 
     Args:
-        config: of mkdocs.
+        config: the configuration of mkdocs.
 
     Returns:
         The configuration.
@@ -42,15 +42,15 @@ def _pages(nav: Any) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, *, config: Any, **kwargs: Any) -> str:
-    """Replace `::: package.*` by its public modules that no page of the reference names, and write the table of files.
+    """Replace `::: package.*` with the public modules that no page of the reference names; fill in the table of files.
 
     Args:
-        markdown: the page.
-        config: of mkdocs.
+        markdown: the text of the page.
+        config: the configuration of mkdocs.
         **kwargs: not used.
 
     Returns:
-        The page with one line per module.
+        The text, with one line per module.
     """
     pages = [page.read_text(encoding="utf-8") for page in Path(config.docs_dir, "api").glob("*.md")]
     named = {match["module"] for page in pages for match in MODULE.finditer(page)}
@@ -67,14 +67,14 @@ def on_page_markdown(markdown: str, *, config: Any, **kwargs: Any) -> str:
 
 
 def on_page_content(content: str, **kwargs: Any) -> str:
-    """Replace the equations of a page by MathML.
+    """Replace the equations of a page with MathML.
 
     Args:
-        content: the page's HTML.
+        content: HTML of the page.
         **kwargs: not used.
 
     Returns:
-        The HTML, which needs no script to show them.
+        HTML that shows the equations without a script.
     """
     return EQUATION.sub(_to_mathml, content)
 

@@ -1,6 +1,7 @@
-"""Parsed sentences as HTML: trees, their probabilities in the beam, surprisals of the words. No script, no network.
+"""Parsed sentences as HTML: trees, their probabilities in the beam, and surprisals of the words.
 
-The markup is also well-formed XML, so that it can be checked and embedded anywhere.
+The pages contain no scripts and load nothing. The markup is well-formed XML, so that it can be checked and
+embedded anywhere.
 """
 
 import math
@@ -22,20 +23,20 @@ _PAGE = "body { margin: 1.5em auto; max-width: 72em; padding: 0 1em; color-schem
 
 
 def surprisals_in_bits(sentence: ParsedSentence) -> list[float] | None:
-    """Surprisal of each word: - log2 p(word | words before); None if the sentence has no log-probabilities."""
+    """Surprisal of each word, -log2 p(word | words before it); None if the sentence has no log-probabilities."""
     if sentence.word_log_probs is None:
         return None
     return [-value / math.log(2) for value in sentence.word_log_probs]
 
 
 def posteriors(sentence: ParsedSentence) -> list[float] | None:
-    """Share of each tree of a sentence: p(tree | words, it is one of those listed).
+    """Probability of each tree of a sentence, given the words and that the tree is one of those listed.
 
     Args:
-        sentence: with its trees.
+        sentence: a sentence with its trees.
 
     Returns:
-        One probability per tree; None where trees have no log-probabilities, or there is none.
+        One probability per tree, which sum to 1; None if a tree has no log-probability, or if there are no trees.
     """
     log_probs = [tree.log_prob for tree in sentence.hypotheses]
     known = [value for value in log_probs if value is not None and value > -math.inf]
@@ -46,17 +47,17 @@ def posteriors(sentence: ParsedSentence) -> list[float] | None:
 
 
 def sentence_to_html(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -> str:
-    """A sentence as a piece of HTML: a `<div>` with its own style.
+    """Write a sentence as a `<div>` with its own style.
 
     Args:
-        sentence: with its trees, best first.
-        pictures: further SVG elements by title, such as heat maps; they are put in as they are.
+        sentence: a sentence with its trees, the best one first.
+        pictures: more SVG elements by title, such as heat maps; they are inserted unchanged.
 
     Returns:
         The element.
 
     Raises:
-        ValueError: trees that do not fit the words.
+        ValueError: a tree does not fit the words.
     """
     return f'<div class="synlm">\n<style>{_STYLE}</style>\n{_body(sentence, pictures)}\n</div>'
 
@@ -64,34 +65,34 @@ def sentence_to_html(sentence: ParsedSentence, pictures: Mapping[str, str] | Non
 def sentence_to_page(
     sentence: ParsedSentence, *, title: str | None = None, pictures: Mapping[str, str] | None = None
 ) -> str:
-    """A sentence as an HTML document of its own, which needs no other file.
+    """Write a sentence as a complete HTML document, which needs no other file.
 
     Args:
-        sentence: with its trees, best first.
-        title: of the document; by default the words.
+        sentence: a sentence with its trees, the best one first.
+        title: title of the document; None: the words.
         pictures: as in `sentence_to_html`.
 
     Returns:
         The document.
 
     Raises:
-        ValueError: trees that do not fit the words.
+        ValueError: a tree does not fit the words.
     """
     return _page([_body(sentence, pictures)], title or " ".join(sentence.words))
 
 
 def sentences_to_page(sentences: Sequence[ParsedSentence], *, title: str) -> str:
-    """Several sentences as one HTML document, which needs no other file.
+    """Write several sentences as one HTML document, which needs no other file.
 
     Args:
-        sentences: with their trees; those without words are left out.
-        title: of the document.
+        sentences: sentences with their trees; a sentence without words is left out.
+        title: title of the document.
 
     Returns:
         The document.
 
     Raises:
-        ValueError: trees that do not fit the words.
+        ValueError: a tree does not fit the words.
     """
     return _page([_body(sentence) for sentence in sentences if sentence.words], title)
 
@@ -115,7 +116,7 @@ def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -
         words = ", ".join(sentence.words[place] for place in sentence.unknown_words)
         parts.append(f'<p>Unknown to the model: <em dir="auto">{escape_xml(words)}</em></p>')
     if not sentence.hypotheses:
-        parts.append("<p>The search found no complete tree; a wider beam may.</p>")
+        parts.append("<p>The search found no complete tree. A wider beam may find one.</p>")
         if sentence.words:
             parts.append(_tree(sentence, Hypothesis(()), bits))
     elif len(sentence.hypotheses) > 1 or sentence.hypotheses[0].log_prob is not None:

@@ -1,6 +1,6 @@
 r"""Trees for LaTeX, in the notation of the package forest.
 
-In the preamble: \usepackage{forest}. Words in scripts beyond Latin need LuaLaTeX or XeLaTeX and a font that has them.
+The preamble needs \usepackage{forest}. Words in other scripts than Latin need LuaLaTeX or XeLaTeX, and a font for them.
 """
 
 import re
@@ -16,24 +16,24 @@ _ESCAPES = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    # Not active with babel's shorthands, and no closing quotation mark in T1.
+    # babel may make the plain character a shorthand, and in T1 it prints a closing quotation mark.
     '"': r"\char34{}",
     **{character: f"\\{character}" for character in "#$%&_{}"},
 }
 _SPECIAL = re.compile("|".join(map(re.escape, _ESCAPES)))
-# Pairs of characters that fonts join to another one.
+# Places inside pairs of characters that fonts join into another character.
 _LIGATURE = re.compile(r"(?<=-)(?=-)|(?<=[!?])(?=`)|(?<=,)(?=,)")
 
 
 def escape_latex(text: str) -> str:
-    r"""Write a text so that LaTeX prints it as it is.
+    r"""Escape a text, so that LaTeX prints it unchanged.
 
     Args:
         text: any string.
 
     Returns:
-        The text with commands for special characters; "--" and the like are kept from joining. The quotation marks
-        of treebanks, `` and '', join to curly ones.
+        The text with commands for special characters. Pairs such as "--" do not join into one character, but the
+        quotation marks of treebanks, `` and '', join into curly ones.
     """
     separated = _LIGATURE.sub("\x00", clean_text(text))
     return _SPECIAL.sub(lambda match: _ESCAPES[match[0]], separated).replace("\x00", r"\kern0pt{}")
@@ -47,14 +47,14 @@ def tree_to_latex(
     Args:
         words: the n words.
         spans: half-open spans of the tree.
-        labels: one label per span; None for trees without.
-        standalone: a whole document that compiles, instead of the environment alone.
+        labels: one label per span; None: the tree has no labels.
+        standalone: write a complete document that compiles, not only the environment.
 
     Returns:
-        LaTeX code, the words in one line below. Trees that do not cover the sentence stand side by side.
+        LaTeX code; the words stand in one line below the tree. Trees of parts of the sentence stand side by side.
 
     Raises:
-        ValueError: as `build_nodes`.
+        ValueError: the spans or labels do not fit the words; see `build_nodes`.
 
     Cost: O(n * depth).
     """
@@ -74,7 +74,7 @@ def tree_to_latex(
 
 
 def _brackets(root: Node, depth: int) -> str:
-    """A node per line, indented by its depth; braces keep commas and brackets from being forest's own."""
+    """One node per line, indented by its depth. In braces, forest takes commas and brackets as text."""
     lines: list[str] = []
     agenda: list[tuple[Node | None, int]] = [(root, depth)]
     while agenda:
@@ -85,7 +85,7 @@ def _brackets(root: Node, depth: int) -> str:
         elif node.is_word:
             lines.append(f"{indent}[{{{escape_latex(node.label)}}}]")
         else:
-            # A node without label is a point: forest draws the edges of an empty node to its middle.
+            # A node without a label must be a point: forest draws the edges of an empty node to its middle.
             options = f"{{{escape_latex(node.label)}}}" if node.label else ",coordinate"
             lines.append(f"{indent}[{options}")
             agenda.append((None, level))

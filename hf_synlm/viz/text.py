@@ -1,4 +1,4 @@
-"""Trees for a terminal: sideways, which fits sentences of any length, or upright.
+"""Trees for a terminal: sideways, for sentences of any length, or upright.
 
     S ─┬─ NP ─┬─ the             ┌───S───┐
        │      └─ cat             │       │
@@ -6,8 +6,8 @@
                                │   │     │
                               the cat sleeps
 
-Words of right-to-left scripts stand between isolating marks, so that they leave the lines around them alone; words
-follow each other from left to right.
+Words of right-to-left scripts stand between isolating marks, so that they do not disorder the lines around them; the
+words follow each other from left to right.
 """
 
 import math
@@ -19,7 +19,7 @@ from hf_synlm.viz.layout import Node, build_nodes, clean_text, display_width, is
 
 TextStyle: TypeAlias = Literal["sideways", "upright"]
 _ISOLATE = "\u2068{}\u2069"
-# Which character joins lines to the left, right, above and below.
+# The character that joins lines to the left (l), right (r), above (u) and below (d).
 _JOINTS = {
     frozenset(sides): character
     for sides, character in (
@@ -41,14 +41,14 @@ def tree_to_text(
     Args:
         words: the n words.
         spans: half-open spans of the tree.
-        labels: one label per span; None for trees without.
-        style: "sideways", one word per line, or "upright", the words side by side in one line.
+        labels: one label per span; None: the tree has no labels.
+        style: "sideways" (one word per line) or "upright" (all words in one line).
 
     Returns:
         Lines of text without a newline at the end.
 
     Raises:
-        ValueError: as `build_nodes`, or another style.
+        ValueError: the style is unknown, or the spans or labels do not fit the words; see `build_nodes`.
 
     Cost: O(n * depth).
     """
@@ -65,7 +65,7 @@ def _printable(text: str) -> str:
 
 def _sideways(roots: Sequence[Node]) -> str:
     lines: list[str] = []
-    # An entry is a subtree, what stands before its first line, and what stands before its other lines.
+    # Each entry: a subtree, the text before its first line, and the text before its other lines.
     agenda = [(root, "", "") for root in reversed(roots)]
     while agenda:
         node, head, tail = agenda.pop()
@@ -104,7 +104,7 @@ def _upright(roots: Sequence[Node]) -> str:
 
 
 def _join(sides: dict[tuple[int, int], set[str]], row: int, node: Node, top: int) -> None:
-    """Note the lines from a node to its children: along its own row, then straight down."""
+    """Add the lines from a node to its children: along the row of the node, then straight down."""
     column = int(node.column)
     for child in node.children:
         place, bottom = int(child.column), 2 * (top - child.height)

@@ -1,4 +1,4 @@
-"""A parsed sentence that shows itself: as a picture in notebooks, as text elsewhere.
+"""A view of a parsed sentence: a picture in notebooks, text elsewhere.
 
 >>> from hf_synlm import viz
 >>> out = model.parse(**batch, num_beams=20, num_return_sequences=5)
@@ -18,34 +18,34 @@ from hf_synlm.viz.text import TextStyle, tree_to_text
 
 @dataclasses.dataclass(frozen=True)
 class SentenceView:
-    """A sentence in every format; `hypothesis` is the rank of a tree, 0 = best.
+    """A sentence in every format; `hypothesis` is the rank of a tree, and 0 is the best one.
 
     Attributes:
-        sentence: with its trees.
-        pictures: further SVG elements by title, such as heat maps, for HTML.
+        sentence: a sentence with its trees.
+        pictures: more SVG elements by title, such as heat maps, for HTML.
     """
 
     sentence: ParsedSentence
     pictures: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def text(self, hypothesis: int = 0, style: TextStyle = "sideways") -> str:
-        """A tree in characters; see `tree_to_text`."""
+        """Draw a tree in characters; see `tree_to_text`."""
         tree = self.sentence.tree(hypothesis)
         return tree_to_text(self.sentence.words, tree.spans, tree.labels, style=style)
 
     def svg(self, hypothesis: int = 0) -> str:
-        """A tree with the surprisals of its words as SVG; see `tree_to_svg`."""
+        """Draw a tree with the surprisals of its words as SVG; see `tree_to_svg`."""
         tree = self.sentence.tree(hypothesis)
         bits = surprisals_in_bits(self.sentence)
         return tree_to_svg(self.sentence.words, tree.spans, tree.labels, surprisals=bits)
 
     def latex(self, hypothesis: int = 0, standalone: bool = False) -> str:
-        """A tree for the package forest; see `tree_to_latex`."""
+        """Write a tree for the LaTeX package forest; see `tree_to_latex`."""
         tree = self.sentence.tree(hypothesis)
         return tree_to_latex(self.sentence.words, tree.spans, tree.labels, standalone=standalone)
 
     def html(self, title: str | None = None) -> str:
-        """A document with all trees; see `sentence_to_page`."""
+        """Write an HTML document with all trees; see `sentence_to_page`."""
         return sentence_to_page(self.sentence, title=title, pictures=self.pictures)
 
     def _repr_html_(self) -> str:
@@ -61,24 +61,28 @@ class SentenceView:
 def show(
     parsed: Any, words: Sequence[str] | None = None, sentence: int = 0, pictures: Mapping[str, str] | None = None
 ) -> SentenceView:
-    """Show one sentence of what `model.parse` returns; the last line of a notebook's cell draws it.
+    """Show one sentence of the output of `model.parse`; a notebook draws the last line of a cell.
 
     Args:
         parsed: a `ParseOutput`, or a `ParsedSentence`.
-        words: with a `ParseOutput` the words: one per token, or per word if `word_ends` were given to `parse`.
-        sentence: with a `ParseOutput` the row of the batch.
-        pictures: further SVG elements by title, such as heat maps.
+        words: the words of a `ParseOutput`: one per token, or one per word if `parse` was given `word_ends`.
+            None for a `ParsedSentence`, which has its own.
+        sentence: the row of a `ParseOutput`.
+        pictures: more SVG elements by title, such as heat maps.
 
     Returns:
         The view.
 
     Raises:
-        ValueError: `words` are missing, given where the sentence has its own, or do not fit.
+        ValueError: `words` do not fit, are missing, or are given although the sentence has its own words.
     """
     if isinstance(parsed, ParsedSentence):
         if words is not None:
-            raise ValueError("a parsed sentence has its own words: leave words out")
+            raise ValueError("words are given, but a parsed sentence has its own: leave words out")
         return SentenceView(parsed, pictures or {})
     if words is None:
-        raise ValueError("the output of parse holds no words: pass them, one per token, or per word with word_ends")
+        raise ValueError(
+            "words are missing, because the output of parse does not hold them: pass one per token, or one per word "
+            "if parse was given word_ends"
+        )
     return SentenceView(ParsedSentence.from_output(parsed, words, sentence), pictures or {})

@@ -212,7 +212,7 @@ def test_views_of_parse_output(tiny_gpst_config):
     assert view.html("title").count("<svg") == 3
     for call, message in (
         (lambda: view.text(3), "there is no tree 3"),
-        (lambda: show(output), "pass them"),
+        (lambda: show(output), "words are missing"),
         (lambda: show(output, words[:4]), "has 5 tokens, but 4 words"),
         (lambda: show(output, words, 1), "there is no sentence 1"),
         (lambda: show(view.sentence, words), "leave words out"),
