@@ -12,7 +12,7 @@ and so is the wrapper around a single word; its label is ROOT if it has none.
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, compress
 from typing import Any, Literal
 
@@ -115,7 +115,7 @@ def read_treebank(path: PathLike, *, encoding: str = "utf-8", **options: Any) ->
     Args:
         path: file of bracketed trees.
         encoding: character encoding of the file.
-        **options: of `parse_treebank`: `drop_tags`, `keep_tags`, `keep_functions`, `split_leaves`, `left_out`.
+        **options: of `parse_treebank`: `keep_functions`, `split_leaves`, `left_out`.
 
     Yields:
         One `TreebankSentence` per tree that has words left.
@@ -132,8 +132,6 @@ def parse_treebank(
     lines: Iterable[str],
     *,
     source: str = "<text>",
-    drop_tags: Collection[str] = (),
-    keep_tags: Collection[str] | None = None,
     keep_functions: bool = False,
     split_leaves: bool = False,
     left_out: Counter[str] | None = None,
@@ -143,9 +141,6 @@ def parse_treebank(
     Args:
         lines: lines of text, with or without line ends.
         source: name for error messages.
-        drop_tags: tags of words to remove from the trees, e.g. `PUNCTUATION_TAGS`; constituents that lose all their
-            words are removed too.
-        keep_tags: if given, all words with other tags are removed, e.g. `WORD_TAGS`.
         keep_functions: keep function tags and indices on the labels of constituents.
         split_leaves: read a leaf of several words, (NN New York), as several words with the same tag. Otherwise it is
             an error, because it may also be a constituent whose words have no tags.
@@ -155,25 +150,18 @@ def parse_treebank(
         One `TreebankSentence` per tree that has words left; trees without words are left out.
 
     Raises:
-        ValueError: the brackets are malformed, there is no tree, or no word has a tag of `keep_tags`; the message names
-            the line.
+        ValueError: the brackets are malformed, or there is no tree; the message names the line.
     """
-    num_trees = num_kept = 0
+    num_trees = 0
     for root in _read_nodes(lines, source, split_leaves):
         num_trees += 1
-        sentence = _flatten(root, source, frozenset(drop_tags) | {TRACE_TAG}, keep_tags, keep_functions)
+        sentence = _flatten(root, source, keep_functions)
         if sentence.words:
-            num_kept += 1
             yield sentence
         elif left_out is not None:
             left_out["no words"] += 1
     if not num_trees:
         raise ValueError(f"{source} contains no tree: is it a file of bracketed trees?")
-    if keep_tags is not None and not num_kept:
-        raise ValueError(
-            f"{source}: no word of {num_trees} trees has one of the tags to keep ({', '.join(sorted(keep_tags)[:5])} "
-            "...): the treebank uses other tags, so read it with all its words (in training, without 'words-only')"
-        )
 
 
 def list_bad_lines(path: PathLike) -> list[str]:
@@ -257,10 +245,8 @@ def _check_node(node: _Node, source: str, *, is_root: bool) -> None:
         raise ValueError(f"{source}:{node.line}: a bracket inside the tree has no label: add one")
 
 
-def _flatten(
-    root: _Node, source: str, drop_tags: Collection[str], keep_tags: Collection[str] | None, keep_functions: bool
-) -> TreebankSentence:
-    """List words, tags and labeled spans of a tree, without the words to drop and the root wrapper."""
+def _flatten(root: _Node, source: str, keep_functions: bool) -> TreebankSentence:
+    """List words, tags and labeled spans of a tree, without traces and the root wrapper."""
     line = root.line
     while root.label in ROOT_LABELS and len(root.children) == 1:
         root = root.children[0]
@@ -276,7 +262,7 @@ def _flatten(
                 labeled_spans.append((label or "ROOT", start, len(words)))
         elif node.words:
             tag = clean_label(node.label)
-            if tag not in drop_tags and (keep_tags is None or tag in keep_tags):
+            if tag != TRACE_TAG:
                 words.extend(node.words)
                 tags.extend([tag] * len(node.words))
         else:

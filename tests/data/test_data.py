@@ -17,10 +17,11 @@ from hf_synlm.data.collate import (
     word_ends_from_word_ids,
 )
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
+from hf_synlm.data.punctuation import keep_words
 from hf_synlm.data.samples import SAMPLE_NAMES, sample_path
 from hf_synlm.data.text import read_lines, split_sentences
 from hf_synlm.data.tokenizers import train_bpe_tokenizer
-from hf_synlm.data.treebank import PUNCTUATION_TAGS, WORD_TAGS, clean_label, parse_treebank, read_treebank
+from hf_synlm.data.treebank import WORD_TAGS, clean_label, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.models.rnng.actions import FINISH, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.trees.spans import validate_spans
@@ -69,7 +70,6 @@ def test_layout_of_the_file_is_free(tmp_path):
         *((wrapper.format("(S (A a) (B b))"), {}, "a/A b/B", "S 0 2")
           for wrapper in ("( {} )", "(TOP {})", "(ROOT {})", "(S1 {})", "( (TOP {}))", "{}")),
         ("( (NP (A a) (B b)) (. .))", {}, "a/A b/B ./.", "NP 0 2, ROOT 0 3"),
-        ("( (S (NP (A a)) (VP (B b))) (. .))", {"drop_tags": ["."]}, "a/A b/B", "NP 0 1, VP 1 2, S 0 2"),
         ("( (NP (A a)) (VP (-NONE- *)) )", {}, "a/A", "NP 0 1"),
         ("( (A a) (B b) )", {}, "a/A b/B", "ROOT 0 2"),
         ("(TOP (A a) (B b) )", {}, "a/A b/B", "TOP 0 2"),
@@ -78,7 +78,6 @@ def test_layout_of_the_file_is_free(tmp_path):
         ("(TOP (A a) (-NONE- *))", {}, "a/A", "TOP 0 1"),
         ("(S (VP (V (X go) (Y on))))", {}, "go/X on/Y", "V 0 2, VP 0 2, S 0 2"),
         ("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))", {}, "-LRB-/-LRB- x/NN -RRB-/-RRB-", "PRN 0 3"),
-        ("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))", {"drop_tags": PUNCTUATION_TAGS}, "x/NN", "PRN 0 1"),
         ("(NP (NN New York) (NN x))", {"split_leaves": True}, "New/NN York/NN x/NN", "NP 0 3"),
     ],
 )  # fmt: skip
@@ -91,10 +90,11 @@ def test_trees_are_cleaned(text, options, words, labeled_spans):
 
 def test_dropping_punctuation():
     text = "(S (`` ``) (S (NP (PRP I)) (VP (VBP am) (, ,))) ('' '') (FRAG (: -) (: -)) (. .))\n(X (. .))"
-    (sentence,) = parse(text, drop_tags=PUNCTUATION_TAGS)
+    first, second = parse(text)
+    sentence = first.select_words(keep_words(first.words, first.tags, "tag"))
     assert sentence.words == ("I", "am")
     assert sentence.labeled_spans == (("NP", 0, 1), ("VP", 1, 2), ("S", 0, 2), ("S", 0, 2))
-    assert parse(text, keep_tags=WORD_TAGS) == [sentence]
+    assert not second.select_words(keep_words(second.words, second.tags, "tag")).words
     assert len(WORD_TAGS) == 36
 
 

@@ -21,11 +21,11 @@ from transformers import PreTrainedTokenizerBase
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
-from hf_synlm.data.punctuation import check_tags
+from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.tokenizers import character_tokenizer
-from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
+from hf_synlm.data.treebank import TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
 from hf_synlm.training.engine.arguments import check_minimum
 from hf_synlm.training.engine.samplers import EpochSampler
 from hf_synlm.training.tasks.sentence_files import SentenceFileArguments, Sentences, load_or_make_tokenizer
@@ -121,13 +121,15 @@ def read_trees(
     paths: Sequence[str], preprocessing: Preprocessing = "none", split_leaves: bool = False
 ) -> Iterator[TreebankSentence]:
     """Read treebank files and preprocess their sentences; those without words are left out."""
-    keep_tags = WORD_TAGS if preprocessing == "words-only" else None
     if preprocessing == "words-only":
         _check_tags(tuple(paths), split_leaves)
     for path in paths:
-        for sentence in read_treebank(path, keep_tags=keep_tags, split_leaves=split_leaves):
-            prepared = to_ptb_concat(sentence) if preprocessing == "ptb-concat" else sentence
-            if prepared is not None:
+        for sentence in read_treebank(path, split_leaves=split_leaves):
+            if preprocessing == "words-only":
+                prepared = sentence.select_words(keep_words(sentence.words, sentence.tags, "tag"))
+            else:
+                prepared = to_ptb_concat(sentence) if preprocessing == "ptb-concat" else sentence
+            if prepared is not None and prepared.words:
                 yield prepared
 
 
