@@ -33,7 +33,6 @@ from benchmarks.search import (
     gpst_parse,
     rnng_growth,
     rnng_search,
-    rnng_search_batched,
 )
 from benchmarks.sides import Sides, measure, origin, seconds, use_device
 from benchmarks.train import (
@@ -81,12 +80,12 @@ CASES = {
     "rnng-search-k100": Case(
         "RNNG parse of 17 tokens, action beam 100, word beam 10, fast-track 1, E = D = 256, 2 layers",
         "the same search with action beam 10",
-        lambda: rnng_search(100, 10),
+        lambda: rnng_search(1, 100, 10),
     ),
     "rnng-search-batched": Case(
         "RNNG parse of 8 sentences of 17 tokens together, action beam 100",
         "the same sentences one by one",
-        lambda: rnng_search_batched(100),
+        lambda: rnng_search(8, 100, 100),
     ),
     "on-lstm-train": Case(
         "ON-LSTM forward + backward, 3 layers, E 400, H 1150, V 10000, 20 x 70 tokens, no dropout",

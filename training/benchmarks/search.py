@@ -22,7 +22,7 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 
 BEAM, PARSE_TOKENS = 20, 30
-SEARCH_TOKENS, WARM_UP_STEPS, SEARCH_BATCH = 17, 40, 8
+SEARCH_TOKENS, WARM_UP_STEPS = 17, 40
 WORD_BEAM, FAST_TRACK = 10, 1
 BEAMS, LENGTHS = (20, 50, 100, 300, 1000), (17, 60)
 MODEL = Path(__file__).resolve().parents[2] / "model_cards" / "gpst-tiny"
@@ -93,24 +93,13 @@ class SearchedSentences:
             torch.testing.assert_close(together.log_probs[x], alone.log_probs[0], rtol=1e-4, atol=1e-3)
 
 
-def rnng_search(action_beam_size: int, baseline_size: int) -> Sides:
-    """Search of one sentence with a wide beam against the same search with a narrow one."""
+def rnng_search(num_sentences: int, action_beam_size: int, baseline_size: int) -> Sides:
+    """Search of sentences together against the same sentences one by one, with another beam."""
     data = SearchedSentences()
-    ids = data.ids[:1]
+    ids = data.ids[:num_sentences]
     return Sides(
         lambda: data.search(ids, action_beam_size),
-        lambda: data.search(ids, baseline_size),
-        lambda: data.check(ids, action_beam_size),
-    )
-
-
-def rnng_search_batched(action_beam_size: int) -> Sides:
-    """Search of several sentences together against the same sentences one by one."""
-    data = SearchedSentences()
-    ids = data.ids[:SEARCH_BATCH]
-    return Sides(
-        lambda: data.search(ids, action_beam_size),
-        lambda: [data.search([sentence], action_beam_size) for sentence in ids],
+        lambda: [data.search([sentence], baseline_size) for sentence in ids],
         lambda: data.check(ids, action_beam_size),
     )
 

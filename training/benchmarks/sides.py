@@ -125,6 +125,24 @@ def training_step(model: nn.Module, loss_of: Callable[[], Tensor]) -> Callable[[
     return step
 
 
+def compare_training(
+    model: nn.Module,
+    loss_of: Callable[[], Tensor],
+    baseline: nn.Module,
+    baseline_loss_of: Callable[[], Tensor],
+    check: Callable[[], None],
+) -> Sides:
+    """Training step of a model against that of a baseline; after `check`, all gradients of the model are checked."""
+    ours = training_step(model, loss_of)
+
+    def check_all() -> None:
+        check()
+        ours()
+        check_gradients(model)
+
+    return Sides(ours, training_step(baseline, baseline_loss_of), check_all, model)
+
+
 def check_gradients(model: nn.Module) -> None:
     """Raise AssertionError unless every parameter has a finite gradient; 0 is one, for gates that are shut."""
     wrong = [
@@ -134,8 +152,3 @@ def check_gradients(model: nn.Module) -> None:
     ]
     if wrong:
         raise AssertionError(f"parameters without a finite gradient: {wrong}")
-
-
-def without_dropout(config_class: Any, preset: str) -> dict[str, float]:
-    """Fields of a configuration that switch off its dropout."""
-    return {name: 0.0 for name in vars(config_class.from_preset(preset)) if name.endswith("dropout")}

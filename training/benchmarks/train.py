@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from benchmarks.sides import Sides, check_gradients, place, training_step
+from benchmarks.sides import Sides, compare_training, place
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -90,8 +90,8 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> Sides:
     model, baseline = place(hf_synlm.GPSTForCausalLM(config).train()), place(gpt2(config).train())
     ids, sentence_ids = (place(x) for x in packed_contexts(num_contexts, num_tokens, config.vocab_size))
 
-    ours = training_step(model, lambda: model(ids, sentence_ids=sentence_ids, labels=ids).loss)
-    theirs = training_step(baseline, lambda: baseline(ids, labels=ids).loss)
+    def loss() -> Tensor:
+        return model(ids, sentence_ids=sentence_ids, labels=ids).loss
 
     def check() -> None:
         # Compute the token loss again from full logits, and the tree of the first sentence in a context without others.
@@ -109,10 +109,8 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> Sides:
         if single.spans[0] != alone:
             raise AssertionError("a sentence has another tree alone than in its context")
         model.train()
-        ours()
-        check_gradients(model)
 
-    return Sides(ours, theirs, check, model)
+    return compare_training(model, loss, baseline, lambda: baseline(ids, labels=ids).loss, check)
 
 
 # ------------------------------------------------------------------------------------------ RNNG
@@ -149,18 +147,13 @@ def rnng_train(num_sentences: int) -> Sides:
     pushes = sum(len(tree["actions"]) for tree in chosen)
     inputs = place(torch.randn(num_sentences, -(-pushes // num_sentences), TREE_SIZES["embedding_size"]))
 
-    ours = training_step(model, lambda: model(**batch).loss)
-    theirs = training_step(lstm, lambda: lstm(inputs)[0].sum())
-
     def check() -> None:
         with torch.no_grad():  # each sentence alone, from the full tables of scores
             alone = [_joint_log_prob(model, place(collate_trees([tree], 0))) for tree in chosen]
             together = model(**batch).joint_log_prob
         torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-3)
-        ours()
-        check_gradients(model)
 
-    return Sides(ours, theirs, check, model)
+    return compare_training(model, lambda: model(**batch).loss, lstm, lambda: lstm(inputs)[0].sum(), check)
 
 
 def _joint_log_prob(model: hf_synlm.RNNGForCausalLM, sentence: dict[str, Tensor]) -> Tensor:
@@ -203,8 +196,7 @@ def _text(rows: int, columns: int, vocab_size: int) -> Tensor:
 
 def _compare_recurrent(model: Any, ids: Tensor, baseline: nn.Module, baseline_loss: Callable[[], Tensor]) -> Sides:
     """Training step of a model on a segment against that of a baseline, and the check of the model."""
-    model, baseline = place(model), place(baseline)
-    ours = training_step(model.train(), lambda: model(ids, labels=ids).loss)
+    model, baseline = place(model).train(), place(baseline)
 
     def check() -> None:
         head, cache, logits = ids[:2, :STEPWISE_TOKENS], None, []
@@ -220,10 +212,8 @@ def _compare_recurrent(model: Any, ids: Tensor, baseline: nn.Module, baseline_lo
         expected = together[:, :-1].gather(2, head[:, 1:, None]).sum((1, 2))
         torch.testing.assert_close(scored, expected, rtol=1e-4, atol=1e-4)
         model.train()
-        ours()
-        check_gradients(model)
 
-    return Sides(ours, training_step(baseline, baseline_loss), check, model)
+    return compare_training(model, lambda: model(ids, labels=ids).loss, baseline, baseline_loss, check)
 
 
 def on_lstm_train() -> Sides:
@@ -268,17 +258,13 @@ def _compare_trees(
     ids: Tensor,
 ) -> Sides:
     """Training step on given trees against GPT-2 on `ids`; the check: a sentence has the probability it has alone."""
-    ours = training_step(model, lambda: model(**batch).loss)
-    theirs = training_step(baseline, lambda: baseline(ids, labels=ids).loss)
 
     def check() -> None:
         with torch.no_grad():
             alone = [model(**{name: rows[k : k + 1] for name, rows in batch.items()}).joint_log_prob for k in range(4)]
             torch.testing.assert_close(model(**batch).joint_log_prob[:4], torch.cat(alone), rtol=1e-5, atol=1e-3)
-        ours()
-        check_gradients(model)
 
-    return Sides(ours, theirs, check, model)
+    return compare_training(model, lambda: model(**batch).loss, baseline, lambda: baseline(ids, labels=ids).loss, check)
 
 
 def pushdown_train(layers: int = LAYERS) -> Sides:
