@@ -51,6 +51,8 @@ from hf_synlm.data.sources import (
 from hf_synlm.data.text import PathLike
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
+from hf_synlm.training.engine.arguments import check_choice, check_minimum
+from hf_synlm.training.tasks.sentence_files import check_files
 
 _TABLES = {".parquet": ParquetFiles, ".pq": ParquetFiles, ".csv": CSVFiles, ".tsv": TSVFiles}
 _TABLES |= dict.fromkeys((".json", ".jsonl", ".ndjson"), JSONFiles)
@@ -99,15 +101,11 @@ class CorpusArguments:
 
     def __post_init__(self):
         """Check the values and name the files of the embedded corpus."""
-        if self.rows not in ("documents", "lines"):
-            raise ValueError(f"rows is {self.rows!r}. Choose 'documents' or 'lines'.")
-        if self.tokenizer_type not in ("bpe", "wordpiece"):
-            raise ValueError(f"tokenizer_type is {self.tokenizer_type!r}. Choose 'bpe' or 'wordpiece'.")
+        check_choice("rows", self.rows, ("documents", "lines"))
+        check_choice("tokenizer_type", self.tokenizer_type, ("bpe", "wordpiece"))
         if self.dataset_name is not None and self.train_files:
             raise ValueError("dataset_name and train_files are both given. Choose one source of text.")
-        for name in ("num_validation_documents", "tokenizer_min_frequency", "preprocessing_num_workers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        check_minimum(self, 1, "num_validation_documents tokenizer_min_frequency preprocessing_num_workers")
         if self.validation_split == "none":
             self.validation_split = None
         if not self.names_text and not self.takes_finished:
@@ -119,9 +117,7 @@ class CorpusArguments:
         self.validation_files = [resolve_embedded(name, "raw.valid.txt") for name in self.validation_files]
         self.train_trees = [resolve_embedded(name, "trees.train.txt") for name in self.train_trees]
         self.validation_words = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_words]
-        for path in (*self.train_files, *self.validation_files, *self.train_trees, *self.validation_words):
-            if not Path(path).is_file():
-                raise ValueError(f"There is no file {path!r}.")
+        check_files(*self.train_files, *self.validation_files, *self.train_trees, *self.validation_words)
 
     @property
     def location(self) -> str | None:

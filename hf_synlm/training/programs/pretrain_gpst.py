@@ -106,8 +106,7 @@ class DataArguments(CorpusArguments):
                 f"corpus: python training/prepare_text.py --output_dir {self.prepared}"
             )
         super().__post_init__()
-        if self.context_length < 1:
-            raise ValueError(f"context_length must be at least 1 and is {self.context_length}.")
+        check_minimum(self, 1, "context_length")
 
     @property
     def location(self) -> str | None:
