@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from hf_synlm.data.text import errors_at
+from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.evaluation.trees.treebank_parsing import (
     Treebank,
     load_treebank,
@@ -20,9 +21,9 @@ from hf_synlm.evaluation.trees.treebank_parsing import (
 )
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.hub.verify import verify_export
+from hf_synlm.training.engine.sample_texts import text_with_tree
 from hf_synlm.training.engine.steps import map_rows
 from hf_synlm.trees.spans import Span
-from hf_synlm.viz import tree_to_text
 
 
 def load_report_treebanks(
@@ -78,12 +79,6 @@ def report_saved_model(
         print(score_table(scores, treebank))
         report[name] = {"convention": used, "sentence_and_corpus_f1": score_numbers(scores)}
     set_seed(seed)
-    prompt = tokenizer([first[0][0]], add_special_tokens=False, return_tensors="pt")
-    inputs = {key: prompt[key] for key in ("input_ids", "attention_mask")}
-    sampled = model.generate(**inputs, max_new_tokens=14, do_sample=True, top_k=20, return_dict_in_generate=True)
-    spans, labels = sampled.spans[0], sampled.get("labels")
-    tokens = sampled.sequences[0, : max((end for _, end in spans), default=1)].tolist()
-    text = tokenizer.decode(tokens).removeprefix(" ")
-    pieces = [tokenizer.decode([token]).strip() or "_" for token in tokens]
-    print(f"generated: {text}\n{tree_to_text(pieces, spans, labels and labels[0])}")
-    return {"verified": verified.passed, "trees": report, "generated": text}
+    (generated,) = generate_texts(model, tokenizer, [first[0][0]], max_new_tokens=14, do_sample=True, top_k=20)
+    print(f"generated: {text_with_tree(generated)}")
+    return {"verified": verified.passed, "trees": report, "generated": generated.text}

@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.evaluation.generation import generate_texts
+from hf_synlm.evaluation.generation import GeneratedText, generate_texts
 from hf_synlm.training.engine.run import Run
 from hf_synlm.viz import SentenceView
 
@@ -25,12 +25,11 @@ def log_samples(run: Run, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def sample_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Sample sentences, each followed by its tree if the model has trees; the mode of the model does not change."""
-    texts = []
-    prompts = [""] * NUM_SENTENCES
-    for generated in generate_texts(model, tokenizer, prompts, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=20):
-        lines = [generated.text]
-        if generated.tree.hypotheses:
-            lines.append(SentenceView(generated.tree).text())
-        texts.append("\n".join(lines))
-    return texts
+    """Sample sentences with their trees; the mode of the model does not change."""
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "top_k": 20}
+    return [text_with_tree(text) for text in generate_texts(model, tokenizer, [""] * NUM_SENTENCES, **options)]
+
+
+def text_with_tree(generated: GeneratedText) -> str:
+    """A generated text, followed by its tree if the model has trees."""
+    return f"{generated.text}\n{SentenceView(generated.tree).text()}" if generated.tree.hypotheses else generated.text
