@@ -1,6 +1,7 @@
 """`synlm train PROGRAM`: the training programs without a checkout of the repository.
 
-What follows the name goes to the program as it is. On several devices: `accelerate launch -m hf_synlm.training.MODULE`.
+What follows the name goes to the program as it is. On several devices:
+`accelerate launch -m hf_synlm.training.programs.MODULE`.
 """
 
 import importlib

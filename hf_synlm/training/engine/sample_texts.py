@@ -26,8 +26,9 @@ def log_samples(run: Run, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def sample_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Sample sentences with their trees; the mode of the model does not change."""
-    options = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "top_k": 20}
-    return [text_with_tree(text) for text in generate_texts(model, tokenizer, [""] * NUM_SENTENCES, **options)]
+    prompts = [""] * NUM_SENTENCES
+    found = generate_texts(model, tokenizer, prompts, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=20)
+    return [text_with_tree(text) for text in found]
 
 
 def text_with_tree(generated: GeneratedText) -> str:
