@@ -27,12 +27,6 @@ PACKAGE = Path(hf_synlm.__file__).parent
 # Ends of the names of our models, of which some have no Auto class.
 _KINDS = ("Model", "ForCausalLM", "ForSequenceClassification", "PreTrainedModel")
 _IMPORT = re.compile(r"^(\s*from )hf_synlm\.([\w.]+)( import )", re.MULTILINE)
-_FLAT_IMPORT = re.compile(r"^\s*from \.(\w+) import ", re.MULTILINE)
-# Flat names of earlier versions that no module has today.
-_OLD_NAMES = frozenset(
-    "actions binary_trees configuration_syntactic_distance given_trees prpn_layers recurrent_dropout recurrent_lstm "
-    "syntactic_distance tree_attention trees".split()
-)
 
 
 def flat_name(module: str) -> str:
@@ -56,51 +50,16 @@ def flat_files(architecture: str) -> dict[str, str]:
     return dict(sorted(files.items()))
 
 
-def _reachable(folder: Path, names: set[str]) -> set[str]:
-    """The files of a folder with these names (without .py), and those that they import, directly or not."""
-    found: set[str] = set()
-    agenda = list(names)
-    while agenda:
-        name = agenda.pop()
-        path = folder / f"{name}.py"
-        if name not in found and path.is_file():
-            found.add(name)
-            agenda += _FLAT_IMPORT.findall(path.read_text(encoding="utf-8", errors="replace"))
-    return found
-
-
-def _saved_earlier(folder: Path) -> set[str]:
-    """Names of the files that this or an earlier version wrote into a folder when a model was saved.
-
-    The files carry no mark. They are those that have a name of ours and that a configuration or modeling file of ours
-    imports. So a user's `losses.py` stays if our code does not import it, and a module that a user added to our code
-    stays for its name.
-    """
-    modules = [".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")]
-    ours = {flat_name(module) for module in modules} | _OLD_NAMES
-    entries = {name for name in ours if name.startswith(("configuration_", "modeling_"))}
-    return _reachable(folder, entries) & ours
-
-
 def write_code(config: SyntacticConfig, folder: str | os.PathLike) -> None:
     """Write the code of a configuration and its models into a folder; files of the same names are replaced.
 
-    Files that an earlier save wrote and that no code in the folder needs any more are deleted. A configuration of a
-    user's subclass loads as the class of this package.
+    A configuration of a user's subclass loads as the class of this package. Code of an earlier version that has other
+    names stays in the folder: it may be the user's, and nothing imports it.
     """
     owner = next((cls for cls in type(config).__mro__ if cls.__module__.startswith("hf_synlm.models.")), None)
+    for name, text in flat_files(owner.__module__.split(".")[-2]).items() if owner else ():
+        write_text(Path(folder) / name, text)
     named = [reference.partition(".") for reference in (config.auto_map or {}).values()]
-    if owner:
-        files = flat_files(owner.__module__.split(".")[-2])
-        earlier = _saved_earlier(Path(folder))
-        for name, text in files.items():
-            write_text(Path(folder) / name, text)
-        others = {path.stem for path in Path(folder).glob("*.py")} - earlier
-        needed = _reachable(
-            Path(folder), {*others, *(Path(name).stem for name in files), *(file for file, _, _ in named)}
-        )
-        for name in earlier - needed:
-            (Path(folder) / f"{name}.py").unlink()
     missing = sorted({f"{file}.py" for file, _, _ in named if not (Path(folder) / f"{file}.py").is_file()})
     known = {name for _, _, name in named}
     known |= {f"{owner.__name__.removesuffix('Config')}{kind}" for kind in _KINDS} if owner else set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from hf_synlm.core.configuration_base import SyntacticConfig
 from hf_synlm.hub.flatten import flat_files, flat_name, write_code
 from tests.helpers.scoring_models import model_and_tokenizer
 
-FIXTURES = Path(__file__).parent / "fixtures"
 LORA = LoraConfig(target_modules=["ih", "hh"])
 
 
@@ -75,35 +73,6 @@ def test_own_classes_are_named_unless_they_are_registered(model: PreTrainedModel
     assert all(name in text for name, text in zip(("test_flatten.py", "Plain", "test_flatten.py"), warned, strict=True))
     assert code_in(tmp_path / "config") == code_in(tmp_path / "model") == flat_files("on_lstm")
     assert not code_in(tmp_path / "outside")
-
-
-@pytest.mark.parametrize("name", ["exported_0_1", "exported_before_rooms"])
-def test_saving_over_an_older_export_leaves_no_dead_code(name: str, model: PreTrainedModel, tmp_path: Path):
-    """What users put there stays, with the files of ours that it imports."""
-    with tarfile.open(FIXTURES / f"{name}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    folder, written = tmp_path / name, flat_files("on_lstm")
-    assert {"trees.py", "actions.py"} <= set(code_in(folder))
-    users = {
-        "mine.py": "from .actions import ACTION_NAMES\n",  # needs trees.py, too
-        "search_syntax.py": "x = 1\n",  # neither named as a file of ours nor imported
-        "gpst_chart.py": "x = 2\n",  # named as a file of ours, but no code of ours imports it
-        "helper.py": "x = 3\n",  # imported by code of ours that the user has changed
-    }
-    for file, text in users.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    with (folder / "losses.py").open("a", encoding="utf-8") as file:
-        file.write("from .helper import x\n")
-    model.save_pretrained(folder)
-    found = code_in(folder)
-    assert written.items() | users.items() <= found.items()
-    assert set(found) - set(written) - set(users) == {"actions.py", "trees.py"}
-
-
-def test_saving_another_architecture_replaces_the_code(model: PreTrainedModel, tmp_path: Path):
-    model.save_pretrained(tmp_path)
-    model_and_tokenizer("gpst")[0].save_pretrained(tmp_path)
-    assert code_in(tmp_path) == flat_files("gpst")
 
 
 def test_a_save_that_is_stopped_leaves_whole_files(model: PreTrainedModel, tmp_path: Path, monkeypatch):
