@@ -7,30 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
 from hf_synlm.conversion.files import convert_files, read_state_dict
-from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.conversion.rnng import EXTRACTION
-
-CASE = Path(__file__).parents[1] / "goldens" / "gpst" / "02_packed"
+from tests.helpers.goldens import read_case, read_tensors
 
 
 @pytest.fixture
 def checkpoint():
-    return load_file(CASE / "state.safetensors"), json.loads((CASE / "meta.json").read_text())
-
-
-def test_every_tensor_arrives(checkpoint):
-    state, config = checkpoint
-    model = convert_state_dict("gpst", state, config)
-    mine = {tensor.data_ptr() for tensor in model.state_dict().values()}
-    total = sum(parameter.numel() for parameter in model.parameters())
-    stored = sum(t.numel() for key, t in state.items() if key != "classifier.weight")
-    assert total == stored and len(mine) == len(state) - 1
-    assert not model.training and model.config.height_loss == "shipped"
+    state, _, meta = read_case("gpst/02_packed")
+    return state, meta
 
 
 @pytest.mark.parametrize(
@@ -67,11 +55,6 @@ def test_configurations_that_do_not_fit(checkpoint):
         convert_state_dict("lstm", state, config)
 
 
-def test_renaming_refuses_collisions():
-    with pytest.raises(ValueError, match="Two tensors"):
-        rename_state_dict({"a": torch.zeros(1), "b": torch.zeros(1)}, {"a|b": "c"})
-
-
 def test_pickles_with_other_objects_are_refused(tmp_path):
     path = tmp_path / "model.bin"
     path.write_bytes(pickle.dumps({"weights": Path("somewhere")}))
@@ -92,13 +75,13 @@ def test_pickles_with_other_objects_are_refused(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------- RNNG
-RNNG_GOLDENS = Path(__file__).parents[1] / "goldens" / "rnng"
+RNNG_CASE = "rnng/io_attn_random_L2"
 
 
 @pytest.fixture
 def rnng_checkpoint():
-    folder = RNNG_GOLDENS / "io_attn_random_L2"
-    return load_file(folder / "state.safetensors"), json.loads((folder / "meta.json").read_text())
+    state, _, meta = read_case(RNNG_CASE)
+    return state, meta
 
 
 def test_every_tensor_of_rnng_arrives(rnng_checkpoint):
@@ -139,8 +122,7 @@ def test_rnng_checkpoints_that_do_not_fit(rnng_checkpoint, change, message):
 
 
 def test_rnng_learns_which_tokens_end_words():
-    folder = RNNG_GOLDENS / "td_lstm_subword_trained"
-    state, meta = load_file(folder / "state.safetensors"), json.loads((folder / "meta.json").read_text())
+    state, _, meta = read_case("rnng/td_lstm_subword_trained")
     size = meta["config"]["vocab_size"]
     pieces = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{x}" + "\u2581" * (x % 3 == 0) for x in range(4, size))]
     model = convert_state_dict("rnng", state, {**meta["config"], "vocabulary": pieces})
@@ -240,7 +222,7 @@ def test_files_of_rnng(rnng_checkpoint, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.config.nonterminals == meta["config"]["nonterminals"]
     assert {"modeling_rnng.py", "rnng_plan.py", "README.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
-    ids = load_file(RNNG_GOLDENS / "io_attn_random_L2" / "io.safetensors")["token_ids"]
+    ids = read_tensors(RNNG_CASE, "io")["token_ids"]
     expected = convert_state_dict("rnng", state, meta["config"]).parse(ids)
     assert torch.equal(loaded.parse(ids).log_probs, expected.log_probs)
     with pytest.raises(ValueError, match="which would be lost"):  # the folder of what is read is not replaced

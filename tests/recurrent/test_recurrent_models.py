@@ -303,8 +303,6 @@ def test_bad_input_is_named(name, arguments, message):
     model = make_model(name)
     with pytest.raises(ValueError, match=message):
         model(**arguments)
-    with pytest.raises(TypeError, match="position_ids"):
-        model(SEVENS, position_ids=SEVENS)
 
 
 # ---------------------------------------------------------------------------------------------------- classification

@@ -70,17 +70,6 @@ def test_long_sentences():
     assert distances_to_spans(spans_to_distances(spans, 3000)) == spans
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_trees_of_the_authors(decoder):
-    for case in CASES["decode"]:
-        words = case["words"]
-
-        def positions(tree, words=words):
-            return words.index(tree) if isinstance(tree, str) else tuple(map(positions, tree))
-
-        assert distances_to_spans(case["depth"], decoder) == tree_to_spans(positions(case[decoder]))
-
-
 @pytest.mark.parametrize("case", CASES["gold_tree_to_distance"], ids=lambda case: " ".join(case["leaves"][:3]))
 def test_gold_distances_of_the_authors(case):
     count = itertools.count()

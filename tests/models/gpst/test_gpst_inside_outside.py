@@ -79,26 +79,6 @@ def test_values_and_gradients_equal_the_specification(window, stop, layers, accu
         torch.testing.assert_close(mine, other, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_stopped_channel_leaves_scores_alone():
-    _, composition, _, _, plan, leaves, _ = make()
-    chart = inside(plan, leaves, composition)
-    score_parameters = [*composition.left_score.parameters(), *composition.right_score.parameters()]
-    for gradient in gradients(chart.language_vector_ND.pow(2).sum(), score_parameters):
-        assert not gradient.any()
-    chart = inside(plan, leaves, composition)
-    loss = (chart.vector_ND * torch.randn(8, dtype=torch.double)).sum()
-    assert any(g.abs().max() > 1e-6 for g in gradients(loss, score_parameters))
-
-
-def test_only_one_token_sentences():
-    config, composition, decomposition, _, plan, leaves, root = make(lengths=(1, 1))
-    chart = inside(plan, leaves, composition)
-    leaf_outside, _ = outside(plan, chart, root, decomposition)
-    torch.testing.assert_close(leaf_outside, root.expand(2, -1))
-    (leaf_outside.sum() + chart.vector_ND.sum()).backward()
-    assert all(p.grad is not None for p in composition.parameters())
-
-
 def test_no_graph_without_gradients():
     _, composition, decomposition, _, plan, leaves, root = make()
     with torch.no_grad():
@@ -106,14 +86,3 @@ def test_no_graph_without_gradients():
         leaf_outside, notes = outside(plan, chart, root, decomposition, return_all=True)
     assert not chart.vector_ND.requires_grad and not leaf_outside.requires_grad
     assert notes["outside_ND"].shape == chart.vector_ND.shape
-
-
-def test_dropout_changes_training_only():
-    config, composition, _, _, plan, leaves, _ = make()
-    still = inside(plan, leaves, composition).vector_ND
-    composition.train()
-    torch.manual_seed(0)
-    noisy = inside(plan, leaves, composition)
-    assert not torch.allclose(still, noisy.vector_ND)
-    noisy.language_vector_ND.sum().backward()
-    assert all(torch.isfinite(p.grad).all() for p in composition.parameters() if p.grad is not None)

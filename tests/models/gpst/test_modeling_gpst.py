@@ -40,13 +40,6 @@ def test_leading_begin_token_is_the_beginning():
     assert torch.equal(model(with_begin, labels=with_begin).loss, model(ids, labels=ids).loss)
 
 
-def test_trailing_padding_without_mask_is_seen():
-    model = tiny()
-    ids, mask = ids_of(5, width=8)
-    tree = {"output_chart": True, "output_spans": True}
-    assert model(ids, **tree).spans == model(ids, attention_mask=mask, **tree).spans is not None
-
-
 def test_labels_mask_the_token_loss_only():
     model = tiny()
     ids, _ = ids_of(8)
@@ -149,19 +142,6 @@ def test_noise_is_drawn_in_training_only():
     assert len({model(ids, labels=ids).loss.item() for _ in range(4)}) > 1
     assert model.parse(ids, method="inside").spans == model.eval().parse(ids, method="inside").spans
     assert not model.training
-
-
-def test_gradient_checkpointing_gives_the_same_gradients():
-    ids, _ = ids_of(9)
-    grads = []
-    for on in (False, True):
-        model = tiny(**NO_DROPOUT).train()
-        if on:
-            model.gradient_checkpointing_enable()
-        model(ids, labels=ids).loss.backward()
-        grads.append([p.grad.clone() for p in model.parameters()])
-    for first, second in zip(*grads, strict=True):
-        torch.testing.assert_close(first, second)
 
 
 def test_fresh_parameters_are_initialized_as_the_authors_do():

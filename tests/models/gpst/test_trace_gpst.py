@@ -1,19 +1,15 @@
 """GPST's training equals the authors' program step by step: losses, trees, gradient norms and weights, with dropout."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.gpst import RULES
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.run import make_optimizer
+from tests.helpers.goldens import read_case, read_tensors
 
-GOLDENS = Path(__file__).parents[2] / "goldens" / "gpst_trace"
 LOSSES = {
     "auto_encoding": "inside_outside_loss",
     "height": "height_loss",
@@ -99,9 +95,9 @@ class RecordedDropout:
         return tensor * keep / (1 - p)
 
 
-def make_trainer(meta, tmp_path):
+def make_trainer(state, meta, tmp_path):
     """The model before its first step, and the authors' optimizer."""
-    model = convert_state_dict("gpst", load_file(GOLDENS / meta["case"] / "state.safetensors"), meta).train()
+    model = convert_state_dict("gpst", state, meta).train()
     model.config.bos_token_id = None  # in these contexts the id is a word like any other
     model.set_attn_implementation("eager")  # whose dropout can be replaced
     for module in model.modules():
@@ -129,15 +125,14 @@ def compare_weights(model, names, expected):
 
 @pytest.mark.parametrize("case", ["01_dropout0", "02_dropout"])
 def test_training_trace(case, tmp_path, monkeypatch):
-    meta = json.loads((GOLDENS / case / "meta.json").read_text())
-    io = load_file(GOLDENS / case / "io.safetensors")
-    model, optimizer = make_trainer(meta, tmp_path)
+    state, io, meta = read_case(f"gpst_trace/{case}")
+    model, optimizer = make_trainer(state, meta, tmp_path)
     renamed = rename_state_dict(dict.fromkeys(meta["parameter_names"]), RULES)
     structures = []
     model.model.register_forward_hook(lambda module, args, output: structures.append(output.structure))
     recorded = case == "02_dropout"
     if recorded:
-        dropout = RecordedDropout(model, meta, load_file(GOLDENS / case / "masks.safetensors"))
+        dropout = RecordedDropout(model, meta, read_tensors(f"gpst_trace/{case}", "masks"))
         monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
     for step in range(meta["steps"]):
         ids, sentences = io["batch/chunk_input_ids"][step].long(), io["batch/chunk_masks"][step].long()

@@ -1,17 +1,14 @@
 """The LSTM baseline as a model of transformers: the contract of `forward`, its cache, generation, saving, tools."""
 
+import functools
+
 import pytest
 import torch
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM
-from tests.helpers.recurrent_models import PADDING, ids_of
+from tests.helpers.recurrent_models import ids_of, make_model
 
-TINY = {"vocab_size": 30, "embedding_size": 10, "hidden_size": 12, "num_layers": 2, "dropout": 0.2}
-
-
-def tiny(cls=LSTMForCausalLM, **overrides):
-    torch.manual_seed(0)
-    return cls(LSTMConfig(**{**TINY, **overrides})).eval()
+tiny = functools.partial(make_model, "lstm")
 
 
 @torch.no_grad()
@@ -51,7 +48,7 @@ def test_values_are_those_of_the_definition(layers):
 
 
 def test_padding_without_mask_is_seen():
-    model = tiny(pad_token_id=PADDING)
+    model = tiny()
     ids, mask = ids_of(5, 8)
     given, inferred = (model(ids, attention_mask=m, use_cache=True) for m in (mask, None))
     assert torch.equal(given.logits, inferred.logits)
@@ -83,8 +80,8 @@ def test_begin_token_inside_a_text_is_a_word():
 
 def test_fresh_parameters():
     sizes = {"vocab_size": 2000, "embedding_size": 64, "hidden_size": 100}
-    model = tiny(**sizes)
+    model = LSTMForCausalLM(LSTMConfig(**sizes))
     assert model.lm_head.weight.std().item() == pytest.approx(1.0, rel=0.05)
     assert model.model.lstm.weight_hh_l1.abs().max().item() == pytest.approx(0.1, rel=0.01)
-    for parameter in tiny(**sizes, initializer_range=0.05).parameters():
+    for parameter in LSTMForCausalLM(LSTMConfig(**sizes, initializer_range=0.05)).parameters():
         assert parameter.abs().max().item() == pytest.approx(0.05, rel=0.1)

@@ -44,18 +44,6 @@ def test_values_are_those_of_the_definition(options):
     torch.testing.assert_close(labeled.losses["temporal_activation"], own["outputs"].diff(dim=0).square().mean())
 
 
-def test_loss_is_the_weighted_sum_of_its_parts():
-    options = {"language_model_weight": 0.5, "syntactic_distance_weight": 3.0, "activation_regularization": 7.0}
-    model = tiny(rates=0.0, **SUPERVISED, **options)
-    ids, _ = ids_of(7, 7)
-    output = model(ids, labels=ids, distances=torch.rand(2, 7))
-    losses = output.losses
-    assert set(losses) == {"language_model", "activation", "temporal_activation", "syntactic_distance"}
-    assert not any(part.requires_grad for part in losses.values())
-    language_model = losses["language_model"] + 7 * losses["activation"] + losses["temporal_activation"]
-    torch.testing.assert_close(output.loss, 0.5 * language_model + 3 * losses["syntactic_distance"])
-
-
 def runs_of(chunk_counts, units=2, batch=2, width=5):
     """Layers of unequal width with random weights, and the tensors that get gradients."""
     torch.manual_seed(0)

@@ -1,12 +1,7 @@
 """ON-LSTM and ON-LSTM-SYD equal the authors' code on stored cases: values, gradients, dropout, trees; conversion."""
 
-import functools
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.on_lstm import RULES
@@ -17,20 +12,16 @@ from hf_synlm.models.on_lstm.modeling_on_lstm import ONLSTMForCausalLM
 from hf_synlm.recurrent import layers as recurrent_layers
 from hf_synlm.recurrent.cache import RecurrentCache
 from hf_synlm.recurrent.distances import ranking_loss
+from tests.helpers.goldens import read_case
 
-GOLDENS = Path(__file__).parents[2] / "goldens" / "onlstm"
 LANGUAGE_MODELS = ["lm_2layer_nowdrop_untied", "lm_3layer_wdrop_tied", "lm_chunk1_1layer"]
 SUPERVISED = ["syd_l4d0_untied_alpha075", "syd_l4d2_tied"]
 EVALUATED = [(case, segment) for case in (*LANGUAGE_MODELS, *SUPERVISED) for segment in ("seg1", "seg2")]
 TRAINED = [("train_masks_3layer", "train"), ("syd_train_masks", "train")]
 
 
-@functools.cache
 def files(case):
-    """Original state dict, tensors and description of a case."""
-    folder = GOLDENS / case
-    meta = json.loads((folder / "meta.json").read_text())
-    return load_file(folder / "state.safetensors"), load_file(folder / "io.safetensors"), meta
+    return read_case(f"onlstm/{case}")
 
 
 def load(case, **options):
@@ -98,13 +89,6 @@ def test_values(case, prefix, monkeypatch):
         close(output.syd_distances, io[f"{prefix}.distance_syd"][supervised].permute(2, 0, 1))
     for place, tensor in enumerate(output.past_key_values.state):
         close(tensor, io[f"{prefix}.out.{place // 2}.{'hc'[place % 2]}"])
-
-
-def test_state_is_carried():
-    model, io = load("lm_3layer_wdrop_tied")
-    first = model(inputs_of(io, "seg1")[0], past_key_values=initial_cache(model, io, "seg1"))
-    second = model(inputs_of(io, "seg2")[0], past_key_values=first.past_key_values)
-    close(second.logits, io["seg2.logits"].transpose(0, 1).log_softmax(-1))
 
 
 @pytest.mark.parametrize(("case", "prefix"), EVALUATED + TRAINED)
@@ -196,14 +180,6 @@ class TestConversion:
         assert load("syd_l4d2_tied", l4d=-1)[0].config.supervised_layers == [0, 2]
         assert load("lm_3layer_wdrop_tied")[0].config.weight_dropout == 0.45
 
-    def test_every_tensor_arrives(self):
-        for case in (*LANGUAGE_MODELS, "syd_l4d2_tied"):
-            model, _ = load(case)
-            renamed = rename_state_dict(files(case)[0], RULES)
-            for name, tensor in model.state_dict().items():
-                assert torch.equal(renamed.pop(name), tensor)
-            assert all(".split_head." in name for name in renamed)
-
     def test_one_set_of_trees(self):
         state, _, meta = files("syd_l4d2_tied")
         state = {name: tensor for name, tensor in state.items() if ".fwh." not in name}
@@ -216,9 +192,6 @@ class TestConversion:
         ("change", "options", "message"),
         [
             (lambda s: s.pop("decoder.bias"), {}, "lm_head.bias"),
-            (lambda s: s.pop("rnn.cells.1.hh.bias"), {}, r"layers.1.hh.bias is missing"),
-            (lambda s: s.update(surprise=torch.zeros(1)), {}, "surprise"),
-            (lambda s: s.update({"decoder.bias": s["decoder.bias"] / 0}), {}, "finite"),
             (lambda s: s.update({"decoder.weight": s["decoder.weight"] + 1}), {}, "differ"),
             (lambda s: None, {"nhid": 99}, "nhid is 99"),
             (lambda s: None, {"wds": "no"}, "wds is 'no'"),

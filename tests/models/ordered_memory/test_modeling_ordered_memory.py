@@ -1,18 +1,14 @@
 """Ordered Memory: the numbers of the authors' program, the specification, and the language model."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from hf_synlm import OrderedMemoryConfig, OrderedMemoryForCausalLM
-from hf_synlm.data.files import read_json
-from hf_synlm.models.ordered_memory.layer import MemoryState, OrderedMemoryLayer
+from hf_synlm.models.ordered_memory.layer import OrderedMemoryLayer
+from tests.helpers.goldens import read_case, read_tensors
+from tests.helpers.recurrent_models import make_model
 from tests.reference import ordered_memory as reference
 
-GOLDENS = Path(__file__).parents[2] / "goldens" / "ordered_memory"
 CASES = ("01_full", "02_right_padded", "03_bidirectional")
 AUTHORS_NAMES = {
     "input_projection": "input_projection.0",
@@ -27,16 +23,9 @@ AUTHORS_NAMES = {
 }
 
 
-def tiny(**changes) -> OrderedMemoryForCausalLM:
-    """A model with random weights, in evaluation mode."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "hidden_size": 8, "num_slots": 4}
-    return OrderedMemoryForCausalLM(OrderedMemoryConfig(**{**sizes, **changes})).eval()
-
-
 def test_dropout_of_attention_and_cell() -> None:
     """On the inputs of queries (all steps at once) and keys and before the scores; on both inputs of the cell."""
-    model, ids, places = tiny(), torch.tensor([[3, 4, 5]]), []
+    model, ids, places = make_model("ordered_memory"), torch.tensor([[3, 4, 5]]), []
     for name in ("attention_dropout", "cell_dropout"):
         getattr(model.model.layer, name).register_forward_hook(lambda _, given, out, name=name: places.append(name))
     model(ids)
@@ -46,9 +35,9 @@ def test_dropout_of_attention_and_cell() -> None:
 
 def authors_layer(case: str) -> tuple[OrderedMemoryLayer, dict[str, Tensor], dict[str, Tensor]]:
     """The forward layer of a case, its tensors, and the gradients of its loss under our names."""
-    meta = read_json(GOLDENS / case / "meta.json")
+    state, io, meta = read_case(f"ordered_memory/{case}")
     layer = OrderedMemoryLayer(meta["input_size"], meta["slot_size"], meta["nslot"], 0.0, 0.0)
-    state, grads = (load_file(GOLDENS / case / f"{name}.safetensors") for name in ("state", "grads"))
+    grads = read_tensors(f"ordered_memory/{case}", "grads")
     names = [
         (f"{ours}.{kind}", f"{name}.{kind}") for ours, name in AUTHORS_NAMES.items() for kind in ("weight", "bias")
     ]
@@ -60,7 +49,7 @@ def authors_layer(case: str) -> tuple[OrderedMemoryLayer, dict[str, Tensor], dic
         "OM_forward.cell.activation",
     }
     gold = {ours: grads[f"forward/{name}"] for ours, name in theirs.items()}
-    return layer, load_file(GOLDENS / case / "io.safetensors"), {**gold, "inputs": grads["forward/X"]}
+    return layer, io, {**gold, "inputs": grads["forward/X"]}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -84,21 +73,6 @@ def test_values_and_gradients_are_those_of_the_authors(case: str) -> None:
             torch.testing.assert_close(found[name], gold, atol=2e-5 * max(1.0, gold.abs().max().item()), rtol=2e-5)
 
 
-def test_parts_and_continuation_are_those_of_the_authors() -> None:
-    layer, io, _ = authors_layer("01_full")
-    gold = {name.removeprefix("forward/"): value for name, value in io.items() if name.startswith("forward/")}
-    torch.testing.assert_close(layer.compose(gold["cell/v"], gold["cell/h"]), gold["cell/out"], atol=1e-5, rtol=1e-5)
-    query = layer.query_norm(layer.query(gold["distribution/x"]))
-    probs = layer.attend(query, gold["distribution/M_hat"], gold["distribution/prev_p"])
-    torch.testing.assert_close(probs, gold["distribution/p"], atol=1e-6, rtol=1e-5)
-    inputs = io["X"].transpose(0, 1)
-    begun = layer(inputs[:, :4], layer.start(inputs))
-    states = [*begun[1:], *layer(inputs[:, 4:], MemoryState(*begun[-1]))[1:]]
-    output = torch.stack([state.candidate[:, -1] for state in states])
-    torch.testing.assert_close(output, gold["continued/output"], atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(torch.stack([s.probs for s in states]), gold["continued/probs"], atol=1e-5, rtol=1e-5)
-
-
 def test_layer_equals_the_specification() -> None:
     torch.manual_seed(1)
     layer = OrderedMemoryLayer(5, 6, 4, 0.3, 0.3).eval()
@@ -114,7 +88,7 @@ def test_layer_equals_the_specification() -> None:
 
 def test_high_gaps_split_first() -> None:
     """The tree is that of the slots: the gap whose token joins at the highest slot is the root's."""
-    model = tiny()
+    model = make_model("ordered_memory")
     ids = torch.randint(1, 30, (1, 6))
     output = model.parse(ids)
     heights = model(torch.cat([ids.new_zeros(1, 1), ids], 1)).distances[0, 0, 2:]

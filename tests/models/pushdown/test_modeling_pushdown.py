@@ -1,13 +1,11 @@
 """Pushdown Layers: values, gradients and beams of the authors' program; tape, search, caches and padding."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -21,29 +19,28 @@ from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
 from hf_synlm.models.pushdown.modeling_pushdown import PushdownForCausalLM, PushdownModel
 from hf_synlm.models.pushdown.tape import stack_tape, tree_attachments
 from hf_synlm.search.state import NEG_INF
+from tests.helpers.goldens import GOLDENS, read_case, read_tensors
 from tests.helpers.training_runs import run_here, sample_files
 
-GOLDENS = Path(__file__).parents[2] / "goldens" / "pushdown"
 CASES = ("01_random", "02_trained", "03_additive", "04_binary_tape", "05_trained_long")
 SEARCHED = tuple(case for case in CASES if case != "04_binary_tape")
 
 
-def read_case(name: str) -> tuple[PushdownForCausalLM, dict[str, Any], dict[str, Tensor]]:
-    meta = json.loads((GOLDENS / name / "meta.json").read_text())
-    model = convert_state_dict("pushdown", load_file(GOLDENS / name / "state.safetensors"), meta)
-    return model, meta, load_file(GOLDENS / name / "io.safetensors")
+def load_case(name: str) -> tuple[PushdownForCausalLM, dict[str, Any], dict[str, Tensor]]:
+    state, io, meta = read_case(f"pushdown/{name}")
+    return convert_state_dict("pushdown", state, meta), meta, io
 
 
 def test_a_checkpoint_of_the_authors_becomes_a_folder(tmp_path: Path) -> None:
-    case = GOLDENS / "01_random"
+    case = GOLDENS / "pushdown" / "01_random"
     command = ["convert", "pushdown", "--weights", case / "state.safetensors", "--config", case / "meta.json"]
     assert main([str(word) for word in (*command, "--out", tmp_path / "model")]) == 0
-    model, meta, golden = read_case("01_random")
+    model, meta, golden = load_case("01_random")
     loaded = PushdownForCausalLM.from_pretrained(tmp_path / "model").eval()
     inputs = inputs_of(meta, golden)
     torch.testing.assert_close(loaded(**inputs).joint_log_prob, model(**inputs).joint_log_prob)
     assert loaded.config.end_token_id == 1 and loaded.config.pushdown_layers is None
-    weights, options = load_file(case / "state.safetensors"), meta["config"]
+    weights, options = read_tensors("pushdown/01_random", "state"), meta["config"]
     with pytest.raises(ValueError, match="configuration lacks ..end_word_id"):
         convert_state_dict("pushdown", weights, {k: v for k, v in options.items() if k != "end_word_id"})
     with pytest.raises(ValueError, match="num_depths is 9 in the configuration and 50"):
@@ -70,7 +67,7 @@ def inputs_of(meta: dict[str, Any], golden: dict[str, Tensor]) -> dict[str, Tens
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_the_authors(case: str) -> None:
-    model, meta, golden = read_case(case)
+    model, meta, golden = load_case(case)
     out = model(**inputs_of(meta, golden), output_logits=True)
     for name in ("language_model", "attachment"):
         torch.testing.assert_close(out.losses[name], golden[f"loss/{name}"].view(()), atol=1e-5, rtol=1e-5)
@@ -83,28 +80,16 @@ def test_values_and_gradients_are_those_of_the_authors(case: str) -> None:
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         joint = golden["word_log_probs"][row].sum() + golden["attachment_log_probs"][row].sum()
         torch.testing.assert_close(out.joint_log_prob[row], joint, atol=1e-4, rtol=1e-5)
-    if (GOLDENS / case / "grads.safetensors").is_file():
+    if (GOLDENS / "pushdown" / case / "grads.safetensors").is_file():
         out.loss.backward()
-        grads = convert_weights(load_file(GOLDENS / case / "grads.safetensors"), model.config)
+        grads = convert_weights(read_tensors(f"pushdown/{case}", "grads"), model.config)
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(parameter.grad, grads[name], atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_tape_is_that_of_the_authors(case: str) -> None:
-    model, meta, golden = read_case(case)
-    inputs = inputs_of(meta, golden)
-    mask = inputs["attention_mask"].bool()
-    mask[:, 0] = False
-    _, _, tape = model.model.lay_out(inputs["input_ids"], mask, inputs["attachments"])
-    for row, length in enumerate(golden["lengths"].tolist()):
-        found = model.model.clip_tape(tape[row, :length, :length])
-        assert torch.equal(found, golden["tape"][row, :length, :length].long())
-
-
 @pytest.mark.parametrize("case", SEARCHED)
 def test_beams_are_those_of_the_authors(case: str) -> None:
-    model, meta, golden = read_case(case)
+    model, meta, golden = load_case(case)
     for number, beams in meta["beams"].items():
         sentence = meta["sentences"][int(number)]
         ids = torch.tensor([[*sentence["ids"], model.config.eos_token_id]])

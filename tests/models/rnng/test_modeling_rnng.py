@@ -1,6 +1,7 @@
 """RNNG as a model of transformers: the contract of `forward` and `parse`, bad input, options, saving, training."""
 
 import math
+import pickle
 import random
 
 import pytest
@@ -110,7 +111,10 @@ def test_a_plan_made_ahead_changes_nothing(system, composition):
         word_ends=[row[kept].tolist() for row, kept in zip(values["word_ends"], mask, strict=True)],
         by_level=composition == "lstm",
     )
-    for made in (plan, by_hand):
+    _, (_, flat) = plan.__reduce__()
+    assert flat.dim() == 1 and flat.dtype == torch.long  # plans travel between processes as one tensor
+    assert plan.to("cpu") is plan and plan.to("meta").final.device.type == "meta"
+    for made in (plan, by_hand, pickle.loads(pickle.dumps(plan))):
         output = model(**values, plan=made)
         assert torch.equal(output.loss, expected.loss)
         assert torch.equal(output.joint_log_prob, expected.joint_log_prob)

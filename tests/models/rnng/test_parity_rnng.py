@@ -1,35 +1,23 @@
 """RNNG equals the authors' code on the stored cases: log-probabilities, states, losses, gradients, n-best trees."""
 
-import functools
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.conversion.rnng import RULES
+from tests.helpers.goldens import GOLDENS, read_case, read_tensors
 
-GOLDENS = Path(__file__).parents[2] / "goldens" / "rnng"
-CASES = sorted(folder.name for folder in GOLDENS.iterdir() if folder.is_dir())
+CASES = sorted(folder.name for folder in (GOLDENS / "rnng").iterdir() if folder.is_dir())
 BEAMS = [(10, 10, 1), (50, 10, 1), (100, 10, 5)]  # action beam, word beam, fast-track
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
 SEARCH_TOLERANCE = {"rtol": 0, "atol": 1e-4}
 
 
-@functools.cache
-def files(case):
-    """Tensors and description of a case."""
-    folder = GOLDENS / case
-    return load_file(folder / "io.safetensors"), json.loads((folder / "meta.json").read_text())
-
-
 def load(case):
-    io, meta = files(case)
+    state, io, meta = read_case(f"rnng/{case}")
     config = {**meta["config"], "max_open_nts": meta["max_open_nts"], "max_cons_nts": meta["max_cons_nts"]}
-    model = convert_state_dict("rnng", load_file(GOLDENS / case / "state.safetensors"), config)
+    model = convert_state_dict("rnng", state, config)
     model.config.loss_normalization = "sum"
     batch = {
         "input_ids": io["token_ids"],
@@ -41,7 +29,8 @@ def load(case):
 
 def test_all_cases_are_there():
     assert len(CASES) == 11
-    assert {(files(c)[1]["config"]["strategy"], files(c)[1]["config"]["composition"]) for c in CASES} == {
+    configs = [read_case(f"rnng/{case}")[2]["config"] for case in CASES]
+    assert {(config["strategy"], config["composition"]) for config in configs} == {
         (strategy, composition) for strategy in ("top_down", "in_order") for composition in ("lstm", "attention")
     }
 
@@ -69,7 +58,7 @@ def test_given_derivations(case):
 def test_gradients(case):
     model, batch, io, _ = load(case)
     model(**batch, actions=io["action_ids"]).loss.backward()
-    theirs = rename_state_dict(load_file(GOLDENS / case / "grads.safetensors"), RULES)
+    theirs = rename_state_dict(read_tensors(f"rnng/{case}", "grads"), RULES)
     mine = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert set(mine) == set(theirs)
     for name, gradient in mine.items():
@@ -124,37 +113,11 @@ def test_beams_in_a_batch(case, beam):
     torch.testing.assert_close(forced, io[beam_prefix(beam) + "best_forced_log_likelihood"], **SEARCH_TOLERANCE)
 
 
-@pytest.mark.parametrize("beam", [BEAMS[0], *(pytest.param(beam, marks=pytest.mark.slow) for beam in BEAMS[1:])])
-@pytest.mark.parametrize("case", CASES)
-def test_beams_one_by_one(case, beam):
-    model, batch, io, _ = load(case)
-    for row, length in enumerate(io["sent_lengths"].tolist()):
-        alone = {name: value[row : row + 1, :length] for name, value in batch.items()}
-        compare_beams(model.parse(**alone, **beam_options(beam)), io, beam_prefix(beam), [row])
-
-
-@pytest.mark.parametrize("case", ["td_lstm_subword_trained", "io_lstm_subword_trained", "io_attn_random_L2"])
-def test_beams_with_padding_on_the_left(case):
-    model, batch, io, _ = load(case)
-    width = io["token_ids"].shape[1]
-    lengths = io["sent_lengths"].tolist()
-    moved = {name: value.clone() for name, value in batch.items()}
-    for row, length in enumerate(lengths):
-        for name, value in batch.items():
-            moved[name][row] = value[row].roll(width - length)
-    output = model.parse(**moved, **beam_options(BEAMS[0]))
-    for row, length in enumerate(lengths):
-        output.token_log_probs[row] = output.token_log_probs[row].roll(length - width)
-        assert output.offsets[row] == width - length
-    compare_beams(output, io, beam_prefix(BEAMS[0]), list(range(len(lengths))))
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if "subword" in case])
 def test_the_model_knows_which_tokens_end_words(case):
-    io, meta = files(case)
+    model, batch, io, meta = load(case)
     ends = torch.ones(meta["config"]["vocab_size"], dtype=torch.bool)
     ends[io["token_ids"][~io["subword_end_mask"]]] = False
-    model, batch, _, _ = load(case)
     model.model.word_final.copy_(ends)
     batch.pop("word_ends")
     output = model.parse(**batch, **beam_options(BEAMS[0]))
@@ -173,10 +136,3 @@ def test_particles():
     torch.testing.assert_close(output.log_probs[:, 0], io["particle_K100.best_log_prob"].flatten(), **SEARCH_TOLERANCE)
     torch.testing.assert_close(-output.token_log_probs, io["particle_K100.surprisals"], **SEARCH_TOLERANCE)
     assert (output.log_probs > -torch.inf).sum(1).tolist() == io["particle_K100.n_final"].flatten().tolist()
-
-
-def test_float64_gives_the_same_trees():
-    for case in ("td_attn_trained_L2", "io_lstm_trained_L2"):
-        model, batch, io, _ = load(case)
-        output = model.double().parse(**batch, **beam_options(BEAMS[0]))
-        compare_beams(output, io, beam_prefix(BEAMS[0]), list(range(len(io["token_ids"]))))

@@ -1,20 +1,18 @@
 """NT, SHIFT, REDUCE and FINISH: labeled trees as actions and back, against enumerated trees and the authors' code."""
 
-import json
 import random
 from itertools import accumulate, product
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
 from hf_synlm.models.rnng.actions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.trees.actions import COMP, GEN, spans_to_actions
 from hf_synlm.trees.spans import right_branching
+from tests.helpers.goldens import GOLDENS, read_case
 from tests.reference.rnng import over_pieces, random_binary_tree, random_word_ends
 from tests.reference.trees import (
     all_labeled_trees,
@@ -190,37 +188,27 @@ def test_deep_labeled_trees(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "actions", "message"),
-    [
-        ("top_down", [SHIFT], "position 0 is illegal: SHIFT needs an open nonterminal"),
-        ("top_down", [3, REDUCE], "position 1 is illegal: REDUCE finds a nonterminal without children"),
-        ("top_down", [REDUCE], "position 0 is illegal: REDUCE finds no open nonterminal"),
-        ("top_down", [3, SHIFT, REDUCE, 3], "position 3 is illegal: the sentence is finished"),
-        ("top_down", [3, SHIFT], r"the 2 actions stop with 1 open nonterminal\(s\) after 1 token"),
-        ("top_down", [3, PAD, SHIFT], "action 0 at position 1 is illegal: the 5 ids of top_down with 2 labels"),
-        ("in_order", [4], "position 0 is illegal: an in-order NT needs a complete element"),
-        ("in_order", [SHIFT, SHIFT], "position 1 is illegal: SHIFT needs an open nonterminal"),
-        ("in_order", [SHIFT, 4, FINISH], "position 2 is illegal: FINISH needs exactly one complete element"),
-        ("in_order", [SHIFT, 4, REDUCE], "before the sentence is finished"),
-        ("binary", [SHIFT, 4], "position 1 is illegal: a binary constituent needs two elements"),
-        ("binary", [SHIFT, SHIFT, 4], "before the sentence is finished"),
-    ],
-)  # fmt: skip
-def test_wrong_labeled_actions_are_named(name, actions, message):
-    with pytest.raises(ValueError, match=message):
-        TransitionSystem(name, 2).actions_to_spans(actions)
-
-
-@pytest.mark.parametrize(
     ("name", "actions", "word_ends", "message"),
     [
+        ("top_down", [SHIFT], None, "position 0 is illegal: SHIFT needs an open nonterminal"),
+        ("top_down", [3, REDUCE], None, "position 1 is illegal: REDUCE finds a nonterminal without children"),
+        ("top_down", [REDUCE], None, "position 0 is illegal: REDUCE finds no open nonterminal"),
+        ("top_down", [3, SHIFT, REDUCE, 3], None, "position 3 is illegal: the sentence is finished"),
+        ("top_down", [3, SHIFT], None, r"the 2 actions stop with 1 open nonterminal\(s\) after 1 token"),
+        ("top_down", [3, PAD, SHIFT], None, "action 0 at position 1 is illegal: the 5 ids of top_down with 2 labels"),
+        ("in_order", [4], None, "position 0 is illegal: an in-order NT needs a complete element"),
+        ("in_order", [SHIFT, SHIFT], None, "position 1 is illegal: SHIFT needs an open nonterminal"),
+        ("in_order", [SHIFT, 4, FINISH], None, "position 2 is illegal: FINISH needs exactly one complete element"),
+        ("in_order", [SHIFT, 4, REDUCE], None, "before the sentence is finished"),
+        ("binary", [SHIFT, 4], None, "position 1 is illegal: a binary constituent needs two elements"),
+        ("binary", [SHIFT, SHIFT, 4], None, "before the sentence is finished"),
         ("in_order", [SHIFT, 4], [False, True], "position 1 is illegal: it stands between the pieces of a word"),
         ("top_down", [3, SHIFT, REDUCE], [False, True], "position 2 is illegal: it stands between the pieces"),
         ("top_down", [3, SHIFT, SHIFT], [True], "position 2 is illegal: SHIFT, but word_ends has only 1 tokens"),
         ("in_order", [SHIFT, SHIFT, FINISH], [False, True], "FINISH needs exactly one complete element"),
     ],
-)
-def test_actions_that_cut_words_are_named(name, actions, word_ends, message):
+)  # fmt: skip
+def test_wrong_labeled_actions_are_named(name, actions, word_ends, message):
     with pytest.raises(ValueError, match=message):
         TransitionSystem(name, 2).actions_to_spans(actions, word_ends)
 
@@ -242,13 +230,9 @@ def test_labeled_spans_that_are_no_tree_are_named(name, spans, num_tokens, word_
         TransitionSystem(name, 2).spans_to_actions(spans, num_tokens, word_ends)
 
 
-GOLDENS = sorted((Path(__file__).parents[2] / "goldens" / "rnng").glob("*/"))
-
-
-@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_actions_and_stack_depths_of_the_authors(folder):
-    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    golden = load_file(folder / "io.safetensors")
+@pytest.mark.parametrize("case", [folder.name for folder in (GOLDENS / "rnng").glob("*/")])
+def test_actions_and_stack_depths_of_the_authors(case):
+    _, golden, meta = read_case(f"rnng/{case}")
     labels = meta["config"]["nonterminals"]
     system = TransitionSystem(meta["config"]["strategy"], len(labels))
     assert system.num_actions == len(meta["i2a"])

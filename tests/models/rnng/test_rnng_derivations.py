@@ -1,7 +1,5 @@
 """Given derivations: RNNG against one stack machine per sentence, the forest LSTM, and what plans list."""
 
-import dataclasses
-import pickle
 import random
 
 import pytest
@@ -163,29 +161,6 @@ def test_forest_lstm_is_a_loop_over_steps(sizes):
     torch.testing.assert_close(mine[1], torch.zeros_like(weight) if theirs[1] is None else theirs[1], **TIGHT)
 
 
-def test_forest_lstm_of_chains():
-    """None as parents: the first steps of the level above, in order, as sequences that are sorted by length need."""
-    sizes, size = [4, 4, 2, 1], 3
-    gates = torch.randn(1, sum(sizes), 4 * size, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(1, 4 * size, size, dtype=torch.float64, requires_grad=True)
-    given = [torch.arange(n) for n in sizes[1:]]
-    results = []
-    for parents in ([None] * 3, given):
-        hidden, _ = forest_lstm(gates, weight, sizes, parents)
-        results.append((hidden, *torch.autograd.grad((hidden**2).sum(), [gates, weight])))
-    for mine, other in zip(*results, strict=True):
-        assert torch.equal(mine, other)
-
-
-def test_forest_lstm_equals_torch():
-    steps, size = 7, 5
-    lstm = torch.nn.LSTM(4, size)
-    inputs = torch.randn(steps, 1, 4)
-    gates = torch.nn.functional.linear(inputs[:, 0], lstm.weight_ih_l0, lstm.bias_ih_l0 + lstm.bias_hh_l0)
-    hidden, _ = forest_lstm(gates[None], lstm.weight_hh_l0[None], [1] * steps, [None] * (steps - 1))
-    torch.testing.assert_close(hidden[0], lstm(inputs)[0][:, 0])
-
-
 # --------------------------------------------------------------------------------------------------------- plans
 def plan_of(rows, system, **options):
     return make_plan(
@@ -228,27 +203,3 @@ def test_random_changes_of_derivations_are_refused_as_the_transition_system_does
         assert results[0] == results[1], (changed, ends, results)
         accepted += results[0]
     assert 10 < accepted < 390
-
-
-@pytest.mark.parametrize("by_level", [True, False])
-def test_plans_travel_as_one_tensor(by_level):
-    plan = plan_of(draw("in_order", [4, 1, 9], seed=2), "in_order", by_level=by_level)
-    rebuild, (parts, flat) = plan.__reduce__()
-    assert flat.dim() == 1 and flat.dtype == torch.long
-
-    def compare(mine, other):
-        if isinstance(mine, torch.Tensor):
-            assert torch.equal(mine, other)
-        elif isinstance(mine, list):
-            assert len(mine) == len(other)
-            for pair in zip(mine, other, strict=True):
-                compare(*pair)
-        elif dataclasses.is_dataclass(mine):
-            for field in dataclasses.fields(mine):
-                compare(getattr(mine, field.name), getattr(other, field.name))
-        else:
-            assert mine == other
-
-    compare(plan, pickle.loads(pickle.dumps(plan)))
-    compare(plan, rebuild(parts, flat))
-    assert plan.to("cpu") is plan and plan.to("meta").final.device.type == "meta"

@@ -1,7 +1,6 @@
 """The search of RNNG against enumeration and against the authors' procedure, one hypothesis at a time."""
 
 import copy
-import math
 from typing import Any
 
 import pytest
@@ -9,8 +8,6 @@ import torch
 
 from hf_synlm import RNNGForCausalLM
 from hf_synlm.models.rnng.actions import TransitionSystem
-from hf_synlm.models.rnng.fast_track import Continuations, SetAside
-from hf_synlm.models.rnng.stack_machine import Phase
 from tests.helpers.search_models import INSIDE, assert_same, hypotheses, padded
 from tests.helpers.search_models import rnng as make_model
 from tests.reference.rnng_search import Grammar, log_sum_exp
@@ -117,21 +114,6 @@ def test_selection_is_that_of_the_authors(system: str, setting: tuple[int, int, 
             assert_same(hypotheses(output), beam)
         found = output.token_log_probs[0].cumsum(0).tolist()
         assert found == pytest.approx(marginals, abs=1e-4)
-
-
-@pytest.mark.parametrize(("size", "track", "most"), [(8, 1, 13), (8, 2, 16), (3, 0, 3)])
-def test_a_word_sets_aside_no_more_than_the_authors_do(size: int, track: int, most: int) -> None:
-    search = make_model().word_search(size, action_beam_size=size, fast_track_size=track)
-    scores = -torch.arange(size).float()[None]
-    reached = Continuations(scores, *[torch.zeros(1, size, dtype=torch.long)] * 3)
-    aside = SetAside(search.begin(1, scores.device), size)
-    aside.total = torch.tensor([[most - 2]])
-    moves = torch.full_like(scores, -math.inf)
-    assert not search._is_over(aside, moves + math.inf, Phase.CONTINUE, None).item()
-    search._set_aside(aside, reached, size, moves)
-    assert aside.total.item() == most and search._is_over(aside, moves, Phase.CONTINUE, None).item()
-    kept = aside.best[True]
-    assert kept[kept > -math.inf].tolist() == [0.0, -1.0]  # the best of the step
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])

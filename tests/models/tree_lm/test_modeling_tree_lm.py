@@ -22,7 +22,6 @@ from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine
 from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine
-from hf_synlm.search.tree_attention import RelativeTerm, tree_attention
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
 from tests.reference.rnng_search import Grammar, log_sum_exp
 from tests.reference.tree_lm import log_probs, positions
@@ -244,23 +243,6 @@ def test_proposal_trees_of_the_authors():
 
 
 # ------------------------------------------------------------------------------------------------- slow and obvious
-def test_attention_is_the_sum_over_pairs():
-    torch.manual_seed(0)
-    query, key, value, other = (torch.randn(2, 3, size, 4, dtype=torch.double) for size in (5, 7, 7, 5))
-    tables = torch.randn(3, 6, 4, dtype=torch.double), torch.randn(1, 2, 4, dtype=torch.double)
-    mask, first, second = torch.rand(2, 5, 7) > 0.5, torch.randint(6, (2, 5, 7)), torch.randint(2, (2, 5, 7))
-    mask[..., 0] = True
-    terms = [RelativeTerm(other, tables[0], first), RelativeTerm(query, tables[1], second)]
-    found = tree_attention(query, key, value, mask, terms)
-    for b, h, t in itertools.product(range(2), range(3), range(5)):
-        sees = mask[b, t].nonzero()[:, 0]
-        scores = torch.stack([
-            query[b, h, t] @ key[b, h, s] + other[b, h, t] @ tables[0][h, first[b, t, s]]
-            + query[b, h, t] @ tables[1][0, second[b, t, s]]
-            for s in sees
-        ])  # fmt: skip
-        expected = (scores / 2).softmax(0) @ value[b, h, sees]
-        torch.testing.assert_close(found[b, h, t], expected)
 
 
 def test_the_walk_with_a_stack(structure):

@@ -4,16 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.integrations.neftune import neftune_post_forward_hook
 
 from hf_synlm import URNNGConfig, URNNGForCausalLM
-from hf_synlm.models.urnng.layers import BinaryTreeLSTM
 from hf_synlm.trees.actions import COMP, GEN
+from tests.helpers.goldens import read_tensors
 from tests.reference.trees import actions_of, all_binary_trees
-from tests.training.test_inference_network import CASES, GOLDENS, load_network
+from tests.training.test_inference_network import CASES, load_network
 
 BOS = 2
 
@@ -40,7 +38,7 @@ def authors_model(case: str) -> tuple[URNNGForCausalLM, dict[str, Tensor], dict[
     )  # fmt: skip
     model = URNNGForCausalLM(config)
     model.load_state_dict(from_authors(state, config), strict=True)
-    return model, state, load_file(GOLDENS / case / "io.safetensors"), meta
+    return model, state, read_tensors(f"urnng/{case}", "io"), meta
 
 
 # Our weights -> the authors', but for the stack LSTM, whose gates and matrices are laid out in another way.
@@ -160,32 +158,3 @@ def test_no_action_is_certain() -> None:
     for hidden in (torch.zeros(6), torch.zeros(6, dtype=torch.bfloat16)):
         found = model.to(hidden.dtype).action_log_probs(hidden)
         assert found.exp().tolist() == pytest.approx([1e-7, 1 - 1e-7], rel=1e-5)
-
-
-def test_noise_on_embeddings() -> None:
-    """NEFTune, as Trainer adds it."""
-    model, inputs = tiny().train(), {"input_ids": torch.tensor([[3, 4]]), "actions": torch.tensor([[GEN, GEN, COMP]])}
-    quiet = model(**inputs).loss
-    model.get_input_embeddings().neftune_noise_alpha = 5.0
-    model.get_input_embeddings().register_forward_hook(neftune_post_forward_hook)
-    assert not torch.allclose(model(**inputs).loss, quiet, atol=1e-4)
-
-
-def test_constituents_in_one_buffer_equal_those_one_by_one() -> None:
-    """Two trees, ((a b) c) and (d e), with all gradients."""
-    torch.manual_seed(0)
-    layer, words = BinaryTreeLSTM(3).double(), torch.randn(5, 3, dtype=torch.double, requires_grad=True)
-    levels = [(torch.tensor([1, 4]), torch.tensor([0, 3])), (torch.tensor([2]), torch.tensor([5]))]
-
-    def one_by_one() -> Tensor:
-        states = F.pad(words, (0, 3))
-        for right, left in levels:
-            states = torch.cat([states, layer(states[right], states[left])])
-        return states[:, :3]
-
-    weights, found = torch.randn(8, 3, dtype=torch.double), []
-    for states in (layer.compose_all(words, levels), one_by_one()):
-        gradients = torch.autograd.grad((states * weights).sum(), [words, *layer.parameters()])
-        found.append((states, *gradients))
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected)
