@@ -143,10 +143,15 @@ def results_of(output_dir: Path) -> dict[str, Any]:
     return json.loads((output_dir / "all_results.json").read_text(encoding="utf-8"))
 
 
-def run_here(script: str, argv: Sequence[str], cache: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Run a script in this process; what it printed and its results."""
+def reset_accelerate() -> None:
+    """Accelerate keeps the precision and accumulation of the first run in a process."""
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+def run_here(script: str, argv: Sequence[str], cache: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Run a script in this process; what it printed and its results."""
+    reset_accelerate()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", Path(cache))
         importlib.import_module(f"hf_synlm.training.programs.{script}").main(list(argv))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
@@ -35,7 +34,6 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_words, score_trees
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.samplers import seed_micro_step
-from hf_synlm.training.engine.steps import map_rows
 from hf_synlm.training.programs import finetune_glue, finetune_grammar_induction, finetune_summarization
 from hf_synlm.training.programs.finetune_summarization import ContextCollator, ContextLayout
 from hf_synlm.training.tasks import example_tables
@@ -43,7 +41,7 @@ from hf_synlm.training.tasks.example_tables import load_table
 from hf_synlm.training.tasks.finetuning import load_model
 from tests.helpers import two_processes
 from tests.helpers.finetuning import SENTENCES, command, write_files, write_models, write_rows
-from tests.helpers.training_runs import TRAINING, results_of
+from tests.helpers.training_runs import TRAINING, reset_accelerate, results_of
 
 # ---------------------------------------------------------------------------------------------- scores
 CLASSES = TextTask("x", ("a",), ("no", "yes"), ("accuracy", "f1", "matthews_correlation"))
@@ -114,12 +112,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
     reset_accelerate()
-
-
-def reset_accelerate() -> None:
-    """Every run gets a new accelerator."""
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
 
 
 SCRIPTS = {"glue": finetune_glue, "summarization": finetune_summarization, "induction": finetune_grammar_induction}
@@ -561,18 +553,6 @@ def test_epochs_become_steps() -> None:
         recipe.examples = range(20)
         recipe.settle_steps()
         assert arguments.max_train_steps == steps
-
-
-def test_rows_come_back_in_their_order() -> None:
-    accelerator = Accelerator(cpu=True)
-    lengths, seen = [5, 1, 9, 5, 2], []
-
-    def work(rows: list[int]) -> list[int]:
-        seen.append(rows)
-        return [10 * row for row in rows]
-
-    assert map_rows(accelerator, lengths, 2, work, "x") == [0, 10, 20, 30, 40]
-    assert seen == [[2, 0], [3, 4], [1]]
 
 
 def test_only_gpst_has_a_parser_with_a_rate_of_its_own(models: Path) -> None:

@@ -299,7 +299,7 @@ def test_every_source_gives_the_same_lines(kind, tmp_path, monkeypatch):
 
 
 def test_rows_as_lines(tmp_path, tokenizer_folder):
-    """The layout of WikiText: a row is a paragraph, blank rows end documents."""
+    """The layout of WikiText: a row is a paragraph, blank rows end documents. A stream makes the same shards."""
     rows = ["", " = Title = \n", "", " One . Two . \n", " Three . \n", "", ""]
     (tmp_path / "data").mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "data" / "train.parquet")
@@ -310,15 +310,8 @@ def test_rows_as_lines(tmp_path, tokenizer_folder):
     text = prepare.prepare(arguments, tmp_path / "out")
     assert decoded(text) == [["One .", "Two .", "Three ."]]
     assert text.validation.num_sentences == 1
-
-
-def test_streams_make_the_same_shards(tmp_path, tokenizer_folder):
-    make_sources("stream", tmp_path / "owt", [*DOCUMENTS, *TEXT.split("\n\n")[:3]])
-    options = {"num_validation_documents": 2, "tokenizer_name": tokenizer_folder, "validation_split": "none"}
-    options |= {"dataset_name": str(tmp_path / "owt" / "data")}
-    prepare.prepare(CorpusArguments(**options), tmp_path / "stored")
-    prepare.prepare(CorpusArguments(**options, streaming=True), tmp_path / "streamed")
-    assert files_in(tmp_path / "stored") == files_in(tmp_path / "streamed")
+    prepare.prepare(replace(arguments, streaming=True), tmp_path / "streamed")
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "streamed")
 
 
 def test_words_of_treebanks_are_added(tmp_path, tokenizer_folder):
@@ -734,9 +727,6 @@ def test_lists_may_be_empty(tmp_path, tokenizer_folder):
     assert (data.train_files, data.train_trees) == ([good], [])
     (data,) = parse_arguments([DataArguments], ["--config", write(tmp_path / "b.yaml", text + "train_trees: []")])
     assert data.train_trees == []
-    for bad in ("a: [1", "{a"):
-        with pytest.raises(ValueError, match="is not valid YAML"):
-            parse_arguments([DataArguments], ["--config", write(tmp_path / "c.yaml", bad)])
     with pytest.raises(ValueError, match="--x '{a: .1' is not valid YAML"):
         read_mapping("{a: [1", "x")
 

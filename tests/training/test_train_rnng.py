@@ -24,12 +24,6 @@ from hf_synlm.training.tasks import tree_batches
 from hf_synlm.training.tasks.tree_evaluation import Objective, evaluate_given_trees, spread
 from tests.helpers.training_runs import run_here, sample_files
 
-TYPES = (
-    train_rnng.RNNGModelArguments,
-    tree_batches.TreeDataArguments,
-    train_rnng.EvaluationArguments,
-    run_arguments.TrainingArguments,
-)
 SMALL = "embedding_size=12,hidden_size=16"
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=301)
 
@@ -60,7 +54,8 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
 
 def parse(*flags: str) -> tuple:
-    return run_arguments.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=["config_overrides"])
+    recipe = train_rnng.RNNGRecipe
+    return run_arguments.parse_arguments(recipe.argument_types(), ("--output_dir", "x", *flags), recipe.mappings)
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -261,21 +256,6 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
 
 
 # ---------------------------------------------------------------------------------------------- arguments
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--architecture", "gru"), "architecture is 'gru'"),
-        (("--tokenizer_type", "bpe", "--lowercase"), "lowercase"),
-        (("--max_batch_actions", "0"), "max_batch_actions"),
-        (("--num_beams", "0"), "num_beams"),
-        (("--report_punctuation", "none"), "report_punctuation is 'none'"),
-    ],
-)
-def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse(*flags)
-
-
 def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) -> None:
     path = tmp_path / "trees.txt"
     path.write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n")

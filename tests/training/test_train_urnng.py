@@ -14,9 +14,10 @@ from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.programs import train_urnng
 from hf_synlm.training.tasks import variational
 from hf_synlm.training.tasks.binary_tree_crf import BinaryTreeCRF
+from tests.helpers.goldens import read_tensors
 from tests.helpers.training_runs import run_here, sample_files
 from tests.models.urnng.test_modeling_urnng import AUTHORS_NAMES, authors_model
-from tests.training.test_inference_network import CASES, GOLDENS, load_network, network_names
+from tests.training.test_inference_network import CASES, load_network, network_names
 
 
 def authors_batch(gold: dict[str, Tensor]) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def test_objectives_are_those_of_the_authors(case: str, monkeypatch: pytest.Monk
     model, _, io, meta = authors_model(case)
     network, _, _ = load_network(case)
     variational.attach_network(model, network)
-    grads = load_file(GOLDENS / case / "grads.safetensors")
+    grads = read_tensors(f"urnng/{case}", "grads")
     temperature = meta["temperature_of_q"]
     read = variational.read_trees
     monkeypatch.setattr(variational, "read_trees", lambda *a: read(*a[:3], temperature))

@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
@@ -19,7 +18,15 @@ from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.run import make_accelerator
 from tests.helpers import warm_python
 from tests.helpers.commands import fail
-from tests.helpers.training_runs import PACKAGE_FILES, ROOT, SMALL_GPST, environment, results_of, sample_files
+from tests.helpers.training_runs import (
+    PACKAGE_FILES,
+    ROOT,
+    SMALL_GPST,
+    environment,
+    reset_accelerate,
+    results_of,
+    sample_files,
+)
 
 FILES = sorted((PACKAGE_FILES / "accelerate").glob("*.yaml"))
 
@@ -97,5 +104,4 @@ def test_fsdp_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ValueError, match="FSDP"):
         make_accelerator(TrainingArguments(output_dir="x"))
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    reset_accelerate()

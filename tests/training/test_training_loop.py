@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.utils.data import Dataset
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
@@ -26,16 +25,15 @@ from hf_synlm.training.engine.runner import preflight
 from hf_synlm.training.engine.sample_texts import sample_texts
 from hf_synlm.training.engine.steps import StopSignals
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
+from tests.helpers.training_runs import reset_accelerate
 from tests.models.gpst.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 from tests.models.rnng import test_modeling_rnng as rnng
 
 
 @pytest.fixture(autouse=True)
 def fresh_accelerate() -> Iterator[None]:
-    """Accelerate keeps the precision and accumulation of the first run in a process."""
     yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    reset_accelerate()
 
 
 # ---------------------------------------------------------------------------------------------- a run in this process
@@ -189,8 +187,7 @@ def test_bfloat16(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """As `accelerate launch --mixed_precision bf16` asks for it."""
     exact, batches = make_run(tmp_path / "exact", name)
     train(exact, batches)
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    reset_accelerate()
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     run, batches = make_run(tmp_path / "bf16", name)
     assert run.accelerator.mixed_precision == "bf16"

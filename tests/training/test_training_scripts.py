@@ -28,16 +28,9 @@ from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine.final_report import load_report_treebanks
 from hf_synlm.training.programs import pretrain_gpst, train_recurrent, train_rnng
 from hf_synlm.training.programs.prepare_text import prepare
-from hf_synlm.training.programs.pretrain_gpst import DataArguments, collate_plain, load_contexts
+from hf_synlm.training.programs.pretrain_gpst import DataArguments, GPSTRecipe, collate_plain, load_contexts
 from hf_synlm.training.tasks import finetuning
 from tests.helpers.training_runs import SMALL_GPST, TRAINING, run_here, sample_files
-
-TYPES = (
-    pretrain_gpst.GPSTModelArguments,
-    DataArguments,
-    pretrain_gpst.EvaluationArguments,
-    run_arguments.TrainingArguments,
-)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +71,7 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
 
 def parse(*flags: str) -> tuple:
-    return run_arguments.parse_arguments(TYPES, flags, mappings=["config_overrides"])
+    return run_arguments.parse_arguments(GPSTRecipe.argument_types(), flags, GPSTRecipe.mappings)
 
 
 @pytest.mark.usefixtures("warm_probe")
@@ -235,24 +228,51 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
     assert model.config_overrides == {"hidden_size": 64, "window_size": 4}
 
 
+# Every program checks what it is given before it reads data.
+GPST, RNNG, RECURRENT = GPSTRecipe, train_rnng.RNNGRecipe, train_recurrent.RecurrentRecipe
+
+
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("recipe", "flags", "message"),
     [
-        ("--max_grad_norm -1", "max_grad_norm.* -1"),
-        ("--learning_rate nan", "learning_rate.* nan"),
-        ("--max_train_steps 0", "max_train_steps"),
-        ("--push_to_hub", "--hub_model_id"),
-        ("--with_tracking --report_to paper", "report_to is 'paper'"),
-        ("--with_tracking --report_to wandb", "pip install wandb"),
-        ("--context_length 0", "context_length"),
-        ("--lr_scheduler_type exponential", "'exponential' .*linear.*cosine"),
-        ("--rows x", "rows is 'x'"),
-        ("--config gpst_tinny", "'gpst_tinny'.* gpst_tiny "),
+        (GPST, "--max_grad_norm -1", "max_grad_norm.* -1"),
+        (GPST, "--learning_rate nan", "learning_rate.* nan"),
+        (GPST, "--max_train_steps 0", "max_train_steps"),
+        (GPST, "--push_to_hub", "--hub_model_id"),
+        (GPST, "--with_tracking --report_to paper", "report_to is 'paper'"),
+        (GPST, "--with_tracking --report_to wandb", "pip install wandb"),
+        (GPST, "--context_length 0", "context_length"),
+        (GPST, "--lr_scheduler_type exponential", "'exponential' .*linear.*cosine"),
+        (GPST, "--rows x", "rows is 'x'"),
+        (GPST, "--config gpst_tinny", "'gpst_tinny'.* gpst_tiny "),
+        (RNNG, "--architecture gru", "architecture is 'gru'"),
+        (RNNG, "--tokenizer_type bpe --lowercase", "lowercase"),
+        (RNNG, "--max_batch_actions 0", "max_batch_actions"),
+        (RNNG, "--num_beams 0", "num_beams"),
+        (RNNG, "--report_punctuation none", "report_punctuation is 'none'"),
+        (RECURRENT, "--architecture gru", "architecture is 'gru'"),
+        (RECURRENT, "--tokenizer_type characters --lowercase", "lowercase is True"),
+        (RECURRENT, "--gradient_checkpointing", "gradient_checkpointing"),
+        (RECURRENT, "--file_format text", "train_files"),
+        (RECURRENT, "--file_format text --tree_supervision", "tree_supervision is True"),
+        (RECURRENT, f"--train_files {__file__}", "validation_files"),
+        (RECURRENT, "--train_files nowhere.txt --validation_files nowhere.txt", "nowhere.txt"),
+        (RECURRENT, "--bptt 0", "bptt"),
+        (RECURRENT, "--num_train_epochs -1", "num_train_epochs"),
+        (RECURRENT, "--averaging_epoch 0", "averaging_epoch"),
+        (RECURRENT, "--plateau_factor 1", "plateau_factor"),
+        (RECURRENT, "--averaging_learning_rate 0", "averaging_learning_rate"),
+        (RECURRENT, "--parsing_max_words 0", "parsing_max_words"),
+        (RECURRENT, "--schedule adam-plateau --finetuning_epoch 3", "finetuning_epoch"),
+        (RECURRENT, "--lr_scheduler_type linear", "lr_scheduler_type is 'linear'"),
+        (RECURRENT, "--evaluation_steps 10", "evaluation"),
+        (RECURRENT, "--parsing_convention wsj", "parsing_convention is 'wsj'"),
+        (RECURRENT, "--parse_sentences -1", "parse_sentences"),
     ],
 )
-def test_bad_values_are_refused_before_work(flags: str, message: str) -> None:
+def test_bad_values_are_refused_before_work(recipe: type, flags: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse("--output_dir", "x", *flags.split())
+        run_arguments.parse_arguments(recipe.argument_types(), ["--output_dir", "x", *flags.split()], recipe.mappings)
 
 
 def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:
@@ -335,6 +355,6 @@ def test_removed_options_say_what_to_do(name: str, tmp_path: Path) -> None:
 def test_errors_of_other_libraries_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_SYNLM_TRACEBACK", raising=False)
     monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output_dir", "x"])
-    monkeypatch.setattr(pretrain_gpst.GPSTRecipe, "check", lambda recipe: np.zeros(2).reshape(3))
+    monkeypatch.setattr(GPSTRecipe, "check", lambda recipe: np.zeros(2).reshape(3))
     with pytest.raises(ValueError, match="reshape"):
         pretrain_gpst.main()
