@@ -9,29 +9,28 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
 from hf_synlm.cli import main
+from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.hub.export import check_complete, export_model
 from hf_synlm.hub.info import shipped_files, shipped_table
 from hf_synlm.models import ARCHITECTURES as ARCHITECTURES_THAT_SHIP
 from tests.helpers.commands import fail, run
+from tests.helpers.goldens import read_case
 from tests.helpers.scoring_models import ARCHITECTURES, model_and_tokenizer
+from tests.helpers.search_models import GPST_TINY
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
 PROMPTS = ["We ask for", "America is back, standing tall"]
 
 
 @pytest.fixture
-def small(tiny_gpst_config: GPSTConfig, tmp_path: Path) -> Path:
+def small(tmp_path: Path) -> Path:
     """A model of the tokenizer of `saved`, quick to verify."""
     tokenizer = model_and_tokenizer("gpst")[1]
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
-    ids = {name: getattr(tokenizer, name) for name in names}
-    config = GPSTConfig(**{**tiny_gpst_config.to_dict(), **ids, "vocab_size": len(tokenizer)})
+    config = GPSTConfig(**{**GPST_TINY, **special_token_ids(tokenizer)})
     return export_model(GPSTForCausalLM(config), tokenizer, tmp_path / "small")
 
 
@@ -134,11 +133,9 @@ def test_prompts_that_do_not_fit_are_named_before_anything_is_generated(name: st
 
 # -------------------------------------------------------------------------------------------------------- convert
 def test_convert(tmp_path: Path, capsys):
-    case = GOLDENS / "gpst" / "02_packed"
-    config = json.loads((case / "meta.json").read_text())
+    state, _, config = read_case("gpst/02_packed")
     for section in ("r2d2_config", "gpt_config"):
         (tmp_path / f"{section}.json").write_text(json.dumps(config[section]))
-    state = load_file(case / "state.safetensors")
     torch.save({f"module.{key}": value for key, value in state.items()}, tmp_path / "model.bin")
     words = ["convert", "gpst", "--weights", tmp_path / "model.bin", "--out", tmp_path / "out"]
     words += ["--config", tmp_path / "r2d2_config.json", "--config", tmp_path / "gpt_config.json"]

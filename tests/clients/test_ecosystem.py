@@ -8,27 +8,12 @@ import pytest
 import torch
 from transformers import TextStreamer, pipeline
 
-from hf_synlm import GPSTForCausalLM, GPSTForSequenceClassification
+from hf_synlm import GPSTForCausalLM
 from tests.helpers import recurrent_models
 from tests.helpers.recurrent_models import ARCHITECTURES, BOUNDARY, make_model
 from tests.helpers.scoring_models import SEARCHING, SENTENCES, model_and_tokenizer
 
 CARDS = Path(__file__).parents[2] / "model_cards"
-
-
-@pytest.fixture(scope="module")
-def model():
-    return copy.deepcopy(model_and_tokenizer("gpst")[0])
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return model_and_tokenizer("gpst")[1]
-
-
-@pytest.fixture(scope="module")
-def config(model):
-    return model.config
 
 
 @pytest.fixture(scope="module", params=[*SEARCHING, *ARCHITECTURES])
@@ -100,13 +85,6 @@ def test_surprisal_of_characters_is_that_of_the_unknown_word():
     model = importlib.import_module("surprisal").CausalHuggingFaceModel(str(CARDS / "rnng-tiny"))
     [scores] = model.surprise(["Presidents hesitated yesterday"])
     assert float(scores[11:20, "char"]) == pytest.approx(float(scores[1:2, "word"]))
-
-
-def test_text_classification_pipeline(config, tokenizer):
-    torch.manual_seed(0)
-    classifier = GPSTForSequenceClassification(config).eval()
-    results = pipeline("text-classification", model=classifier, tokenizer=tokenizer)(SENTENCES, batch_size=2)
-    assert [set(result) for result in results] == [{"label", "score"}] * 3
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_trainer_trains_evaluates_and_predicts(name: str, tmp_path: Any) -> None
         assert plain.metrics["test_loss"] > 0 and not isinstance(plain.predictions, torch.Tensor)
 
 
-@pytest.mark.parametrize("name", ["gpst", "rnng", "prpn", "lstm"])
+@pytest.mark.parametrize("name", ["gpst", "rnng", "urnng", "prpn", "lstm"])
 def test_trainer_adds_noise_to_embeddings(name: str, tmp_path: Any) -> None:
     """NEFTune: U(-a, a) / sqrt(T D) on the embeddings of every text."""
     losses = []

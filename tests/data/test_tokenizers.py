@@ -200,14 +200,6 @@ def test_offsets_are_those_of_the_words_in_the_text(rule, replace_numbers, parts
     check_offsets(tokenizer, " ".join(parts))
 
 
-def test_known_words_make_the_round_trip(sample):
-    tokenizer = word_tokenizer(sample, unknown="berkeley")
-    for words in sample[:200]:
-        ids, _ = encode_words(tokenizer, words)
-        assert tokenizer.convert_ids_to_tokens(ids) == list(words)
-        assert tokenizer.decode(ids) == "".join(f" {word}" for word in words)
-
-
 @pytest.mark.parametrize(
     ("sentences", "options", "message"),
     [

@@ -19,6 +19,7 @@ from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.models.pushdown.tape import tree_attachments
 from tests.helpers.commands import fail
 from tests.helpers.scoring_models import scorer_of
+from tests.models.pushdown.test_modeling_pushdown import histories
 
 WORDS = ("the", "people", "of", "America")
 
@@ -56,24 +57,12 @@ def test_sum_over_all_trees_is_the_probability(trees: Path) -> None:
     assert total == pytest.approx(float(closed.logsumexp(0)), abs=1e-4)
 
 
-def _histories(length: int) -> list[list[int]]:
-    """All attachments of a text: every word is shifted, or joined to a constituent on the stack."""
-    stacks: list[tuple[list[int], list[int]]] = [([], [])]
-    for position in range(1, length + 1):
-        stacks = [
-            ([*made, to], [*(stack[: stack.index(to)] if to in stack else stack), position])
-            for made, stack in stacks
-            for to in (*stack, position)
-        ]
-    return [made for made, _ in stacks]
-
-
 def test_pushdown_layers_predict_the_end_token(trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a text is the end token, and before it the end word, if there is one."""
     scorer = scorer_of("pushdown", num_beams=200)
     [words] = score_words(scorer, [TextItem("1", " ".join(WORDS))], end=True)
     eos, ids = scorer.model.config.eos_token_id, scorer.tokenizer(" ".join(WORDS))["input_ids"]
-    attachments = torch.tensor([[*tree, -100] for tree in _histories(len(ids))])
+    attachments = torch.tensor([[*tree, -100] for tree in histories(len(ids))])
     each = torch.tensor([[*ids, eos]]).expand_as(attachments)
     expected = scorer.model(each, attachments=attachments).joint_log_prob.logsumexp(0)
     assert sum(log_prob for _, log_prob in words.tokens) + words.end == pytest.approx(float(expected), abs=1e-4)

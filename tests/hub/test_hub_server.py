@@ -17,11 +17,12 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
-from hf_synlm.data.tokenizers import train_bpe_tokenizer
+from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
 from hf_synlm.hub.export import export_model
 from hf_synlm.hub.flatten import flat_files
 from tests.helpers import warm_python
 from tests.helpers.hub_server import HubServer
+from tests.helpers.search_models import GPST_TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "org/gpst-tiny"
@@ -92,13 +93,11 @@ def hub() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def folder(tiny_gpst_config: GPSTConfig, tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """An exported model, with what must not leave the machine beside it."""
     tokenizer = train_bpe_tokenizer(["fruit flies like a banana"], vocab_size=270)
-    fields = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
-    ids = {name: getattr(tokenizer, name) for name in fields}
-    settings = {**tiny_gpst_config.to_dict(), **ids, "reduce_token_id": 1, "vocab_size": len(tokenizer)}
-    folder = export_model(GPSTForCausalLM(GPSTConfig(**settings)), tokenizer, tmp_path / "gpst-tiny")
+    config = GPSTConfig(**{**GPST_TINY, **special_token_ids(tokenizer)})
+    folder = export_model(GPSTForCausalLM(config), tokenizer, tmp_path / "gpst-tiny")
     (folder / ".env").write_text("HF_TOKEN=hf_private")
     return folder
 

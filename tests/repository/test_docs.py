@@ -12,12 +12,12 @@ from hf_synlm.viz import tree_to_text
 from tests.helpers.documentation import ROOT, blocks, check_command, commands, make_inputs, run_page
 
 DOCS = ROOT / "docs"
-PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "api" not in page.relative_to(DOCS).parts]
+PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if "api" not in page.parts)]
 WITH_CODE = [page for page in PAGES if blocks(page, "python") or commands(page)]
 
 
 def name(page: Path) -> str:
-    return page.relative_to(DOCS).as_posix()
+    return page.relative_to(ROOT).as_posix()
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
@@ -33,7 +33,7 @@ def test_code_of_a_page_runs(
         assert promised in printed, f"{name(page)} promises {promised}"
 
 
-@pytest.mark.parametrize("page", [*WITH_CODE, ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_architectures_are_known_where_models_are_loaded(page: Path):
     """In the tests hf_synlm is always imported; a reader begins with the page."""
     code = "\n".join(block["code"] for block in blocks(page, "python") if not block["marker"])

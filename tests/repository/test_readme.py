@@ -7,18 +7,10 @@ import re
 import runpy
 from pathlib import Path
 
-import pytest
-
-from tests.helpers.documentation import ROOT, check_command, commands, make_inputs, run_page
+from tests.helpers.documentation import ROOT
 
 README = ROOT / "README.md"
 CARDS = ROOT / "model_cards"
-
-
-def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    make_inputs(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert run_page(README) >= 6
 
 
 def test_the_pictures_are_what_the_script_draws(tmp_path: Path):
@@ -29,11 +21,6 @@ def test_the_pictures_are_what_the_script_draws(tmp_path: Path):
     for name, picture in (("tree", script["tree_picture"]()), ("speed", speed)):
         shown = (ROOT / "docs" / "assets" / f"{name}.svg").read_text(encoding="utf-8")
         assert re.findall(r">([^<\n]+)</text>", shown) == re.findall(r">([^<\n]+)</text>", picture)
-
-
-def test_commands_exist():
-    for command in commands(README):
-        check_command(command)
 
 
 def test_numbers_of_the_checkpoints_are_those_measured():

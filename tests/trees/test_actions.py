@@ -14,10 +14,6 @@ from hf_synlm.trees.spans import right_branching
 from tests.reference.trees import actions_of, all_binary_trees, all_gen_comp_sequences, spans_of
 
 
-def test_ids_are_those_of_the_checkpoints():
-    assert (GEN, COMP, PAD_ACTION) == (0, 1, -1)
-
-
 @pytest.mark.parametrize("num_tokens", range(1, 8))
 def test_every_binary_tree_survives_actions(num_tokens):
     for tree in all_binary_trees(0, num_tokens):
