@@ -80,6 +80,7 @@ class TreeLMConfig(LabeledTreeConfig):
                 raise ValueError(f"backbone_config has the model_type {kind!r}, which transformers does not know.")
             self.backbone_config = CONFIG_MAPPING[kind](**fields)
         if self.backbone_config is not None:
+            self.backbone_config._name_or_path = ""  # the folder of a user's machine
             for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
                 if not hasattr(self.backbone_config, name):
                     raise ValueError(

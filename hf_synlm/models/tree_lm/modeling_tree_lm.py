@@ -15,13 +15,13 @@ Source: the authors' program (google-deepmind/transformer_grammars), whose numbe
 and clips gradients as described in docs/models/tree-lm.md.
 """
 
-import copy
-from collections.abc import Sequence
+import os
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch.nn import functional as F
+from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from hf_synlm.core.hidden_states import (
@@ -36,7 +36,8 @@ from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.models.rnng.actions import SHIFT
 from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
 from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
-from hf_synlm.models.tree_lm.backbone import check_backbone, make_backbone, run_backbone
+from hf_synlm.models.tree_lm.adapter import BackboneAdapterMixin, find_adapter, load_with_adapter
+from hf_synlm.models.tree_lm.backbone import make_backbone, run_backbone
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.models.tree_lm.layers import TreeLMAttention, TreeLMLayer, position_vectors
@@ -62,6 +63,44 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
         config = self.config
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.label_head = nn.Linear(config.hidden_size, config.num_label_tokens)
+
+    def label_table(self) -> Tensor:
+        """Weights [Y, D] of the head of the labels.
+
+        A head that is tied reads the embeddings, of which PEFT may train a copy (`modules_to_save`).
+        """
+        tied = self.config.tie_word_embeddings
+        return weight_of(self.base_model.embed_labels if tied else self.label_head)
+
+    def label_logits(self, states: Tensor) -> Tensor:
+        """Logits [.., Y] of the labels from the states [.., D] that predict them."""
+        return F.linear(states, self.label_table(), unwrapped(self.label_head).bias)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike | None, *args: Any, backbone: str | None = None, **kwargs: Any
+    ) -> Self:
+        """Load a model, or the adapter of a backbone, which is added to its weights.
+
+        Args:
+            name: folder or Hub name.
+            *args: as in transformers.
+            backbone: folder or Hub name of the backbone of an adapter; default: the one that the adapter names.
+            **kwargs: as in transformers.
+
+        Returns:
+            An ordinary Tree LM: `save_pretrained` writes all weights.
+
+        Raises:
+            ValueError: the backbone is missing or does not fit, or `backbone` is given for a folder that holds all
+                weights.
+        """
+        adapter = find_adapter(name, kwargs)
+        if adapter is not None:
+            return load_with_adapter(cls, TreeLMForCausalLM, name, adapter, backbone, *args, **kwargs)
+        if backbone is not None:
+            raise ValueError(f"backbone is {backbone!r}, but {name!r} holds all weights itself. Leave it out.")
+        return super().from_pretrained(name, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -214,7 +253,7 @@ def _score_derivations(
     taken, shifts = actions != 0, actions == SHIFT
     weights = torch.full_like(actions, weight_of_labels, dtype=torch.float32)
     weights[shifts] = weight_of_words
-    table = torch.cat([weight_of(model.lm_head), weight_of(model.label_head)])
+    table = torch.cat([weight_of(model.lm_head), model.label_table()])
     bias = torch.cat([unwrapped(model.lm_head).bias, unwrapped(model.label_head).bias])
     before = _rows(hidden, plan.last[:, :-1])[taken]
     total, loss = linear_cross_entropy(before, table, plan.targets[taken], weights[taken], bias)
@@ -223,7 +262,7 @@ def _score_derivations(
     return _Scores(total, total.detach() - word, word, joint)
 
 
-class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
+class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPreTrainedModel):
     """Tree LM with its heads: training objective, marginal next-token distribution, search.
 
     `generate` takes `fast_track_size` besides the options of `SyntacticGenerationMixin.generate`; `num_beams` is the
@@ -244,62 +283,6 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         self.model = TreeLMModel(config, add_heads=False)
         self._add_heads()
         self.post_init()
-
-    @classmethod
-    def from_backbone(
-        cls, name: str, nonterminals: Sequence[str], *, dtype: torch.dtype = torch.float32, **fields: Any
-    ) -> Self:
-        """Make a Tree LM of a decoder of the Hub, such as GPT-2, Llama or Qwen, whose weights it keeps.
-
-        Given the same ids it computes what the decoder computes. The rows of the labels are drawn around the mean of
-        the words', as transformers does for new tokens. What it knows of trees it has to learn: train it on a treebank.
-
-        Args:
-            name: folder or Hub name of a causal language model with full attention.
-            nonterminals: labels.
-            dtype: of the weights.
-            **fields: of `TreeLMConfig`.
-
-        Returns:
-            The model.
-
-        Raises:
-            ValueError: the model is not a decoder, or its attention does not see all positions before.
-        """
-        source = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
-        backbone, vocab_size = copy.deepcopy(source.config), source.get_input_embeddings().num_embeddings
-        check_backbone(backbone)
-        end = backbone.eos_token_id[0] if isinstance(backbone.eos_token_id, list) else backbone.eos_token_id
-        special = {"bos_token_id": backbone.bos_token_id, "pad_token_id": backbone.pad_token_id}
-        special = {name: end if token is None else token for name, token in special.items()}
-        decided = {"tie_word_embeddings": backbone.tie_word_embeddings, "eos_token_id": end, **special}
-        sizes = {"vocab_size": vocab_size, "nonterminals": list(nonterminals), "backbone_config": backbone}
-        model = cls(cls.config_class(**{**decided, **fields, **sizes})).to(dtype)
-        source.resize_token_embeddings(vocab_size + model.config.num_label_tokens)
-        model._take_over(source)
-        return model.eval()
-
-    @torch.no_grad()
-    def _take_over(self, source: PreTrainedModel) -> None:
-        """Copy the weights of a decoder, whose vocabulary holds the labels, too; check that nothing else is in it."""
-        base, place = self.model, torch.arange(4)[None]
-        expected = source(place).logits[..., : self.config.vocab_size]
-        tables = [
-            (source.get_input_embeddings(), (base.embed_tokens, base.embed_labels)),
-            (source.get_output_embeddings(), (self.lm_head, self.label_head)),
-        ]
-        for table, parts in tables:
-            for name, value in table.named_parameters():
-                for part, rows in zip(parts, value.tensor_split([self.config.vocab_size]), strict=True):
-                    getattr(part, name).copy_(rows)
-        source.base_model.set_input_embeddings(None)
-        base.backbone.load_state_dict(source.base_model.state_dict())
-        distance = place[:, :, None] - place[:, None]
-        found = self.lm_head(self.eval().model.decode(base.embed(place), distance >= 0, distance.clamp(min=0))[-1])
-        if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
-            raise ValueError(
-                f"{type(source).__name__} scales or caps its logits, which a Tree LM does not. Choose another decoder."
-            )
 
     def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
         """Loss and probability of given derivations; see `FastTrackGenerationMixin`."""
@@ -324,7 +307,7 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         taken, shifts = actions != 0, actions == SHIFT
         before = _rows(hidden, plan.last[:, :-1])[taken]
         words = self.lm_head(before)
-        found = action_logits(words, self.label_head(before), plan.open_label[taken], self.config)
+        found = action_logits(words, self.label_logits(before), plan.open_label[taken], self.config)
         if self.config.is_bottom_up:
             words[:, self.config.eos_token_id] = float("-inf")  # an action of its own
         output.action_logits = found.new_zeros(*actions.shape, found.shape[1])

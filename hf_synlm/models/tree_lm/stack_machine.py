@@ -56,7 +56,7 @@ class TreeLMStackMachine(RNNGStackMachine):
     """Runs a Tree LM with heads on node pools; arguments as for `RNNGStackMachine`."""
 
     def _prepare(self, model: Any) -> None:
-        self.label_head, self.composes = model.label_head, self.config.structure_attention == "stack_compose"
+        self.label_logits, self.composes = model.label_logits, self.config.structure_attention == "stack_compose"
         self._make_tables()
 
     # ---------------------------------------------------------------------------------------------------- nodes
@@ -152,7 +152,7 @@ class TreeLMStackMachine(RNNGStackMachine):
         labels = torch.where(seen.state(0).open >= 0, seen.state(1).action - self.first, -1).flatten()
         size = max(1, _GATHERED_ELEMENTS // self.config.vocab_size)
         parts = [
-            action_logits(self.lm_head(part), self.label_head(part), label, self.config)
+            action_logits(self.lm_head(part), self.label_logits(part), label, self.config)
             for part, label in zip(hidden.split(size), labels.split(size), strict=True)
         ]
         return torch.cat(parts).view(*seen.nodes.shape, -1)
