@@ -126,6 +126,7 @@ def export(
     ] = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    backbone: options.Backbone = None,
     dtype: options.DType = "auto",
 ) -> None:
     """Export a self-contained repository that loads without hf_synlm.
@@ -152,7 +153,7 @@ def export(
     measured = [row for result in found.values() for row in card_rows(result)]
     auto_class = saved_auto_class(model, revision, trust_remote_code)
     loaded, tokenizer = load_pretrained(
-        model, auto_class, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
+        model, auto_class, dtype=dtype, backbone=backbone, revision=revision, trust_remote_code=trust_remote_code
     )
     written = str(loaded.dtype).removeprefix("torch.")
     check_results_of(found, model, type(loaded).__name__, loaded.num_parameters(), written)
@@ -221,6 +222,7 @@ def verify(
     style: options.ReportFormat = "table",
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    backbone: options.Backbone = None,
 ) -> None:
     """Check that a model loads and computes the same without hf_synlm.
 
@@ -248,6 +250,7 @@ def verify(
             folder = Path(snapshot_download(model, revision=revision))
     options.say(f"loading {model} with and without hf_synlm ...")
     chosen: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "tolerance": tolerance}
+    chosen["backbone"] = backbone
     if not _print_report(folder, style, **chosen, **({"texts": text} if text else {})):
         raise typer.Exit(1)
 
@@ -277,6 +280,7 @@ def push(
     ] = None,
     message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload model",
     check: Annotated[bool, typer.Option("--verify/--no-verify", help="First do what `synlm verify` does.")] = True,
+    backbone: options.Backbone = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Upload nothing: verify, and list the files with their sizes in bytes."),
@@ -303,7 +307,7 @@ def push(
         options.say(remark)
     if check and not dry_run:
         check_login()
-    if check and not _print_report(folder):
+    if check and not _print_report(folder, backbone=backbone):
         options.say(f"{folder} was not pushed")
         raise typer.Exit(1)
     if dry_run:

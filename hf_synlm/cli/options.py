@@ -38,6 +38,12 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a m
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", **_MODEL)
 ]
+Backbone = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder or Hub name of the backbone, if the model is an adapter; default: the one that it names.", **_MODEL
+    ),
+]
 GGUFFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in the folder.", **_MODEL)]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.", **_COMPUTATION)
@@ -105,6 +111,7 @@ class Loading:
 
     revision: Revision = None
     trust_remote_code: TrustRemoteCode = False
+    backbone: Backbone = None
     device: Device = None
     dtype: DType = "auto"
     batch_size: Annotated[int, typer.Option(min=1, help="Maximum number of sentences per batch.", **_COMPUTATION)] = 16

@@ -19,9 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from hf_synlm.data.files import TOKENIZER_FILES, file_sha256, read_json
 from hf_synlm.hub import architectures
+from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER, find_adapter
 
 CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
+ADAPTER_WEIGHTS = f"{ADAPTER_FOLDER}/adapter_model.safetensors"  # of a Tree LM on a backbone
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
 _DAMAGED = (OSError, RuntimeError, TypeError, KeyError, AttributeError, ValueError)
@@ -37,9 +39,13 @@ class StoredTensor:
 
 
 def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
-    """Shapes and types of the weights in a folder, from the headers of its safetensors files; empty without any."""
+    """Shapes and types of the weights in a folder, from the headers of its safetensors files; empty without any.
+
+    Those of an adapter of a backbone have the names that PEFT gives them.
+    """
     folder = Path(folder)
-    files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else _shards(folder)
+    single = [file for file in (folder / "model.safetensors", folder / ADAPTER_WEIGHTS) if file.is_file()]
+    files = single or _shards(folder)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         try:
@@ -57,7 +63,8 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
 
 def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:
     """SHA-256 of the safetensors files in a folder, by file name."""
-    return {path.name: file_sha256(path) for path in sorted(Path(folder).glob("*.safetensors"))}
+    files = [*sorted(Path(folder).glob("*.safetensors")), *Path(folder).glob(ADAPTER_WEIGHTS)]
+    return {path.name: file_sha256(path) for path in files}
 
 
 def pickled_files(folder: str | os.PathLike) -> list[str]:
@@ -159,11 +166,17 @@ def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None
 
 
 def load_pretrained(
-    name: str, auto_class: Any = AutoModelForCausalLM, *, dtype: str = "auto", **options: Any
+    name: str,
+    auto_class: Any = AutoModelForCausalLM,
+    *,
+    dtype: str = "auto",
+    backbone: str | None = None,
+    **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer from a folder or the Hub, or say in one line why that fails.
 
     `options` are those of `from_pretrained`, for both (`revision`, `trust_remote_code`, ...); None counts as not given.
+    `backbone` is the folder or Hub name of the backbone of an adapter, if not the one that the adapter names.
     Raises ValueError if the model or tokenizer is missing, if files are damaged or do not fit together, and for pickled
     weights that hold more than tensors.
     """
@@ -176,7 +189,11 @@ def load_pretrained(
         check_checkpoint(name)
     with one_line_errors(name, "model"):
         tokenizer = AutoTokenizer.from_pretrained(name, **given)
-        return auto_class.from_pretrained(name, dtype=dtype, **given), tokenizer
+        if backbone is None:
+            return auto_class.from_pretrained(name, dtype=dtype, **given), tokenizer
+        if find_adapter(name, given) is None:
+            raise ValueError(f"it is not an adapter of a backbone. Leave out the backbone {backbone!r} (--backbone).")
+        return auto_class.from_pretrained(name, dtype=dtype, backbone=backbone, **given), tokenizer
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -21,8 +21,12 @@ SECONDS = 600  # a folder's code may hang
 Call: TypeAlias = tuple[str, str, Mapping[str, Any], Sequence[str]]
 
 
-def answer_calls(folder: str, calls: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
+def answer_calls(
+    folder: str, calls: Mapping[str, Call], options: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
     """By name of a call the fields, and the module of the class in "class"; or a traceback in "error".
+
+    `options` are those of `from_pretrained` of the models.
 
     Give the calls of one Auto class one after the other: a model is loaded when the class changes.
     """
@@ -32,7 +36,9 @@ def answer_calls(folder: str, calls: Mapping[str, Call]) -> dict[str, dict[str, 
         torch.manual_seed(0)  # weights that the folder lacks, such as a new head, are equal in every process
         try:
             if loaded[0] != auto_class:
-                loaded = auto_class, getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True)
+                more = (options or {}) if "Model" in auto_class else {}
+                found = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True, **more)
+                loaded = auto_class, found
             with torch.no_grad():
                 output = getattr(loaded[1], method)(**arguments)
             values = {field: output[field] for field in fields if field in output} if fields else {method: output}
@@ -42,7 +48,9 @@ def answer_calls(folder: str, calls: Mapping[str, Call]) -> dict[str, dict[str, 
     return answers
 
 
-def run_without_package(folder: Path, calls: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
+def run_without_package(
+    folder: Path, calls: Mapping[str, Call], options: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
     """`answer_calls` in a process with an empty working folder and cache, without network and without this package.
 
     What is sent and what comes back are tensors and plain data. Raises RuntimeError with the end of what the process
@@ -50,7 +58,7 @@ def run_without_package(folder: Path, calls: Mapping[str, Call]) -> dict[str, di
     """
     with tempfile.TemporaryDirectory(prefix="hf_synlm_probe_") as place:
         request, answer = Path(place, "request.pt"), Path(place, "answer.pt")
-        torch.save([torch.get_num_threads(), str(folder.absolute()), calls], request)
+        torch.save([torch.get_num_threads(), str(folder.absolute()), calls, options], request)
         # The process shares neither caches nor the distributed run that starts it.
         left_out = ("HF_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
@@ -69,6 +77,6 @@ def run_without_package(folder: Path, calls: Mapping[str, Call]) -> dict[str, di
 
 if __name__ == "__main__":
     sys.modules["hf_synlm"] = None  # type: ignore[assignment]  # from here on, `import hf_synlm` is an ImportError
-    num_threads, where, what = torch.load(sys.argv[1], weights_only=True)
+    num_threads, *asked = torch.load(sys.argv[1], weights_only=True)
     torch.set_num_threads(num_threads)
-    torch.save(answer_calls(where, what), sys.argv[2])
+    torch.save(answer_calls(*asked), sys.argv[2])

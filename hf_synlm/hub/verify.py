@@ -70,6 +70,7 @@ def verify_export(
     num_beams: int | None = None,
     max_new_tokens: int = 8,
     tolerance: float = 0.0,
+    backbone: str | None = None,
 ) -> VerificationReport:
     """Compare a model folder with and without this package.
 
@@ -80,6 +81,7 @@ def verify_export(
         max_new_tokens: length of the greedy generation.
         tolerance: largest absolute difference of a number that still passes; 0 asks for equal bits. Trees and
             tokens must always be equal.
+        backbone: folder or Hub name of the backbone of an adapter; by default the one that the adapter names.
 
     Returns:
         The report. Differences are in it; they do not raise.
@@ -113,11 +115,14 @@ def verify_export(
     }
     if not getattr(config, "gives_trees", False):
         del calls["parse"]
-    without = run_without_package(folder, calls)
+    if backbone is not None and os.path.isdir(backbone):
+        backbone = os.path.abspath(backbone)  # the other process has a working folder of its own
+    options = {} if backbone is None else {"backbone": backbone}
+    without = run_without_package(folder, calls, options)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # heads that the folder lacks are not a fault
     with torch.random.fork_rng(devices=[]):
-        own = answer_calls(str(folder), calls)
+        own = answer_calls(str(folder), calls, options)
     logging.set_verbosity(verbosity)
     compared = [_compare(name, own[name], without[name], batch["attention_mask"].bool(), tolerance) for name in calls]
     return VerificationReport(folder, [_check_files(folder), *compared])

@@ -13,6 +13,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_synlm import LSTMForCausalLM, TreeLMForCausalLM
+from hf_synlm.cli import main
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
@@ -22,7 +23,7 @@ from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import train_rnng
 from hf_synlm.training.tasks import tree_batches
 from hf_synlm.training.tasks.tree_evaluation import Objective, evaluate_given_trees, spread
-from tests.helpers.training_runs import run_here, sample_files
+from tests.helpers.training_runs import cut_off, run_here, sample_files
 
 SMALL = "embedding_size=12,hidden_size=16"
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=301)
@@ -142,24 +143,33 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
 
 
-@pytest.mark.usefixtures("warm_probe")
-def test_a_decoder_becomes_a_tree_lm(
-    corpus: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """With its weights and tokenizer, which has no padding token and marks where words begin, not where they end."""
+@pytest.fixture(scope="module")
+def decoder(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small GPT-2 whose tokenizer has no padding token and marks where words begin, not where they end."""
+    folder = tmp_path_factory.mktemp("decoder") / "gpt2"
     backend = ByteLevelBPETokenizer()
     backend.train([corpus["train"]], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
     end = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-    PreTrainedTokenizerFast(tokenizer_object=backend._tokenizer, **end).save_pretrained(tmp_path / "gpt2")
+    PreTrainedTokenizerFast(tokenizer_object=backend._tokenizer, **end).save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"vocab_size": 300, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
-    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "gpt2")
-    flags = [flag for flag in flags_of(corpus, tmp_path / "out", "tree_lm") if not flag.startswith("embedding_size")]
-    del flags[:3]  # sizes of a preset
-    flags += ["--backbone", str(tmp_path / "gpt2"), "--max_train_steps", "2", "--final_report"]
-    results = run_here(
-        "train_tree_lm", [*flags, "--num_beams", "2", "--action_beam_size", "6"], corpus["cache"], capsys
-    )
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder)
+    return str(folder)
+
+
+def backbone_flags(corpus: dict[str, str], decoder: str, output_dir: Path, *flags: str) -> list[str]:
+    given = [flag for flag in flags_of(corpus, output_dir, "tree_lm") if not flag.startswith("embedding_size")]
+    del given[:3]  # sizes of a preset
+    return [*given, "--backbone", decoder, "--final_report", "--num_beams", "2", "--action_beam_size", "6", *flags]
+
+
+@pytest.mark.usefixtures("warm_probe")
+def test_a_decoder_becomes_a_tree_lm(
+    corpus: dict[str, str], decoder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With its weights and tokenizer."""
+    flags = backbone_flags(corpus, decoder, tmp_path / "out", "--max_train_steps", "2")
+    results = run_here("train_tree_lm", flags, corpus["cache"], capsys)
     assert "computes the same without hf_synlm." in results["stdout"]
     assert results["test"]["search"]["num_sentences"] == 6
     model = TreeLMForCausalLM.from_pretrained(tmp_path / "out" / "model")
@@ -168,6 +178,37 @@ def test_a_decoder_becomes_a_tree_lm(
         model, AutoTokenizer.from_pretrained(tmp_path / "out" / "model"), ["unbelievable economies"]
     )
     assert sentence.words == ("unbelievable", "economies")
+
+
+@pytest.mark.usefixtures("warm_probe")
+def test_lora_on_a_decoder_gives_an_adapter(
+    corpus: dict[str, str], decoder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Which needs the backbone and nothing else; the run resumes as it was."""
+    lora = ("--lora_r", "2", "--backbone_name", "owner/gpt2", "--max_train_steps", "3", "--checkpointing_steps", "2")
+    flags = backbone_flags(corpus, decoder, tmp_path / "whole", *lora)
+    whole = run_here("train_tree_lm", flags, corpus["cache"], capsys)
+    assert "computes the same without hf_synlm." in whole["stdout"]
+    folder = tmp_path / "whole" / "model"
+    assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 50_000
+    assert decoder not in (folder / "config.json").read_text() and "owner/gpt2" in (folder / "README.md").read_text()
+    cut_off(tmp_path / "whole", tmp_path / "cut", 2)
+    flags = [*backbone_flags(corpus, decoder, tmp_path / "cut", *lora), "--resume_from_checkpoint", "latest"]
+    with pytest.raises(ValueError, match="lora_alpha"):
+        run_here("train_tree_lm", [*flags, "--lora_alpha", "3"], corpus["cache"], capsys)
+    again = run_here("train_tree_lm", flags, corpus["cache"], capsys)
+    assert again["evaluations"][-1] == whole["evaluations"][-1]
+    text = tmp_path / "text.txt"
+    text.write_text("unbelievable economies\n")
+    assert main(["parse", str(text), "--model", str(folder)]) == 2 and "--backbone" in capsys.readouterr().err
+    assert main(["parse", str(text), "--model", str(folder), "--backbone", decoder]) == 0
+    assert "unbelievable" in capsys.readouterr().out
+    assert main(["parse", str(text), "--model", decoder, "--backbone", decoder]) == 2
+    assert "--backbone" in capsys.readouterr().err
+    for flags, named in ((["--lora_dropout", "0.1"], "lora_dropout"), ([*lora, "--lora_target_modules", "w"], "'w'")):
+        wrong = backbone_flags(corpus, decoder, tmp_path / "wrong", *flags)
+        with pytest.raises(ValueError, match=named):
+            run_here("train_tree_lm", wrong, corpus["cache"], capsys)
 
 
 @pytest.mark.usefixtures("warm_probe")

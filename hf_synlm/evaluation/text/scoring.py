@@ -155,6 +155,7 @@ class TextScorer:
         device: str | None = None,
         dtype: str = "auto",
         gguf_file: str | None = None,
+        backbone: str | None = None,
         seed: int = 0,
         **options: Any,
     ) -> "TextScorer":
@@ -167,6 +168,7 @@ class TextScorer:
             device: None = a GPU if there is one.
             dtype: floating point type of the weights; "auto" = as saved.
             gguf_file: name of a GGUF file in the folder.
+            backbone: folder or Hub name of the backbone of an adapter; None = the one that the adapter names.
             seed: set before loading.
             **options: passed to `TextScorer`.
 
@@ -179,7 +181,12 @@ class TextScorer:
         device = _checked_device(device)
         set_seed(seed)
         model, tokenizer = load_pretrained(
-            name, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code, gguf_file=gguf_file
+            name,
+            dtype=dtype,
+            backbone=backbone,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            gguf_file=gguf_file,
         )
         revision = getattr(model.config, "_commit_hash", None) or revision
         return cls(model.to(device), tokenizer, name=name, revision=revision, **options)

@@ -23,6 +23,11 @@ from transformers.utils import cached_file
 
 from hf_synlm.models.tree_lm.backbone import check_backbone
 
+try:  # for adapters only
+    import peft
+except ImportError:
+    peft = None
+
 ADAPTER_FOLDER = "adapter"
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
@@ -110,14 +115,15 @@ class BackboneAdapterMixin:
             super().save_pretrained(save_directory, *args, **kwargs)
             return
         weights = dict(kwargs.get("state_dict") or self.state_dict())
-        saved = self.get_adapter_state_dict(state_dict=weights) | {
-            name: weights[name] for name in self._trained_in_full()
-        }
+        adapter = self.active_adapters()[0]
+        # Without `save_embedding_layers`, PEFT looks on the Hub whether the vocabulary has grown.
+        saved = peft.get_peft_model_state_dict(self, weights, adapter, save_embedding_layers=False)
+        saved |= {name: weights[name] for name in self._trained_in_full()}
         saved = {f"base_model.model.{name}": value.contiguous() for name, value in saved.items()}  # names of PEFT
         folder = Path(save_directory, ADAPTER_FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
         save_file(saved, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        self.peft_config[self.active_adapters()[0]].save_pretrained(folder)
+        self.peft_config[adapter].save_pretrained(folder)
         self.config.architectures, self.config.dtype = [type(self).__name__], str(self.dtype).removeprefix("torch.")
         self.config.save_pretrained(save_directory)
         self.generation_config.save_pretrained(save_directory)
@@ -163,10 +169,8 @@ def load_with_adapter(
     **kwargs: Any,
 ) -> Any:
     """`from_pretrained` of a model `cls` for a folder whose adapter is in the folder `adapter`."""
-    try:  # transformers would ask every user of the remote code for a package that is imported elsewhere
-        from peft import PeftModel
-    except ImportError as error:
-        raise ValueError(f"{str(name)!r} is an adapter of a backbone, which needs PEFT: pip install peft") from error
+    if peft is None:
+        raise ValueError(f"{str(name)!r} is an adapter of a backbone, which needs PEFT: pip install peft")
     hub = {key: kwargs[key] for key in (*_HUB_OPTIONS, "subfolder") if key in kwargs}
     config = kwargs.pop("config", None) or cls.config_class.from_pretrained(name, **hub)
     settings = json.loads(Path(adapter, "adapter_config.json").read_text(encoding="utf-8"))
@@ -175,11 +179,11 @@ def load_with_adapter(
         raise ValueError(f"{str(name)!r} is an adapter that names no backbone. Pass backbone=FOLDER (--backbone).")
     try:
         whole = language_model.from_backbone(source, config.nonterminals, linearization=config.linearization)
-        whole = PeftModel.from_pretrained(whole, adapter).merge_and_unload()
+        whole = peft.PeftModel.from_pretrained(whole, adapter).merge_and_unload()
     except (OSError, RuntimeError) as error:
         raise ValueError(
-            f"{str(name)!r} is an adapter of the backbone {source!r}, which cannot be loaded or does not fit: {error} "
-            "Pass the folder or the Hub name of the right one as backbone (--backbone)."
+            f"{str(name)!r} is an adapter of the backbone {source!r}, which cannot be loaded or does not fit. Pass the "
+            f"folder or the Hub name of the right one as backbone (--backbone). {' '.join(str(error).split())}"
         ) from error
     loaded = cls.from_pretrained(None, *args, config=config, state_dict=whole.state_dict(), **kwargs)
     model = loaded[0] if isinstance(loaded, tuple) else loaded

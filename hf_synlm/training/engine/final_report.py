@@ -60,16 +60,17 @@ def report_saved_model(
     methods: dict[str, dict[str, Any]],
     seed: int,
     convention: str = "gpst",
+    backbone: str | None = None,
 ) -> dict[str, Any]:
     """Print whether a saved model needs this package, the scores of its trees by method of `parse`, and a sentence.
 
     Returns for JSON: `verified`; `trees`, by name of the treebank the convention and the scores, the model's first;
-    `generated`, the text of the sentence.
+    `generated`, the text of the sentence. `backbone` is that of an adapter.
     """
     first = next(iter(treebanks.values())).words
-    verified = verify_export(folder, texts=[" ".join(words) for words in first[:2]])
+    verified = verify_export(folder, texts=[" ".join(words) for words in first[:2]], backbone=backbone)
     print(f"{verified.table()}\nIts trees of {len(first)} sentences for the test:")
-    model, tokenizer = load_pretrained(str(folder))
+    model, tokenizer = load_pretrained(str(folder), backbone=backbone)
     report: dict[str, Any] = {}
     for name, treebank in treebanks.items():
         trees = {kind: parse_words(model, tokenizer, treebank.words, **options) for kind, options in methods.items()}

@@ -130,9 +130,9 @@ def course_settings(
 
 
 def load_pretrained(
-    model_class: type[PreTrainedModel], name: str, overrides: Any, tokenizer: PreTrainedTokenizerBase
+    model_class: type[PreTrainedModel], name: str, overrides: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
 ) -> PreTrainedModel:
-    """Load the model that a run continues from, in float32.
+    """Load the model that a run continues from, in float32; `options` are more of `from_pretrained`.
 
     Raises ValueError if `overrides` (`config_overrides`) are given, the model does not exist, has another architecture
     or lacks weights, or the tokenizer has more tokens than the model.
@@ -149,7 +149,7 @@ def load_pretrained(
             f"model_name_or_path {name!r} holds a model of type {found.get('model_type')!r}, not {wanted!r}. Name "
             "another model, or train it with the program and architecture of its type."
         )
-    model, loading = model_class.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    model, loading = model_class.from_pretrained(name, dtype=torch.float32, output_loading_info=True, **options)
     if loading["missing_keys"]:
         raise ValueError(
             f"model_name_or_path {name!r} lacks weights, and random ones would take their place: "

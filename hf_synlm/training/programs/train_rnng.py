@@ -144,9 +144,10 @@ def make_config(
 def make_model(arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase, labels: list[str]) -> PreTrainedModel:
     """Make an untrained model, or load the one to continue from; the tokenizer tells RNNG which tokens end a word."""
     model_class, name = MODELS[arguments.architecture], arguments.model_name_or_path
-    if name is not None:
-        return load_pretrained(model_class, name, arguments.config_overrides, tokenizer)
     backbone = getattr(arguments, "backbone", None)
+    if name is not None:
+        options = {} if backbone is None else {"backbone": backbone}
+        return load_pretrained(model_class, name, arguments.config_overrides, tokenizer, **options)
     if backbone is not None:
         decided = ("backbone_config", "nonterminals", "vocab_size")
         overrides = check_overrides(model_class.config_class, arguments.config_overrides, decided)
@@ -312,7 +313,8 @@ class RNNGRecipe(Recipe):
             beam = self.evaluation.beam(self.config)
             widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
             methods = {f"search (beams {' and '.join(widths)})": beam}
-            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed)
+            more = {"backbone": self.model_arguments.backbone} if hasattr(run.model, "peft_config") else {}
+            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, **more)
             results["test"]["saved_model"] = report
         line, test = improvement(results, "nats_per_sentence"), results.get("test")
         if test is None:

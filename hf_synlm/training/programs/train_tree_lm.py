@@ -36,7 +36,9 @@ class TreeLMModelArguments(RNNGModelArguments):
 
     architecture: str = option("tree_lm", "'tree_lm'.")
     backbone: str | None = option(
-        None, "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...) whose weights and tokenizer to begin with."
+        None,
+        "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...) whose weights and tokenizer to begin with. With "
+        "--model_name_or_path: the backbone of that adapter.",
     )
     backbone_name: str | None = option(
         None, "Hub name of the backbone if --backbone is a folder, from which an adapter is loaded elsewhere."
@@ -59,7 +61,7 @@ class TreeLMModelArguments(RNNGModelArguments):
     )
 
     def __post_init__(self):
-        """Check that one model is named, and that options of LoRA stand beside it."""
+        """Check that options of LoRA stand beside a rank and a backbone."""
         super().__post_init__()
         check_minimum(self, 1, "lora_r")
         check_minimum(self, 0, "lora_alpha label_learning_rate bias_learning_rate")
@@ -68,8 +70,6 @@ class TreeLMModelArguments(RNNGModelArguments):
         for name in LORA_OPTIONS:
             if self.lora_r is None and getattr(self, name):
                 raise ValueError(f"{name} is {getattr(self, name)!r} without lora_r. Pass --lora_r, or leave it out.")
-        if self.backbone is not None and self.model_name_or_path is not None:
-            raise ValueError("backbone and model_name_or_path each name a model to begin with. Leave one of them out.")
 
 
 class TreeLMRecipe(RNNGRecipe):

@@ -1,0 +1,138 @@
+"""LoRA on a backbone: what is trained, what is saved, and how it is loaded."""
+
+import json
+import os
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
+
+from hf_synlm import TreeLMForCausalLM
+from hf_synlm.core.configuration_base import SyntacticConfig
+from hf_synlm.models.tree_lm.adapter import linear_layers
+
+LABELS = ["NP", "S", "VP"]
+SIZES = {
+    "vocab_size": 30, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+# (S (NP 5 6) (VP 7))
+INPUTS = {
+    "input_ids": torch.tensor([[5, 6, 7]]),
+    "actions": torch.tensor([[4, 3, 1, 1, 2, 5, 1, 2, 2]]),
+    "word_ends": torch.ones(1, 3, dtype=torch.bool),
+}
+
+
+def decoder(folder, **more) -> str:
+    """The folder of a small Llama with random weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**SIZES, **more})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+def train(model, steps=4):
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=0.05)
+    for _ in range(steps):
+        model(**INPUTS).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def trained(request, tmp_path_factory):
+    """A trained model, the folder of its backbone, and its own."""
+    folder = tmp_path_factory.mktemp("adapter")
+    base = decoder(folder / "base", tie_word_embeddings=request.param)
+    model = TreeLMForCausalLM.from_backbone(base, LABELS, pad_token_id=0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.name_or_path = "owner/small"
+    model.add_adapter(LoraConfig(r=2, lora_alpha=4, use_rslora=True, target_modules=linear_layers(model)))
+    train(model)
+    changed = {name for name, value in before.items() if name in model.state_dict()
+               and not torch.equal(model.state_dict()[name], value)}  # fmt: skip
+    assert changed == {*model._trained_in_full(), "label_head.weight"}
+    model.save_pretrained(folder / "model")
+    return model.eval(), base, folder / "model"
+
+
+def test_an_adapter_loads_as_an_ordinary_model(trained, tmp_path):
+    model, base, folder = trained
+    expected = model(**INPUTS).loss
+    assert not list(folder.glob("*.safetensors"))
+    settings = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == "owner/small"
+    assert base not in (folder / "config.json").read_text() + json.dumps(settings)
+    plain = AutoModelForCausalLM.from_pretrained(folder, backbone=base)
+    assert type(plain) is TreeLMForCausalLM and set(plain.state_dict()) == set(
+        TreeLMForCausalLM(plain.config).state_dict()
+    )
+    torch.testing.assert_close(plain(**INPUTS).loss, expected)
+    found, wanted = plain.parse(INPUTS["input_ids"]), model.parse(INPUTS["input_ids"])
+    assert found.spans == wanted.spans and found.labels == wanted.labels
+    torch.testing.assert_close(found.log_probs, wanted.log_probs, atol=1e-4, rtol=1e-4)
+    plain.save_pretrained(tmp_path)
+    again, report = TreeLMForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and torch.equal(again(**INPUTS).loss, plain(**INPUTS).loss)
+    half = TreeLMForCausalLM.from_pretrained(folder, backbone=base, dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    states = AutoModel.from_pretrained(folder, backbone=base)(**INPUTS).sentence_state
+    torch.testing.assert_close(states, model.model(**INPUTS).sentence_state, atol=1e-5, rtol=1e-5)
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder, backbone=base)
+    torch.testing.assert_close(classifier.label_head.bias, model.label_head.bias)
+
+
+def test_peft_loads_the_same_adapter(trained):
+    model, base, folder = trained
+    fresh = TreeLMForCausalLM.from_backbone(base, LABELS, pad_token_id=0)
+    loaded = PeftModel.from_pretrained(fresh, folder / "adapter")
+    torch.testing.assert_close(loaded(**INPUTS).loss, model(**INPUTS).loss)
+    torch.testing.assert_close(loaded.merge_and_unload()(**INPUTS).loss, model(**INPUTS).loss)
+
+
+def test_adapters_that_cannot_be_loaded_say_why(trained, tmp_path):
+    _, base, folder = trained
+    with pytest.raises(ValueError, match=r"owner/small.*--backbone"):
+        TreeLMForCausalLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match="does not fit"):
+        TreeLMForCausalLM.from_pretrained(folder, backbone=decoder(tmp_path / "wider", hidden_size=32))
+    plain = TreeLMForCausalLM.from_pretrained(folder, backbone=base)
+    plain.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="holds all weights"):
+        TreeLMForCausalLM.from_pretrained(tmp_path / "plain", backbone=base)
+
+
+def test_a_folder_that_is_the_backbone_is_not_named(tmp_path):
+    model = TreeLMForCausalLM.from_backbone(decoder(tmp_path / "base"), LABELS, pad_token_id=0)
+    model.add_adapter(LoraConfig(r=2, target_modules=linear_layers(model, ["q_proj"])))
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="names no backbone"):
+        TreeLMForCausalLM.from_pretrained(tmp_path / "model")
+    for place, _, files in os.walk(tmp_path / "model"):
+        assert not any(str(tmp_path).encode() in open(os.path.join(place, file), "rb").read() for file in files)
+    assert isinstance(model.config, SyntacticConfig)
+    with pytest.raises(ValueError, match="w_proj"):
+        linear_layers(model, ["w_proj"])
+
+
+def test_labels_learn_where_peft_trains_a_copy_of_their_table(tmp_path):
+    """The head of the labels is tied to the table, of which `modules_to_save` makes a copy."""
+    base = decoder(tmp_path / "base", tie_word_embeddings=True)
+    model = TreeLMForCausalLM.from_backbone(base, [*LABELS, "X"], pad_token_id=0)
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_labels"]))
+    copied = adapted.base_model.model.model.embed_labels.modules_to_save["default"].weight
+    (gradient,) = torch.autograd.grad(adapted(**INPUTS).loss, copied)
+    assert gradient[3].any() and gradient[7].any()  # X is not in the tree: only the head reads its rows
+    train(adapted, 6)
+    adapted.eval()
+    loss, trees = adapted(**INPUTS).loss, adapted.base_model.model.parse(INPUTS["input_ids"])
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(merged(**INPUTS).loss, loss)
+    merged.save_pretrained(tmp_path / "merged")
+    again = TreeLMForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(again(**INPUTS).loss, loss)
+    found = again.parse(INPUTS["input_ids"])
+    assert found.spans == trees.spans
+    torch.testing.assert_close(found.log_probs, trees.log_probs, atol=1e-4, rtol=1e-4)
