@@ -151,12 +151,12 @@ def find_adapter(name: str | os.PathLike | None, options: Mapping[str, Any]) -> 
     if name is None:
         return None
     hub = {key: options[key] for key in _HUB_OPTIONS if key in options}
-    place = os.path.join(options.get("subfolder", ""), ADAPTER_FOLDER)
-    files = [
-        cached_file(name, f"adapter_{file}", subfolder=place, _raise_exceptions_for_missing_entries=False, **hub)
-        for file in ("config.json", "model.safetensors")
-    ]
-    return None if files[0] is None or files[1] is None else os.path.dirname(files[0])
+    hub["subfolder"] = os.path.join(options.get("subfolder", ""), ADAPTER_FOLDER)
+    settings = cached_file(name, "adapter_config.json", _raise_exceptions_for_missing_entries=False, **hub)
+    if settings is None:
+        return None
+    cached_file(name, "adapter_model.safetensors", **hub)
+    return os.path.dirname(settings)
 
 
 def load_with_adapter(

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from hf_synlm.core.hidden_states import (
