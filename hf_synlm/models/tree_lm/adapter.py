@@ -21,7 +21,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel
 from hf_synlm.models.tree_lm.backbone import check_backbone
+from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
 
 try:  # for adapters only
     import peft
@@ -32,8 +34,13 @@ ADAPTER_FOLDER = "adapter"
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
-class BackboneAdapterMixin:
+class BackboneAdapterMixin(SyntacticPreTrainedModel):
     """Makes a language model of a backbone, adds LoRA to it, and saves what is trained."""
+
+    config: TreeLMConfig
+    model: Any
+    lm_head: Any
+    label_head: Any
 
     @classmethod
     def from_backbone(

@@ -313,8 +313,8 @@ class RNNGRecipe(Recipe):
             beam = self.evaluation.beam(self.config)
             widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
             methods = {f"search (beams {' and '.join(widths)})": beam}
-            more = {"backbone": self.model_arguments.backbone} if hasattr(run.model, "peft_config") else {}
-            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, **more)
+            backbone = getattr(self.model_arguments, "backbone", None) if hasattr(run.model, "peft_config") else None
+            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, backbone=backbone)
             results["test"]["saved_model"] = report
         line, test = improvement(results, "nats_per_sentence"), results.get("test")
         if test is None:

@@ -48,7 +48,7 @@ class TreeLMModelArguments(RNNGModelArguments):
         "Train LoRA of this rank instead of all weights of the backbone; the table of the labels and the biases of the "
         "heads are trained in full. The model that is saved is an adapter of the backbone.",
     )
-    lora_alpha: float | None = option(None, "Scale of LoRA; default: twice the rank.")
+    lora_alpha: int | None = option(None, "Scale of LoRA; default: twice the rank.")
     lora_dropout: float = option(0.0, "Dropout of LoRA.")
     lora_target_modules: list[str] | None = option(
         None, "Layers of the backbone that get LoRA, such as q_proj v_proj; default: all that are linear."
@@ -82,17 +82,17 @@ class TreeLMRecipe(RNNGRecipe):
         """Read and encode the trees, make or load tokenizer and model, and add LoRA if it is asked for."""
         model = super().load()
         if self.model_arguments.lora_r is not None:
-            self._add_lora(model)
+            self._add_lora(model, self.model_arguments.lora_r)
         return model
 
-    def _add_lora(self, model: PreTrainedModel) -> None:
+    def _add_lora(self, model: Any, rank: int) -> None:
         """Add LoRA to the backbone, and let labels begin with a bias of their own."""
         given = self.model_arguments
         model.name_or_path = given.backbone_name or model.name_or_path
         config = LoraConfig(
             task_type="CAUSAL_LM",
-            r=given.lora_r,
-            lora_alpha=given.lora_alpha or 2 * given.lora_r,
+            r=rank,
+            lora_alpha=given.lora_alpha or 2 * rank,
             lora_dropout=given.lora_dropout,
             target_modules=linear_layers(model, given.lora_target_modules),
         )
@@ -100,7 +100,7 @@ class TreeLMRecipe(RNNGRecipe):
         with torch.no_grad():
             model.label_head.bias.fill_(LABEL_BIAS)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.accelerator.print(f"LoRA of rank {given.lora_r}: {trained:,} parameters are trained")
+        self.accelerator.print(f"LoRA of rank {rank}: {trained:,} parameters are trained")
 
     def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
         """With LoRA, the table of the labels and the biases of the heads have their own."""
