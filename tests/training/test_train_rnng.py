@@ -26,6 +26,8 @@ from hf_synlm.training.tasks.tree_evaluation import Objective, evaluate_given_tr
 from tests.helpers.training_runs import cut_off, run_here, sample_files
 
 SMALL = "embedding_size=12,hidden_size=16"
+# Beams of the model that is saved: the report uses them, too.
+NARROW = "scoring_num_beams=2,action_beam_size=6"
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=301)
 
 
@@ -120,9 +122,9 @@ def perplexities(results: dict) -> set[frozenset[str]]:
 @pytest.mark.usefixtures("warm_probe")
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
 def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., dict], tmp_path: Path) -> None:
-    flags = ("--config_overrides", f"{SMALL},transition_system={system}", "--max_train_steps", "5")
+    flags = ("--config_overrides", f"{SMALL},{NARROW},transition_system={system}", "--max_train_steps", "5")
     flags = (*flags, "--evaluation_steps", "3", "--search_sentences", "3", "--num_beams", "2")
-    flags = (*flags, "--action_beam_size", "6", "--tokenizer_type", "bpe", "--tokenizer_vocab_size", "150")
+    flags = (*flags, "--action_beam_size", "7", "--tokenizer_type", "bpe", "--tokenizer_vocab_size", "150")
     results = run(tmp_path / "out", "rnng", *flags)
     first, *later = results["evaluations"]
     assert "search" not in first and len(later) == 2
@@ -133,12 +135,12 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
         assert search["punctuation_by"] == "tag"
         assert search["num_sentences"] == count and math.isfinite(search["word_perplexity"])
         assert 0 <= search["labeled_f1"] <= search["unlabeled_f1"] <= 100
-        assert search["beam"] == {"num_beams": 2, "action_beam_size": 6, "fast_track_size": 1}
+        assert search["beam"] == {"num_beams": 2, "action_beam_size": 7, "fast_track_size": 1}
     assert "computes the same without hf_synlm." in results["stdout"]
     report = results["test"]["saved_model"]["trees"]["ignore"]["sentence_and_corpus_f1"]
-    assert {"search (beams 2 and 6)", "right", "random"} <= set(report)
+    assert {"search (beams 2 and 7)", "right", "random"} <= set(report)
     # The process without the package finds the same trees.
-    assert report["search (beams 2 and 6)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
+    assert report["search (beams 2 and 7)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
     saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
     assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
 
@@ -158,9 +160,8 @@ def decoder(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def backbone_flags(corpus: dict[str, str], decoder: str, output_dir: Path, *flags: str) -> list[str]:
-    given = [flag for flag in flags_of(corpus, output_dir, "tree_lm") if not flag.startswith("embedding_size")]
-    del given[:3]  # sizes of a preset
-    return [*given, "--backbone", decoder, "--final_report", "--num_beams", "2", "--action_beam_size", "6", *flags]
+    given = [NARROW if flag == SMALL else flag for flag in flags_of(corpus, output_dir, "tree_lm")]
+    return [*given[2:], "--backbone", decoder, *flags]  # without the configuration, whose sizes are another model's
 
 
 @pytest.mark.usefixtures("warm_probe")
@@ -168,7 +169,7 @@ def test_a_decoder_becomes_a_tree_lm(
     corpus: dict[str, str], decoder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """With its weights and tokenizer."""
-    flags = backbone_flags(corpus, decoder, tmp_path / "out", "--max_train_steps", "2")
+    flags = backbone_flags(corpus, decoder, tmp_path / "out", "--max_train_steps", "2", "--final_report")
     results = run_here("train_tree_lm", flags, corpus["cache"], capsys)
     assert "computes the same without hf_synlm." in results["stdout"]
     assert results["test"]["search"]["num_sentences"] == 6
@@ -186,14 +187,14 @@ def test_lora_on_a_decoder_gives_an_adapter(
 ) -> None:
     """Which needs the backbone and nothing else; the run resumes as it was."""
     lora = ("--lora_r", "2", "--backbone_name", "owner/gpt2", "--max_train_steps", "3", "--checkpointing_steps", "2")
-    flags = backbone_flags(corpus, decoder, tmp_path / "whole", *lora)
+    flags = backbone_flags(corpus, decoder, tmp_path / "whole", *lora, "--final_report")
     whole = run_here("train_tree_lm", flags, corpus["cache"], capsys)
     assert "computes the same without hf_synlm." in whole["stdout"]
     folder = tmp_path / "whole" / "model"
     assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 50_000
     assert decoder not in (folder / "config.json").read_text() and "owner/gpt2" in (folder / "README.md").read_text()
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
-    flags = [*backbone_flags(corpus, decoder, tmp_path / "cut", *lora), "--resume_from_checkpoint", "latest"]
+    flags = backbone_flags(corpus, decoder, tmp_path / "cut", *lora, "--resume_from_checkpoint", "latest")
     with pytest.raises(ValueError, match="lora_alpha"):
         run_here("train_tree_lm", [*flags, "--lora_alpha", "3"], corpus["cache"], capsys)
     again = run_here("train_tree_lm", flags, corpus["cache"], capsys)

@@ -77,12 +77,16 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | os.PathLike | None, *args: Any, backbone: str | None = None, **kwargs: Any
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike | None,
+        *args: Any,
+        backbone: str | None = None,
+        **kwargs: Any,
     ) -> Self:
         """Load a model, or the adapter of a backbone, which is added to its weights.
 
         Args:
-            name: folder or Hub name.
+            pretrained_model_name_or_path: folder or Hub name.
             *args: as in transformers.
             backbone: folder or Hub name of the backbone of an adapter; default: the one that the adapter names.
             **kwargs: as in transformers.
@@ -94,6 +98,7 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
             ValueError: the backbone is missing or does not fit, or `backbone` is given for a folder that holds all
                 weights.
         """
+        name = pretrained_model_name_or_path
         adapter = find_adapter(name, kwargs)
         if adapter is not None:
             return load_with_adapter(cls, TreeLMForCausalLM, name, adapter, backbone, *args, **kwargs)
