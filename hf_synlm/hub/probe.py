@@ -4,6 +4,7 @@
 of this package: it does what a user of a published model does, with the Auto classes.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 import transformers
+from transformers import dynamic_module_utils
 
 SECONDS = 600  # a folder's code may hang
 # Auto class, method, its arguments, and the fields of its output that are wanted; without fields, the output itself.
@@ -77,6 +79,8 @@ def run_without_package(
 
 if __name__ == "__main__":
     sys.modules["hf_synlm"] = None  # type: ignore[assignment]  # from here on, `import hf_synlm` is an ImportError
+    # Each Auto class would parse all files of the folder again.
+    dynamic_module_utils.get_imports = functools.cache(dynamic_module_utils.get_imports)
     num_threads, *asked = torch.load(sys.argv[1], weights_only=True)
     torch.set_num_threads(num_threads)
     torch.save(answer_calls(*asked), sys.argv[2])

@@ -263,6 +263,7 @@ def straight(gpst: Callable[..., ScriptRun]) -> Path:
 def test_signal_saves_and_ends_without_error(gpst: Callable[..., ScriptRun], straight: Path) -> None:
     run = gpst("signal", "--checkpointing_steps", "0", number=signal.SIGINT)  # SIGTERM: test_training_two_processes
     text = run.finish()
+    assert checkpoints.list_checkpoints(run.output_dir), text[-3000:]
     (checkpoint,) = checkpoints.list_checkpoints(run.output_dir)
     assert checkpoint.name == "step_2"
     assert f"stopped by SIGINT at step 2: saved in {checkpoint}. The same command continues" in text
