@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data import shards
@@ -302,7 +303,8 @@ def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
             return
         train = train_bpe_tokenizer if arguments.tokenizer_type == "bpe" else train_wordpiece_tokenizer
         size, frequency = arguments.tokenizer_vocab_size, arguments.tokenizer_min_frequency
-        tokenizer = train(_sentences(arguments), size, min_frequency=frequency)
+        sentences = tqdm(_sentences(arguments), desc="training the tokenizer", unit=" sentences")
+        tokenizer = train(sentences, size, min_frequency=frequency)
     with folder_writer(folder) as partial:
         tokenizer.save_pretrained(partial)
         write_json(partial / MADE_FROM_FILE, made_from)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from accelerate import Accelerator
+from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
@@ -129,7 +130,8 @@ def load_or_make_tokenizer(
         made_from["training_words"] = words_fingerprint(read_words())
         if accelerator.is_main_process and not Path(source).is_dir():
             with folder_writer(Path(source)) as partial:
-                tokenizer = data.make_tokenizer(read_words(), end_token="eos_token" in special_tokens)
+                sentences = tqdm(read_words(), desc="making the tokenizer", unit=" sentences")
+                tokenizer = data.make_tokenizer(sentences, end_token="eos_token" in special_tokens)
                 tokenizer.save_pretrained(partial)
                 write_json(partial / MADE_FROM, made_from)
         accelerator.wait_for_everyone()
