@@ -133,7 +133,7 @@ def export(
 
     It holds code, weights in safetensors, tokenizer, generation options and card. A language model stays a language
     model, and a classifier a classifier. The code comes from the installed hf_synlm, also for a fine-tuned copy of a
-    model from the Hub. The folder appears only when it is complete.
+    model from the Hub. An adapter of a backbone stays an adapter. The folder appears only when it is complete.
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
@@ -153,7 +153,13 @@ def export(
     measured = [row for result in found.values() for row in card_rows(result)]
     auto_class = saved_auto_class(model, revision, trust_remote_code)
     loaded, tokenizer = load_pretrained(
-        model, auto_class, dtype=dtype, backbone=backbone, revision=revision, trust_remote_code=trust_remote_code
+        model,
+        auto_class,
+        dtype=dtype,
+        backbone=backbone,
+        merge=False,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
     )
     written = str(loaded.dtype).removeprefix("torch.")
     check_results_of(found, model, type(loaded).__name__, loaded.num_parameters(), written)

@@ -171,12 +171,14 @@ def load_pretrained(
     *,
     dtype: str = "auto",
     backbone: str | None = None,
+    merge: bool = True,
     **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer from a folder or the Hub, or say in one line why that fails.
 
     `options` are those of `from_pretrained`, for both (`revision`, `trust_remote_code`, ...); None counts as not given.
-    `backbone` is the folder or Hub name of the backbone of an adapter, if not the one that the adapter names.
+    `backbone` is the folder or Hub name of the backbone of an adapter, if not the one that the adapter names; `merge`
+    adds the adapter to the weights.
     Raises ValueError if the model or tokenizer is missing, if files are damaged or do not fit together, and for pickled
     weights that hold more than tensors.
     """
@@ -189,11 +191,12 @@ def load_pretrained(
         check_checkpoint(name)
     with one_line_errors(name, "model"):
         tokenizer = AutoTokenizer.from_pretrained(name, **given)
-        if backbone is None:
-            return auto_class.from_pretrained(name, dtype=dtype, **given), tokenizer
-        if find_adapter(name, given) is None:
+        of_adapter: dict[str, Any] = {}
+        if backbone is not None or not merge:
+            of_adapter = {} if find_adapter(name, given) is None else {"backbone": backbone, "merge": merge}
+        if backbone is not None and not of_adapter:
             raise ValueError(f"it is not an adapter of a backbone. Leave out the backbone {backbone!r} (--backbone).")
-        return auto_class.from_pretrained(name, dtype=dtype, backbone=backbone, **given), tokenizer
+        return auto_class.from_pretrained(name, dtype=dtype, **of_adapter, **given), tokenizer
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import Linear, Parameter
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -126,7 +126,9 @@ class BackboneAdapterMixin(SyntacticPreTrainedModel):
         # Without `save_embedding_layers`, PEFT looks on the Hub whether the vocabulary has grown.
         saved = peft.get_peft_model_state_dict(self, weights, adapter, save_embedding_layers=False)
         saved |= {name: weights[name] for name in self._trained_in_full()}
-        saved = {f"base_model.model.{name}": value.contiguous() for name, value in saved.items()}  # names of PEFT
+        saved = {
+            f"base_model.model.{name}": value.to(self.dtype).contiguous() for name, value in saved.items()
+        }  # names of PEFT
         folder = Path(save_directory, ADAPTER_FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
         save_file(saved, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -172,6 +174,7 @@ def load_with_adapter(
     name: str | os.PathLike,
     adapter: str,
     backbone: str | None,
+    merge: bool,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -186,7 +189,8 @@ def load_with_adapter(
         raise ValueError(f"{str(name)!r} is an adapter that names no backbone. Pass backbone=FOLDER (--backbone).")
     try:
         whole = language_model.from_backbone(source, config.nonterminals, linearization=config.linearization)
-        whole = peft.PeftModel.from_pretrained(whole, adapter).merge_and_unload()
+        if merge:
+            whole = peft.PeftModel.from_pretrained(whole, adapter).merge_and_unload()
     except (OSError, RuntimeError) as error:
         raise ValueError(
             f"{str(name)!r} is an adapter of the backbone {source!r}, which cannot be loaded or does not fit. Pass the "
@@ -194,7 +198,11 @@ def load_with_adapter(
         ) from error
     loaded = cls.from_pretrained(None, *args, config=config, state_dict=whole.state_dict(), **kwargs)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
-    model.name_or_path = str(name)
+    model.name_or_path = str(name) if merge else settings["base_model_name_or_path"] or ""
+    if not merge:
+        model.add_adapter(peft.PeftConfig.from_pretrained(adapter))
+        peft.set_peft_model_state_dict(model, load_file(Path(adapter, "adapter_model.safetensors")))
+        model.eval()
     if model.can_generate():
         model.generation_config = GenerationConfig.from_pretrained(name, **hub)
     return loaded

@@ -81,6 +81,7 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
         pretrained_model_name_or_path: str | os.PathLike | None,
         *args: Any,
         backbone: str | None = None,
+        merge: bool = True,
         **kwargs: Any,
     ) -> Self:
         """Load a model, or the adapter of a backbone, which is added to its weights.
@@ -89,10 +90,12 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
             pretrained_model_name_or_path: folder or Hub name.
             *args: as in transformers.
             backbone: folder or Hub name of the backbone of an adapter; default: the one that the adapter names.
+            merge: add the adapter to the weights. Without, LoRA stays beside them, to be trained on, and
+                `save_pretrained` writes an adapter again (`TreeLMForCausalLM`).
             **kwargs: as in transformers.
 
         Returns:
-            An ordinary Tree LM: `save_pretrained` writes all weights.
+            An ordinary Tree LM: `save_pretrained` writes all weights. (Not with merge=False.)
 
         Raises:
             ValueError: the backbone is missing or does not fit, or `backbone` is given for a folder that holds all
@@ -101,7 +104,7 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
         name = pretrained_model_name_or_path
         adapter = find_adapter(name, kwargs)
         if adapter is not None:
-            return load_with_adapter(cls, TreeLMForCausalLM, name, adapter, backbone, *args, **kwargs)
+            return load_with_adapter(cls, TreeLMForCausalLM, name, adapter, backbone, merge, *args, **kwargs)
         if backbone is not None:
             raise ValueError(f"backbone is {backbone!r}, but {name!r} holds all weights itself. Leave it out.")
         return super().from_pretrained(name, *args, **kwargs)

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
 from hf_synlm import TreeLMForCausalLM
@@ -90,6 +91,24 @@ def test_peft_loads_the_same_adapter(trained):
     loaded = PeftModel.from_pretrained(fresh, folder / "adapter")
     torch.testing.assert_close(loaded(**INPUTS).loss, model(**INPUTS).loss)
     torch.testing.assert_close(loaded.merge_and_unload()(**INPUTS).loss, model(**INPUTS).loss)
+
+
+def test_an_adapter_that_is_not_merged_is_trained_on_and_saved_again(trained, tmp_path):
+    model, base, folder = trained
+    loaded = TreeLMForCausalLM.from_pretrained(folder, backbone=base, merge=False)
+    torch.testing.assert_close(loaded(**INPUTS).loss, model(**INPUTS).loss)
+    train(loaded, 2)
+    loaded.save_pretrained(tmp_path / "again")
+    again = TreeLMForCausalLM.from_pretrained(tmp_path / "again", backbone=base)
+    torch.testing.assert_close(again(**INPUTS).loss, loaded.eval()(**INPUTS).loss)
+    assert again(**INPUTS).loss != model(**INPUTS).loss
+    half = TreeLMForCausalLM.from_pretrained(folder, backbone=base, merge=False, dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    assert {value.dtype for value in load_file(tmp_path / "half/adapter/adapter_model.safetensors").values()} == {
+        torch.bfloat16
+    }
+    again = TreeLMForCausalLM.from_pretrained(tmp_path / "half", backbone=base, dtype=torch.float32)
+    torch.testing.assert_close(again(**INPUTS).loss, model(**INPUTS).loss, atol=0.02, rtol=0.02)
 
 
 def test_adapters_that_cannot_be_loaded_say_why(trained, tmp_path):
