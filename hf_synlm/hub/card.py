@@ -93,6 +93,7 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "front_matter": _front_matter(config, stated),
         "name": stated["repo_id"].rpartition("/")[2],
         "results": _results_table(stated["results"]),
+        "packages": _packages(config),
         "not_for": stated["not_for"] if stated["results"] else "",
         "num_beams": str(getattr(config, "scoring_num_beams", None)),
     }
@@ -101,6 +102,18 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     template = _SECTION.sub(lambda match: match[2] if match[1] in kinds else "", template)
     text = re.sub(r"{{ (\w+) }}", lambda match: values[match.group(1)], template)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _packages(config: PreTrainedConfig) -> str:
+    """What a model needs besides transformers, for the card."""
+    of = getattr(config, "adapter_of", None)
+    if of is None:
+        return "no other package"
+    where = f"`{of['name']}`, which are loaded from the Hub" if of["name"] else "a folder"
+    return (
+        f"`peft`. It is an adapter: the weights of its backbone are those of {where}; "
+        '`from_pretrained(..., backbone="FOLDER")` takes them from elsewhere'
+    )
 
 
 def facts_text(facts: Mapping[str, Any]) -> str:

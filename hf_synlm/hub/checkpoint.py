@@ -15,15 +15,21 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from hf_synlm.data.files import TOKENIZER_FILES, file_sha256, read_json
 from hf_synlm.hub import architectures
-from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER, find_adapter
+from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER
 
 CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
-ADAPTER_WEIGHTS = f"{ADAPTER_FOLDER}/adapter_model.safetensors"  # of a Tree LM on a backbone
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
 _DAMAGED = (OSError, RuntimeError, TypeError, KeyError, AttributeError, ValueError)
@@ -44,8 +50,8 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
     Those of an adapter of a backbone have the names that PEFT gives them.
     """
     folder = Path(folder)
-    single = [file for file in (folder / "model.safetensors", folder / ADAPTER_WEIGHTS) if file.is_file()]
-    files = single or _shards(folder)
+    single = _adapter_file(folder) or folder / "model.safetensors"
+    files = [single] if single.is_file() else _shards(folder)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         try:
@@ -63,8 +69,20 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
 
 def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:
     """SHA-256 of the safetensors files in a folder, by file name."""
-    files = [*sorted(Path(folder).glob("*.safetensors")), *Path(folder).glob(ADAPTER_WEIGHTS)]
+    adapter = _adapter_file(Path(folder))
+    files = sorted(Path(folder).glob("*.safetensors")) if adapter is None else [adapter]
     return {path.name: file_sha256(path) for path in files}
+
+
+def is_adapter(name: str | os.PathLike, **options: Any) -> bool:
+    """Whether a model holds an adapter of a Tree LM on a backbone, by its configuration."""
+    return bool(PreTrainedConfig.get_config_dict(name, **options)[0].get("adapter_of"))
+
+
+def _adapter_file(folder: Path) -> Path | None:
+    """The weights of a folder that holds an adapter; None for others."""
+    adapts = (folder / CONFIG_FILE).is_file() and is_adapter(folder)
+    return folder / ADAPTER_FOLDER / "adapter_model.safetensors" if adapts else None
 
 
 def pickled_files(folder: str | os.PathLike) -> list[str]:
@@ -193,7 +211,7 @@ def load_pretrained(
         tokenizer = AutoTokenizer.from_pretrained(name, **given)
         of_adapter: dict[str, Any] = {}
         if backbone is not None or not merge:
-            of_adapter = {} if find_adapter(name, given) is None else {"backbone": backbone, "merge": merge}
+            of_adapter = {"backbone": backbone, "merge": merge} if is_adapter(name, **given) else {}
         if backbone is not None and not of_adapter:
             raise ValueError(f"it is not an adapter of a backbone. Leave out the backbone {backbone!r} (--backbone).")
         return auto_class.from_pretrained(name, dtype=dtype, **of_adapter, **given), tokenizer

@@ -3,6 +3,7 @@
 A folder appears under its name when all of it is written. An interrupted export leaves nothing that loads.
 """
 
+import copy
 import os
 import re
 import secrets
@@ -20,7 +21,7 @@ from transformers.dynamic_module_utils import get_imports, get_relative_imports
 from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
-from hf_synlm.hub.checkpoint import PICKLES, load_tokenizer, stored_tensors, weight_checksums
+from hf_synlm.hub.checkpoint import PICKLES, is_adapter, load_tokenizer, stored_tensors, weight_checksums
 
 # "file.Class" in an auto_map; what lies in another repository or folder is written otherwise.
 _REFERENCE = re.compile(r"\w+\.\w+")
@@ -70,7 +71,10 @@ def export_model(
     if tokenizer is not None:
         _check_tokenizer(model.config, tokenizer)
     stated = {"repo_id": output_dir.name, **_example(tokenizer), **(facts or {})}
-    text = fill_card(model.config, stated) if card is None else card
+    config = copy.copy(model.config)
+    if getattr(model, "adapts_backbone", False):
+        config.adapter_of = model.backbone_source
+    text = fill_card(config, stated) if card is None else card
 
     with folder_writer(output_dir, mark=f".{secrets.token_hex(4)}") as folder:
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
@@ -83,7 +87,9 @@ def export_model(
             if stated.get("results"):
                 stated["weights"] = weight_checksums(folder)
             (folder / FACTS_FILE).write_text(facts_text(stated), encoding="utf-8")
-        (folder / "requirements.txt").write_text(f"torch\ntransformers>={OLDEST_TRANSFORMERS}\n", encoding="utf-8")
+        adapter = "peft\n" if is_adapter(folder) else ""
+        needed = f"torch\ntransformers>={OLDEST_TRANSFORMERS}\n{adapter}"
+        (folder / "requirements.txt").write_text(needed, encoding="utf-8")
         check_complete(folder)
     return output_dir
 

@@ -30,8 +30,9 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
 
     Returns:
         For JSON: `model`, `revision`, `architecture`, `model_type`, `num_parameters`, `weights` (bytes by type),
-        `config` (the sizes that users ask for, and special token ids), `nonterminals` (RNNG), `tokenizer`,
-        `auto_classes`, `code` (files), `self_contained` and `problems` (why not), `card`.
+        `config` (the sizes that users ask for, and special token ids), `adapter_of` (name of the backbone),
+        `nonterminals` (RNNG), `tokenizer`, `auto_classes`, `code` (files), `self_contained` and `problems` (why not),
+        `card`.
 
     Raises:
         ValueError: there is no such model, or its files are damaged.
@@ -61,6 +62,7 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
         "num_parameters": sum(counts.values()),
         "weights": {dtype: count * _BYTES.get(dtype, 1) for dtype, count in sorted(counts.items())},
         "config": {key: config[key] for key in (*_SIZES, *SPECIAL_IDS) if config.get(key) is not None},
+        "adapter_of": (config.get("adapter_of") or {}).get("name"),
         "nonterminals": len(config["nonterminals"]) if config.get("nonterminals") else None,
         "tokenizer": _tokenizer_class(folder),
         "auto_classes": sorted(config.get("auto_map") or {}),
@@ -127,6 +129,7 @@ def info_table(description: dict[str, Any]) -> str:
         "parameters": f"{description['num_parameters']:,}",
         "weights": weights or "none in safetensors",
         **description["config"],
+        "adapter of": description["adapter_of"],
         "nonterminals": description["nonterminals"],
         "tokenizer": description["tokenizer"] or "none, so it cannot read text",
         "Auto classes": ", ".join(description["auto_classes"]) or "none",

@@ -115,6 +115,8 @@ def verify_export(
     }
     if not getattr(config, "gives_trees", False):
         del calls["parse"]
+    if backbone is not None and not getattr(config, "adapter_of", None):
+        raise ValueError(f"{str(folder)!r} is not an adapter. Leave out the backbone {backbone!r} (--backbone).")
     if backbone is not None and os.path.isdir(backbone):
         backbone = os.path.abspath(backbone)  # the other process has a working folder of its own
     options = {} if backbone is None else {"backbone": backbone}

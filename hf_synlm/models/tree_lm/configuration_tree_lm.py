@@ -34,6 +34,7 @@ class TreeLMConfig(LabeledTreeConfig):
             layers, and on the output of the last layer.
         backbone_config: of a decoder of transformers whose layers take the place of our own, and whose sizes and
             dropout count (see `TreeLMForCausalLM.from_backbone`); None = our own. "causal" only.
+        adapter_of: in a folder with an adapter, name and fingerprint of the backbone whose weights it leaves out.
     Structure:
         linearization: "top_down" (opening labels, words, closing labels), "binary" (a label takes the two last
             elements: GEN and COMP of GPST, with labels) or "no_opening" (words and closing labels, from which no tree
@@ -61,6 +62,7 @@ class TreeLMConfig(LabeledTreeConfig):
     intermediate_size: int = 4096
     dropout: float | int = 0.1
     backbone_config: dict | PreTrainedConfig | None = None
+    adapter_of: dict | None = None
 
     linearization: str = "top_down"
     structure_attention: str = "causal"

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from hf_synlm.core.hidden_states import (
@@ -35,7 +36,7 @@ from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.models.rnng.actions import SHIFT
 from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
 from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
-from hf_synlm.models.tree_lm.adapter import BackboneAdapterMixin, find_adapter, load_with_adapter
+from hf_synlm.models.tree_lm.adapter import HUB_OPTIONS, BackboneAdapterMixin, load_with_adapter
 from hf_synlm.models.tree_lm.backbone import make_backbone, run_backbone
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
@@ -66,9 +67,10 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
     def label_table(self) -> Tensor:
         """Weights [Y, D] of the head of the labels.
 
-        A head that is tied reads the embeddings, of which PEFT may train a copy (`modules_to_save`).
+        A head that is tied reads the embeddings, of which PEFT may train a copy (`modules_to_save`), unless PEFT wraps
+        the head itself.
         """
-        tied = self.config.tie_word_embeddings
+        tied = self.config.tie_word_embeddings and type(self.label_head) is nn.Linear
         return weight_of(self.base_model.embed_labels if tied else self.label_head)
 
     def label_logits(self, states: Tensor) -> Tensor:
@@ -101,13 +103,21 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
             ValueError: the backbone is missing or does not fit, or `backbone` is given for a folder that holds all
                 weights.
         """
-        name = pretrained_model_name_or_path
-        adapter = find_adapter(name, kwargs)
-        if adapter is not None:
-            return load_with_adapter(cls, TreeLMForCausalLM, name, adapter, backbone, merge, *args, **kwargs)
-        if backbone is not None:
-            raise ValueError(f"backbone is {backbone!r}, but {name!r} holds all weights itself. Leave it out.")
-        return super().from_pretrained(name, *args, **kwargs)
+        name, given = pretrained_model_name_or_path, dict(kwargs)
+        hub = {key: given[key] for key in HUB_OPTIONS if given.get(key) is not None}
+        config, dtype = given.pop("config", None), given.pop("dtype", "auto")
+        if not isinstance(config, PreTrainedConfig) and (config or name) is not None:
+            options = {"return_unused_kwargs": True, **given}
+            config, given = cls.config_class.from_pretrained(config or name, **options)
+        if name is None or config.adapter_of is None:
+            if backbone is not None or not merge:
+                raise ValueError(
+                    f"backbone={backbone!r}, merge={merge}: {name!r} holds all weights itself. Leave it out."
+                )
+            return super().from_pretrained(name, *args, **kwargs)
+        given = {key: value for key, value in given.items() if key not in HUB_OPTIONS}
+        more = {"backbone": backbone, "merge": merge, "dtype": dtype, **given}
+        return load_with_adapter(cls, TreeLMForCausalLM, name, config, hub, *args, **more)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -211,14 +211,15 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups by learning rate and weight decay; biases, norms and vectors are never decayed.
 
-    `module_rates` maps a component of parameters' names, such as "parser", to its learning rate.
+    `module_rates` maps a part of parameters' names, such as "parser" or "head.weight", to its learning rate; the first
+    that fits counts.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     unused = set(module_rates)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        owner = next((module for module in module_rates if module in name.split(".")), None)
+        owner = next((module for module in module_rates if f".{module}." in f".{name}."), None)
         unused.discard(owner)
         rate = learning_rate if owner is None else module_rates[owner]
         groups.setdefault((rate, weight_decay if parameter.dim() > 1 else 0.0), []).append(parameter)

@@ -313,7 +313,11 @@ class RNNGRecipe(Recipe):
             beam = self.evaluation.beam(self.config)
             widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
             methods = {f"search (beams {' and '.join(widths)})": beam}
-            backbone = getattr(self.model_arguments, "backbone", None) if hasattr(run.model, "peft_config") else None
+            backbone = (
+                getattr(self.model_arguments, "backbone", None)
+                if getattr(run.model, "adapts_backbone", False)
+                else None
+            )
             report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, backbone=backbone)
             results["test"]["saved_model"] = report
         line, test = improvement(results, "nats_per_sentence"), results.get("test")

@@ -7,15 +7,16 @@ be compared. Paper: Sartran et al., "Transformer Grammars: Augmenting Transforme
 Inductive Biases at Scale" (TACL 2022).
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from transformers import PreTrainedModel
 
 from hf_synlm.data.arguments import option
+from hf_synlm.hub.checkpoint import is_folder
 from hf_synlm.models.tree_lm.adapter import linear_layers
 from hf_synlm.training.engine.arguments import check_minimum
 from hf_synlm.training.engine.export import hub_facts
@@ -49,7 +50,7 @@ class TreeLMModelArguments(RNNGModelArguments):
         "heads are trained in full. The model that is saved is an adapter of the backbone.",
     )
     lora_alpha: int | None = option(None, "Scale of LoRA; default: twice the rank.")
-    lora_dropout: float = option(0.0, "Dropout of LoRA.")
+    lora_dropout: float | None = option(None, "Dropout of LoRA; default: 0.")
     lora_target_modules: list[str] | None = option(
         None, "Layers of the backbone that get LoRA, such as q_proj v_proj; default: all that are linear."
     )
@@ -61,15 +62,24 @@ class TreeLMModelArguments(RNNGModelArguments):
     )
 
     def __post_init__(self):
-        """Check that options of LoRA stand beside a rank and a backbone."""
+        """Check that options of LoRA stand beside a rank and a backbone, and that their values are possible."""
         super().__post_init__()
-        check_minimum(self, 1, "lora_r")
-        check_minimum(self, 0, "lora_alpha label_learning_rate bias_learning_rate")
-        if self.backbone is None and (self.lora_r or self.backbone_name):
-            raise ValueError("lora_r and backbone_name belong to a backbone. Pass --backbone, or leave them out.")
-        for name in LORA_OPTIONS:
-            if self.lora_r is None and getattr(self, name):
-                raise ValueError(f"{name} is {getattr(self, name)!r} without lora_r. Pass --lora_r, or leave it out.")
+        check_minimum(self, 1, "lora_r lora_alpha")
+        check_minimum(self, 0, "lora_dropout label_learning_rate bias_learning_rate")
+        if self.lora_r is None:
+            given = {name: getattr(self, name) for name in LORA_OPTIONS if getattr(self, name) is not None}
+            for name, value in given.items():
+                raise ValueError(f"{name} is {value!r} without lora_r. Pass --lora_r, or leave it out.")
+        elif self.backbone is None or self.model_name_or_path is not None:
+            raise ValueError("lora_r needs the weights of a backbone. Pass --backbone, and no --model_name_or_path.")
+        for name in ("lora_dropout", "label_learning_rate", "bias_learning_rate"):
+            value = getattr(self, name)
+            if value is not None and (not math.isfinite(value) or (name == "lora_dropout" and value >= 1)):
+                rule = "below 1" if name == "lora_dropout" else "finite"
+                raise ValueError(f"{name} is {value} and must be {rule}.")
+        if self.backbone_name is not None:
+            if self.backbone is None or is_folder(self.backbone_name):
+                raise ValueError(f"backbone_name {self.backbone_name!r} is the name on the Hub of --backbone FOLDER.")
 
 
 class TreeLMRecipe(RNNGRecipe):
@@ -87,13 +97,17 @@ class TreeLMRecipe(RNNGRecipe):
 
     def _add_lora(self, model: Any, rank: int) -> None:
         """Add LoRA to the backbone, and let labels begin with a bias of their own."""
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise ValueError(f"lora_r is {rank}, and LoRA needs PEFT: pip install peft") from error
         given = self.model_arguments
-        model.name_or_path = given.backbone_name or model.name_or_path
+        model.backbone_source["name"] = given.backbone_name or model.backbone_source["name"]
         config = LoraConfig(
             task_type="CAUSAL_LM",
             r=rank,
-            lora_alpha=given.lora_alpha or 2 * rank,
-            lora_dropout=given.lora_dropout,
+            lora_alpha=2 * rank if given.lora_alpha is None else given.lora_alpha,
+            lora_dropout=given.lora_dropout or 0.0,
             target_modules=linear_layers(model, given.lora_target_modules),
         )
         model.add_adapter(config)
@@ -109,13 +123,16 @@ class TreeLMRecipe(RNNGRecipe):
             return {}
         labels, biases = given.label_learning_rate, given.bias_learning_rate
         labels, biases = 8 * rate if labels is None else labels, 40 * rate if biases is None else biases
-        return {"embed_labels": labels, "lm_head": biases, "label_head": biases}
+        own_head = {} if model.config.tie_word_embeddings else {"label_head.weight": labels}
+        return {"embed_labels": labels, **own_head, "lm_head.bias": biases, "label_head.bias": biases}
 
-    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Those of every tree program, and LoRA's."""
-        names = ("lora_r", *LORA_OPTIONS)
-        lora = {name: getattr(self.model_arguments, name) for name in names if self.model_arguments.lora_r is not None}
-        return {**super().settings(model), **lora}
+    def settings(self, model: Any) -> dict[str, Any]:
+        """Those of every tree program, and LoRA's and its backbone."""
+        found = super().settings(model)
+        if self.model_arguments.lora_r is not None:
+            found |= {name: getattr(self.model_arguments, name) for name in ("lora_r", *LORA_OPTIONS)}
+            found["backbone"] = model.backbone_source["sha256"]
+        return found
 
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Files, steps and sentences, and the backbone."""

@@ -1,16 +1,15 @@
 """LoRA on a backbone: what is trained, what is saved, and how it is loaded."""
 
 import json
-import os
+import shutil
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
 from hf_synlm import TreeLMForCausalLM
-from hf_synlm.core.configuration_base import SyntacticConfig
 from hf_synlm.models.tree_lm.adapter import linear_layers
 
 LABELS = ["NP", "S", "VP"]
@@ -42,19 +41,26 @@ def train(model, steps=4):
         optimizer.zero_grad()
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+HEAD_TOO = {"target_modules": ["q_proj"], "modules_to_save": ["label_head"]}
+# Of the backbone, and of the model: a tied head, an untied one, and words that are tied in the backbone only.
+KINDS = {"tied": (True, {}), "untied": (False, {}), "untied by the user": (True, {"tie_word_embeddings": False})}
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def trained(request, tmp_path_factory):
     """A trained model, the folder of its backbone, and its own."""
     folder = tmp_path_factory.mktemp("adapter")
-    base = decoder(folder / "base", tie_word_embeddings=request.param)
-    model = TreeLMForCausalLM.from_backbone(base, LABELS, pad_token_id=0)
+    tied, fields = KINDS[request.param]
+    base = decoder(folder / "base", tie_word_embeddings=tied)
+    model = TreeLMForCausalLM.from_backbone(base, LABELS, pad_token_id=0, subwords=True, **fields)
+    model.model.word_final[20:] = False
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.name_or_path = "owner/small"
+    model.backbone_source["name"] = "owner/small"
     model.add_adapter(LoraConfig(r=2, lora_alpha=4, use_rslora=True, target_modules=linear_layers(model)))
     train(model)
-    changed = {name for name, value in before.items() if name in model.state_dict()
-               and not torch.equal(model.state_dict()[name], value)}  # fmt: skip
-    assert changed == {*model._trained_in_full(), "label_head.weight"}
+    after = model.state_dict()
+    changed = {name for name in before if name in after and not torch.equal(after[name], before[name])}
+    assert changed == {"model.embed_labels.weight", "lm_head.bias", "label_head.bias", "label_head.weight"}
     model.save_pretrained(folder / "model")
     return model.eval(), base, folder / "model"
 
@@ -71,6 +77,7 @@ def test_an_adapter_loads_as_an_ordinary_model(trained, tmp_path):
         TreeLMForCausalLM(plain.config).state_dict()
     )
     torch.testing.assert_close(plain(**INPUTS).loss, expected)
+    assert not plain.model.word_final[20:].any()
     found, wanted = plain.parse(INPUTS["input_ids"]), model.parse(INPUTS["input_ids"])
     assert found.spans == wanted.spans and found.labels == wanted.labels
     torch.testing.assert_close(found.log_probs, wanted.log_probs, atol=1e-4, rtol=1e-4)
@@ -81,13 +88,18 @@ def test_an_adapter_loads_as_an_ordinary_model(trained, tmp_path):
     assert half.dtype == torch.bfloat16
     states = AutoModel.from_pretrained(folder, backbone=base)(**INPUTS).sentence_state
     torch.testing.assert_close(states, model.model(**INPUTS).sentence_state, atol=1e-5, rtol=1e-5)
-    classifier = AutoModelForSequenceClassification.from_pretrained(folder, backbone=base)
+    state = torch.get_rng_state()
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder, backbone=base, num_labels=5)
     torch.testing.assert_close(classifier.label_head.bias, model.label_head.bias)
+    assert classifier.score.out_features == 5
+    TreeLMForCausalLM.from_pretrained(folder, backbone=base, scoring_num_beams=3, config=str(folder))
+    assert torch.equal(torch.get_rng_state(), state) or classifier.score.weight.any()  # a new head is drawn
 
 
 def test_peft_loads_the_same_adapter(trained):
     model, base, folder = trained
-    fresh = TreeLMForCausalLM.from_backbone(base, LABELS, pad_token_id=0)
+    tied = model.config.tie_word_embeddings
+    fresh = TreeLMForCausalLM.from_backbone(base, LABELS, pad_token_id=0, subwords=True, tie_word_embeddings=tied)
     loaded = PeftModel.from_pretrained(fresh, folder / "adapter")
     torch.testing.assert_close(loaded(**INPUTS).loss, model(**INPUTS).loss)
     torch.testing.assert_close(loaded.merge_and_unload()(**INPUTS).loss, model(**INPUTS).loss)
@@ -104,9 +116,8 @@ def test_an_adapter_that_is_not_merged_is_trained_on_and_saved_again(trained, tm
     assert again(**INPUTS).loss != model(**INPUTS).loss
     half = TreeLMForCausalLM.from_pretrained(folder, backbone=base, merge=False, dtype=torch.bfloat16)
     half.save_pretrained(tmp_path / "half")
-    assert {value.dtype for value in load_file(tmp_path / "half/adapter/adapter_model.safetensors").values()} == {
-        torch.bfloat16
-    }
+    saved = load_file(tmp_path / "half/adapter/adapter_model.safetensors")
+    assert {value.dtype for value in saved.values() if value.is_floating_point()} == {torch.bfloat16}
     again = TreeLMForCausalLM.from_pretrained(tmp_path / "half", backbone=base, dtype=torch.float32)
     torch.testing.assert_close(again(**INPUTS).loss, model(**INPUTS).loss, atol=0.02, rtol=0.02)
 
@@ -115,25 +126,89 @@ def test_adapters_that_cannot_be_loaded_say_why(trained, tmp_path):
     _, base, folder = trained
     with pytest.raises(ValueError, match=r"owner/small.*--backbone"):
         TreeLMForCausalLM.from_pretrained(folder)
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="do not fit"):
         TreeLMForCausalLM.from_pretrained(folder, backbone=decoder(tmp_path / "wider", hidden_size=32))
-    plain = TreeLMForCausalLM.from_pretrained(folder, backbone=base)
-    plain.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="other weights"):
+        other = AutoModelForCausalLM.from_pretrained(base)
+        other.lm_head.weight.data += 1
+        other.save_pretrained(tmp_path / "other")
+        TreeLMForCausalLM.from_pretrained(folder, backbone=tmp_path / "other")
+    shutil.copytree(folder, tmp_path / "less")
+    weights = tmp_path / "less/adapter/adapter_model.safetensors"
+    saved = load_file(weights)
+    save_file({name: value for name, value in saved.items() if "layers.1" not in name}, weights)
+    with pytest.raises(ValueError, match=r"missing.*layers\.1"):
+        TreeLMForCausalLM.from_pretrained(tmp_path / "less", backbone=base)
+    weights.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        TreeLMForCausalLM.from_pretrained(tmp_path / "less", backbone=base)
+
+
+def test_one_folder_for_an_adapter_and_for_all_weights(trained, tmp_path):
+    """What was saved last is loaded, whatever lies beside it."""
+    model, base, folder = trained
+    shutil.copytree(folder, tmp_path / "model")
+    plain = TreeLMForCausalLM.from_pretrained(tmp_path / "model", backbone=base)
+    plain.label_head.bias.data += 1
+    plain.save_pretrained(tmp_path / "model")
+    again = TreeLMForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(again(**INPUTS).loss, plain(**INPUTS).loss)
     with pytest.raises(ValueError, match="holds all weights"):
-        TreeLMForCausalLM.from_pretrained(tmp_path / "plain", backbone=base)
+        TreeLMForCausalLM.from_pretrained(tmp_path / "model", backbone=base)
+    model.save_pretrained(tmp_path / "model")
+    again = TreeLMForCausalLM.from_pretrained(tmp_path / "model", backbone=base)
+    torch.testing.assert_close(again(**INPUTS).loss, model(**INPUTS).loss)
 
 
-def test_a_folder_that_is_the_backbone_is_not_named(tmp_path):
-    model = TreeLMForCausalLM.from_backbone(decoder(tmp_path / "base"), LABELS, pad_token_id=0)
-    model.add_adapter(LoraConfig(r=2, target_modules=linear_layers(model, ["q_proj"])))
+def test_what_an_adapter_cannot_hold_is_refused(tmp_path):
+    def fresh():
+        return TreeLMForCausalLM.from_backbone(decoder(tmp_path / "base"), LABELS, pad_token_id=0)
+
+    for options in (
+        {"target_modules": "all-linear"},
+        {"target_modules": ["q_proj"], "modules_to_save": ["label_head"]},
+    ):
+        with pytest.raises(ValueError, match=r"beyond the backbone \(.*label_head"):
+            fresh().add_adapter(LoraConfig(r=2, **options))
+    model = fresh()
+    with pytest.raises(ValueError, match="w_proj"):
+        linear_layers(model, ["w_proj"])
+    config = LoraConfig(r=2, target_modules=linear_layers(model, ["q_proj"]))
+    model.add_adapter(config)
+    with pytest.raises(ValueError, match="has an adapter"):
+        model.add_adapter(config, "second")
+    with pytest.raises(ValueError, match="push_to_hub"):
+        model.save_pretrained(tmp_path / "model", push_to_hub=True)
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match="names no backbone"):
         TreeLMForCausalLM.from_pretrained(tmp_path / "model")
-    for place, _, files in os.walk(tmp_path / "model"):
-        assert not any(str(tmp_path).encode() in open(os.path.join(place, file), "rb").read() for file in files)
-    assert isinstance(model.config, SyntacticConfig)
-    with pytest.raises(ValueError, match="w_proj"):
-        linear_layers(model, ["w_proj"])
+    files = [file for file in (tmp_path / "model").rglob("*") if file.is_file()]
+    assert len(files) > 5 and not any(str(tmp_path).encode() in file.read_bytes() for file in files)
+
+
+def test_on_other_weights_an_adapter_is_that_of_transformers(tmp_path):
+    """Its base is the whole Tree LM, which has weights of its own."""
+    model = TreeLMForCausalLM.from_backbone(decoder(tmp_path / "base"), LABELS, pad_token_id=0)
+    train(model, 1)
+    model.save_pretrained(tmp_path / "whole")
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path / "lora")
+    assert sorted(file.name for file in (tmp_path / "lora").glob("adapter*")) == [
+        "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
+    loaded = PeftModel.from_pretrained(TreeLMForCausalLM.from_pretrained(tmp_path / "whole"), tmp_path / "lora")
+    torch.testing.assert_close(loaded(**INPUTS).loss, model(**INPUTS).loss)
+
+
+@pytest.mark.parametrize("options", [HEAD_TOO, {"target_modules": ["q_proj", "label_head"]}])
+def test_what_peft_makes_of_the_head_of_the_labels_is_trained(options, tmp_path):
+    model = TreeLMForCausalLM.from_backbone(
+        decoder(tmp_path / "base", tie_word_embeddings=True), LABELS, pad_token_id=0
+    )
+    adapted = get_peft_model(model, LoraConfig(**{"r": 2, "target_modules": ["q_proj"], **options}))
+    adapted(**INPUTS).loss.backward()
+    missing = [name for name, p in adapted.named_parameters() if p.requires_grad and p.grad is None]
+    assert not [name for name in missing if not name.endswith("bias")]
 
 
 def test_labels_learn_where_peft_trains_a_copy_of_their_table(tmp_path):
