@@ -33,8 +33,11 @@ LENGTHS = np.random.default_rng(0).integers(3, 60, size=301)
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A few trees of the embedded treebank."""
-    return sample_files(tmp_path_factory.mktemp("trees"), "trees", train=40, valid=12, test=6)
+    """A few trees of the embedded treebank; short ones for the test, which searches."""
+    files = sample_files(tmp_path_factory.mktemp("trees"), "trees", train=40, valid=12, test=80)
+    shortest = sorted(Path(files["test"]).read_text(encoding="utf-8").splitlines(), key=len)[6:12]
+    Path(files["test"]).write_text("\n".join(shortest), encoding="utf-8")
+    return files
 
 
 def flags_of(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> list[str]:
