@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import evaluate, hub, options, train, trees
+from hf_synlm.cli import evaluate, hub, options, train, treebanks, trees
 
 for _library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
     logging.getLogger(_library).setLevel(logging.ERROR)
@@ -91,7 +91,7 @@ def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
         group.command(command.__name__, cls=_Command, help=text, epilog=epilog)(options.grouped(command))
 
 
-_add(app, trees.parse, trees.surprisal, trees.generate, trees.draw, trees.silver, trees.treebank)
+_add(app, trees.parse, trees.surprisal, trees.generate, trees.draw, treebanks.silver, treebanks.treebank)
 _add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
 _add(
     evaluations,

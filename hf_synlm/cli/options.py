@@ -72,6 +72,7 @@ Texts = Annotated[
     Path,
     typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
 ]
+Sentences = Annotated[Path, typer.Argument(help="Text, one sentence per line; - reads standard input.")]
 Context = Annotated[
     Literal["sentence", "document"],
     typer.Option(help="Read each sentence alone, or after the earlier sentences of its document."),
@@ -283,6 +284,17 @@ def check_out(
                 f"{flag} {out} would overwrite an input or a part of the model ({path}). Choose another name."
             )
     check(out, overwrite)
+
+
+def meta_file(out: Path) -> Path:
+    """The file beside an output that says how it was made."""
+    return Path(f"{out}.meta.json")
+
+
+def check_with_meta(out: Path, overwrite: bool) -> None:
+    """As `check_output`, for an output with a file beside it that says how it was made."""
+    check_output(out, overwrite)
+    check_output(meta_file(out), overwrite)
 
 
 def check_results(

@@ -162,11 +162,11 @@ class RecurrentNetwork:
 
     def initial_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
         """Hook: the state before any token, for embeddings [B, T, E]."""
-        raise NotImplementedError
+        raise NotImplementedError  # every network writes it
 
     def read(self, segment: Segment, state: tuple[Tensor, ...]) -> tuple[RecurrentModelOutput, tuple[Tensor, ...]]:
         """Hook: what the network says of a segment, and the state after the last token of every row."""
-        raise NotImplementedError
+        raise NotImplementedError  # every network writes it
 
     def embed(
         self: Any,

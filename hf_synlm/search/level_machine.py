@@ -6,6 +6,7 @@ Shapes: B sentences, R rows, P rows of several levels, A actions, K hypotheses, 
 """
 
 import functools
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -24,14 +25,15 @@ class LevelMachine(StackMachine):
     lm_head: Any
 
     # ----------------------------------------------------------------------------------------- what a model writes
+    @abstractmethod
     def generated(self, tokens: Tensor) -> list[Tensor]:
         """Hook: vectors [B, R, *] of GEN."""
-        raise NotImplementedError
 
+    @abstractmethod
     def composed(self, pool: NodePool, parents: Tensor, left: Tensor, levels: Levels) -> list[Tensor]:
         """Hook: vectors [B, P, *] of COMP actions in a row, whose left parts are `left` [B, P]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def append(
         self,
         pool: NodePool,
@@ -42,7 +44,6 @@ class LevelMachine(StackMachine):
         levels: Levels | None,
     ) -> int:
         """Hook: write nodes with their vectors to the pool; returns the id of the first one."""
-        raise NotImplementedError
 
     def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
         """Hook: run the layers on nodes [B, P] that follow one another, behind paths [B, R, L] (-1 = no node).
@@ -50,9 +51,9 @@ class LevelMachine(StackMachine):
         Nodes that were read before may be read again. With `words`, layers that predict words run, too.
         """
 
+    @abstractmethod
     def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Hook: inputs [B, R, D] of the word head, in states that were read."""
-        raise NotImplementedError
 
     # ---------------------------------------------------------------------------------------------------- actions
     def push(

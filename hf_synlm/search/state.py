@@ -7,6 +7,7 @@ All scores are natural logs in float32; -inf marks a hypothesis that does not ex
 """
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -226,7 +227,7 @@ def in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class StackMachine:
+class StackMachine(ABC):
     """The model side of a search.
 
     A machine writes `trees(nodes)`: spans of derivations [B, K, A], and their labels if trees are labeled, else None.
@@ -240,9 +241,9 @@ class StackMachine:
     max_tokens = float("inf")
     """Number of tokens for which the model has positions."""
 
+    @abstractmethod
     def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
         """The pool and the state before the first action [B, 1]; GPST also takes sentences before the text."""
-        raise NotImplementedError
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
         """Which of the `tokens` [B, T] end a word, as far as the vocabulary tells; None = all."""

@@ -36,7 +36,7 @@ def stanza(monkeypatch):
     module = ModuleType("stanza")
     module.Pipeline, module.DownloadMethod = Pipeline, SimpleNamespace(REUSE_RESOURCES="reuse")
     monkeypatch.setitem(sys.modules, "stanza", module)
-    monkeypatch.setattr("hf_synlm.cli.trees.version", lambda name: "1.15.0")
+    monkeypatch.setattr("hf_synlm.cli.treebanks.version", lambda name: "1.15.0")
 
 
 @pytest.mark.usefixtures("stanza")

@@ -294,7 +294,7 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("command", "public"),
     [
-        ("synlm evaluate pairs /home/ann/x.tsv --out=/tmp/a/b.json", "synlm evaluate pairs x.tsv --out=b.json"),
+        ("synlm evaluate pairs /data/ann/x.tsv --out=/data/a/b.json", "synlm evaluate pairs x.tsv --out=b.json"),
         ("synlm parse '/data/my texts/a.txt' ~/m", "synlm parse a.txt m"),
         ("synlm parse model_cards/gpst-tiny ../x -", "synlm parse model_cards/gpst-tiny ../x -"),
     ],

@@ -133,7 +133,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
 
     def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
         """Hook: the loss of given derivations, and the other fields of the output."""
-        raise NotImplementedError
+        raise NotImplementedError  # RNNG and Tree LM write it
 
     @can_return_tuple
     def forward(

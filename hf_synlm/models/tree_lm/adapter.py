@@ -175,7 +175,8 @@ class BackboneAdapterMixin(SyntacticPreTrainedModel):
         saved |= self._saved_in_full(weights)
         folder = Path(save_directory, ADAPTER_FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
-        named = {_PEFT_PREFIX + name: self._in_own_type(value).contiguous() for name, value in saved.items()}
+        floats = {name: value.to(self.dtype) for name, value in saved.items() if value.is_floating_point()}
+        named = {_PEFT_PREFIX + name: value.contiguous() for name, value in {**saved, **floats}.items()}
         save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         self.peft_config[adapter].save_pretrained(folder)
         config = copy.deepcopy(self.config)
@@ -183,9 +184,6 @@ class BackboneAdapterMixin(SyntacticPreTrainedModel):
         config.dtype = str(self.dtype).removeprefix("torch.")
         config.save_pretrained(save_directory)
         self.generation_config.save_pretrained(save_directory)
-
-    def _in_own_type(self, value: Tensor) -> Tensor:
-        return value.to(self.dtype) if value.is_floating_point() else value
 
 
 def _is_of_backbone(name: str) -> bool:

@@ -12,6 +12,7 @@ Shapes: B sentences, R rows, F fields, V vocabulary, A action ids.
 """
 
 import functools
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
@@ -33,9 +34,9 @@ class _BottomUpStackMachine(TreeLMStackMachine):
         special = super().special_ids
         return end if special is None else torch.cat([special, end])
 
+    @abstractmethod
     def _closing(self, now: State, begun: Tensor) -> tuple[Tensor, Tensor]:
         """Hook: where FINISH and labels [B, R] are legal after a whole word, in sentences that have `begun` [B, 1]."""
-        raise NotImplementedError
 
     def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Which actions states may take [B, R, A]."""

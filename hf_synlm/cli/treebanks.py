@@ -1,0 +1,164 @@
+"""`synlm treebank` and `silver`: trees for training, from treebanks and from a parser."""
+
+import json
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from hf_synlm.cli import options
+from hf_synlm.data.files import write_json, write_text
+from hf_synlm.data.text import read_lines
+from hf_synlm.data.treebank import (
+    TreebankSentence,
+    binarize_sentence,
+    list_bad_lines,
+    read_treebank,
+    sentence_to_brackets,
+    to_ptb_concat,
+)
+from hf_synlm.evaluation.results import describe_files
+
+OutFile = Annotated[Path, typer.Option(help="File to write.")]
+PunctuationBy = Annotated[
+    Literal["tag", "form"],
+    typer.Option(
+        help="Recognize punctuation by the tags of the Penn Treebank, or by its form if the parser gives no tags."
+    ),
+]
+
+
+def _read_trees_of(path: Path, left_out: Counter[str]) -> list[TreebankSentence]:
+    """All trees of a file; an error lists all lines that have none."""
+    try:
+        return list(read_treebank(path, left_out=left_out))
+    except ValueError as error:
+        problems = list_bad_lines(path)
+        if len(problems) < 2:
+            raise
+        listed = "\n  ".join([*problems[:20], *(["..."] if len(problems) > 20 else [])])
+        raise ValueError(f"{path}: {len(problems)} lines are no trees:\n  {listed}") from error
+
+
+def treebank(
+    trees: Annotated[list[Path], typer.Argument(help="Files of bracketed trees.", **options.INPUT_FILE)],
+    out: OutFile,
+    overwrite: options.Overwrite = False,
+    punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep",
+    punctuation_by: PunctuationBy = "tag",
+    words: Annotated[
+        Literal["keep", "ptb-concat"],
+        typer.Option(
+            help="keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn "
+            "Treebank)."
+        ),
+    ] = "keep",
+    binarize: Annotated[
+        Literal["right", "left"] | None,
+        typer.Option(help="Make trees binary. The programs of this library do this themselves where they need it."),
+    ] = None,
+    max_words: Annotated[int | None, typer.Option(min=1, help="Leave out sentences of more words than this.")] = None,
+) -> None:
+    """Check trees of parsers or treebanks, and write them as one clean file for training.
+
+    Reads bracketed trees with a tag for each word: the format of treebanks, and of the parsers benepar, stanza and
+    supar. Writes one tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts, and
+    the checksums of inputs and output. If a tree cannot be read, the command stops and names the file and the lines.
+
+    Examples:
+        synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
+    """
+    options.check_out(out, overwrite, *trees, check=options.check_with_meta, beside=options.meta_file)
+    from hf_synlm.data.punctuation import check_tags, keep_words
+
+    left_out, lines, num_words = Counter[str](), list[str](), 0
+    inputs = describe_files(trees)
+    sentences = [sentence for path in trees for sentence in _read_trees_of(path, left_out)]
+    unknown_tags = 0
+    if punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":
+        tags = Counter(tag for sentence in sentences for tag in sentence.tags)
+        unknown_tags = check_tags(tags, "tell it by form (--punctuation-by form)")
+    for sentence in sentences:
+        kept: TreebankSentence | None = sentence
+        if words == "ptb-concat":
+            kept = to_ptb_concat(sentence)
+        elif punctuation == "remove":
+            is_word = keep_words(sentence.words, sentence.tags, punctuation_by)
+            kept = sentence.select_words(is_word) if any(is_word) else None
+        if kept is None:
+            left_out["no words left"] += 1
+        elif max_words is not None and len(kept.words) > max_words:
+            left_out[f"more than {max_words} words"] += 1
+        else:
+            lines.append(sentence_to_brackets(kept if binarize is None else binarize_sentence(kept, binarize)))
+            num_words += len(kept.words)
+    if not lines:
+        raise ValueError(f"no tree is left of {', '.join(map(str, trees))}: {dict(left_out)}. Leave options out.")
+    write_text(out, "\n".join(lines) + "\n")
+    facts = {"trees": len(lines), "words": num_words, "left_out": dict(left_out)}
+    facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
+    files = {"inputs": inputs, "output": describe_files([out])}
+    write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
+    dropped = "".join(f", {count:,} left out ({why})" for why, count in left_out.items())
+    options.say(f"wrote {len(lines):,} trees of {num_words:,} words to {out}{dropped}")
+
+
+def silver(
+    texts: options.Sentences,
+    out: OutFile,
+    overwrite: options.Overwrite = False,
+    language: Annotated[str, typer.Option(help="Language of Stanza, such as en, de, zh-hans.")] = "en",
+    package: Annotated[
+        str | None, typer.Option(help="Parser of the language; default: the one that Stanza chooses.")
+    ] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Folder of Stanza's models; default: ~/stanza_resources."),
+    ] = None,
+    words: Annotated[
+        Literal["split", "keep"],
+        typer.Option(
+            help="split: split words and punctuation as treebanks do; keep: take the words that white space separates."
+        ),
+    ] = "split",
+    device: options.Device = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of sentences to parse together.")] = 50,
+) -> None:
+    """Parse text with the neural parser Stanza, to train on its trees where there is no treebank.
+
+    Needs: pip install 'hf_synlm[silver]'. Writes one tree per sentence, as the parser gives it, without blank lines;
+    `synlm treebank` turns them into training data. Missing models of Stanza are downloaded. OUT.meta.json names the
+    parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the trees are
+    in OUT.partial.
+
+    Examples:
+        synlm silver novel.txt --out silver.mrg
+        synlm treebank silver.mrg --max-words 40 --out train.txt
+    """
+    options.check_out(out, overwrite, texts, models, check=options.check_with_meta, beside=options.meta_file)
+    inputs = describe_files([texts])
+    lines = [line for line in read_lines(texts) if line.strip()]
+    if not lines:
+        raise ValueError(f"{texts} holds no sentence: give one per line")
+    from tqdm import tqdm
+
+    from hf_synlm.data.silver import load_parser, silver_trees
+    from hf_synlm.evaluation.text.cache import ResultCache
+
+    parser = load_parser(language, package, models, split_words=words == "split", device=device)
+    used = {name: [model.package for model in found] for name, found in parser.load_list}
+    facts = {"stanza": version("stanza"), "language": language, "packages": used}
+    partial = ResultCache(f"{out}.partial", None, {**facts, "words": words})
+    trees = {json.loads(line): tree["tree"] for line, tree in partial.read().items()}
+    left = [line for line in dict.fromkeys(lines) if line not in trees]
+    found = tqdm(silver_trees(parser, left, batch_size), total=len(left), desc="silver trees", unit="sentence")
+    for line, tree in zip(left, found, strict=True):
+        trees[line] = tree
+        partial.add({json.dumps(line): {"tree": tree}})
+    write_text(out, "".join(f"{trees[line]}\n" for line in lines))
+    files = {"inputs": inputs, "output": describe_files([out])}
+    write_json(options.meta_file(out), {"trees": len(lines), **facts, **files, "command": options.command_line.get()})
+    partial.path.unlink()
+    options.say(f"wrote {len(lines):,} trees to {out}")
