@@ -29,14 +29,22 @@ def convert(
         Path,
         typer.Option(help="The authors' checkpoint: safetensors, or a file of plain tensors.", **options.INPUT_FILE),
     ],
+    out: OutFolder,
     config: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
-            help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config.",
+            help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config. Needed "
+            "without --vocabulary.",
             **options.INPUT_FILE,
         ),
-    ],
-    out: OutFolder,
+    ] = None,
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(
+            help="vocab.pkl of a pushdown checkpoint, read without running code; needs --tokenizer gpt2.",
+            **options.INPUT_FILE,
+        ),
+    ] = None,
     overwrite: options.Overwrite = False,
     tokenizer: Annotated[
         str | None,
@@ -53,14 +61,18 @@ def convert(
     Examples:
         synlm convert gpst --weights model.bin --config r2d2.json --config gpt.json --tokenizer gpst-vocab --out gpst
         synlm convert rnng --weights weights.pt --config config.json --out rnng
+        synlm convert pushdown --weights model.pt --vocabulary vocab.pkl --tokenizer gpt2 --out pushdown-bllip
     """
-    _check_folder(out, overwrite, weights, *config, model=tokenizer)
+    configs = config or []
+    if not configs and vocabulary is None:
+        raise ValueError("give --config, or for pushdown --vocabulary")
+    _check_folder(out, overwrite, weights, *configs, vocabulary, model=tokenizer)
     from hf_synlm.conversion.files import convert_files
     from hf_synlm.hub.checkpoint import load_tokenizer
 
     options.hide_bars_of_weights()
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
-    convert_files(architecture, weights, config, out, loaded, overwrite=overwrite)
+    convert_files(architecture, weights, configs, out, loaded, overwrite=overwrite, vocabulary=vocabulary)
     if not (out / "tokenizer_config.json").is_file():
         options.say(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer")
     if read_json(out / "config.json").get("eos_token_id") is None:

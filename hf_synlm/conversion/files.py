@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, prpn, rnng
+from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, prpn, pushdown, rnng
 from hf_synlm.data.files import read_json
 from hf_synlm.hub.export import check_target, export_model
 
@@ -24,9 +24,10 @@ _REMEDIES = {
 
 
 def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
-    """Read a checkpoint file: safetensors, or a PyTorch file that holds nothing but tensors.
+    """Read a checkpoint file: safetensors, or a PyTorch file that holds nothing but tensors and plain values.
 
-    Others are refused (loading them could run foreign code); `remedy` ends the message.
+    Others are refused (loading them could run foreign code); `remedy` ends the message. The state of a training is
+    reduced to its `state_dict` or `model_state_dict`.
     """
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
@@ -42,6 +43,8 @@ def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
             f"{path} cannot be read as a file of tensors: {_reason(error)} Files with other pickled objects are "
             f"refused; {remedy}"
         ) from error
+    if isinstance(loaded, Mapping):
+        loaded = loaded.get("state_dict", loaded.get("model_state_dict", loaded))
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise ValueError(f"{path} is not a state dict (a mapping from names to tensors); {remedy}")
     return dict(loaded)
@@ -70,16 +73,27 @@ def convert_files(
     output_dir: Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
     overwrite: bool = False,
+    vocabulary: Path | None = None,
 ) -> Path:
     """Convert one checkpoint and save it as a repository that loads with the Auto classes.
 
-    Without a `tokenizer`, the one that the configuration describes is saved, if it describes one. Nothing is written
-    if a file is missing or of another kind, or if a tensor or a value is not accounted for.
+    Without a `tokenizer`, the one that the configuration describes is saved, if it describes one. `vocabulary` is the
+    vocab.pkl of Pushdown-Layers: GPT-2's `tokenizer` is then restricted to it, and without `configs` the checkpoint
+    counts as the authors' BLLIP model. Nothing is written if a file is missing or of another kind, or if a tensor or a
+    value is not accounted for.
     """
     check_target(output_dir, overwrite, [weights, *configs])
     if arch != "gpst" and len(configs) > 1:
         raise ValueError(f"{len(configs)} configuration files were given; {arch} takes one.")
-    config = read_config(configs)
+    if vocabulary is None:
+        config = read_config(configs)
+    else:
+        config = read_config(configs) if configs else dict(pushdown.BLLIP_CONFIG)
+        if arch != "pushdown" or tokenizer is None:
+            raise ValueError("A vocabulary is for pushdown, with GPT-2's tokenizer. Pass --tokenizer gpt2, too.")
+        pieces = pushdown.read_vocabulary(vocabulary)
+        tokenizer = pushdown.pushdown_tokenizer(pieces, tokenizer)
+        config = {"vocab_size": len(tokenizer), "end_word_id": pieces.index(pushdown.END_WORD), **config}
     model = convert_state_dict(arch, read_state_dict(weights, _REMEDIES.get(arch, _PLAIN)), config)
     if tokenizer is None and arch in TOKENIZERS:
         tokenizer = TOKENIZERS[arch](config)

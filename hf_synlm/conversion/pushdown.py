@@ -1,13 +1,20 @@
 """The authors' Pushdown Layers (MurtyShikhar/Pushdown-Layers) -> `PushdownForCausalLM`."""
 
+import io
+import json
+import pickle
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_synlm.conversion.rename import check_sizes, clean_state_dict, count_parts, fill_model, flat_options, require
+from hf_synlm.data.tokenizers import fast_tokenizer
 from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
 from hf_synlm.models.pushdown.modeling_pushdown import PushdownForCausalLM
 
@@ -36,6 +43,9 @@ NAMES = (
 )
 # Without effect on any output there: parameters without a gradient, and tables of positions.
 DEAD = re.compile(r"attachment_head\.(data_to_q|multi_head_merge|global_pos_bias)\b|int_seq$|pos_encoding$")
+# What the tensors of the authors' BLLIP model do not say, from `eval_configs/bllip_config.yaml`.
+BLLIP_CONFIG = {"compose_keys_and_stack_info": True}
+END_WORD = "<eos>"
 
 
 def convert_pushdown(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> PushdownForCausalLM:
@@ -118,3 +128,67 @@ def convert_weights(weights: Mapping[str, Tensor], config: PushdownConfig) -> di
             converted[name] = weight
     converted.setdefault("lm_head.weight", converted["model.embed_tokens.weight"])
     return converted
+
+
+class _WordVocabulary:
+    """Stands for the authors' class; a pickle fills its attributes."""
+
+    words: Mapping[str, int]
+
+
+class _VocabularyUnpickler(pickle.Unpickler):
+    """Reads a `vocab.pkl` and runs no foreign code: every class but the vocabulary's is refused."""
+
+    def find_class(self, module: str, name: str) -> type:
+        """The one class that is allowed."""
+        if (module, name) != ("vocabulary", "WordVocabulary"):
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+        return _WordVocabulary
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """Pieces of the authors' `vocab.pkl` (a pickled `vocabulary.WordVocabulary`) in the order of their ids.
+
+    Raises ValueError for any other file; no code of a file is run.
+    """
+    try:
+        words = _VocabularyUnpickler(io.BytesIO(path.read_bytes())).load().words
+        pieces = sorted(words, key=words.__getitem__)
+        is_vocabulary = [words[piece] for piece in pieces] == list(range(len(pieces)))
+    except Exception as error:  # a damaged pickle can fail anywhere
+        raise ValueError(
+            f"{path} is not a vocab.pkl of Pushdown-Layers ({error}). Pass the file beside model.pt."
+        ) from error
+    if not is_vocabulary or pieces[:1] != ["<pad>"] or END_WORD not in words:
+        raise ValueError(f"{path} does not number words from <pad>, 0, or lacks {END_WORD}. Is it another vocabulary?")
+    return pieces
+
+
+def pushdown_tokenizer(pieces: list[str], gpt2: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
+    """Tokenizer of the authors' BLLIP model: GPT-2's pieces, restricted to those of the training data.
+
+    A word that is a piece stays whole; others are merged from bytes, by GPT-2's merges that give a piece of the
+    vocabulary. Where GPT-2's pieces are all known, they nearly always result; where one is not (an error in the
+    authors' program), smaller ones do. A byte that the data did not have is an error. As in `eval_pushdown_model.py`,
+    a question mark that ends a text is a word of its own. No token is added: the model begins with <s>, and evaluation
+    and training write <eos>, the end word, and </s>.
+
+    Args:
+        pieces: of `read_vocabulary`.
+        gpt2: GPT-2's tokenizer, for its merges.
+    """
+    backend = getattr(gpt2, "backend_tokenizer", None)
+    model = {} if backend is None else json.loads(backend.to_str())["model"]
+    if model.get("type") != "BPE" or "\u0120" not in model["vocab"]:
+        raise ValueError(
+            f"{type(gpt2).__name__} of {gpt2.name_or_path!r} has no merges of bytes. Pass --tokenizer gpt2."
+        )
+    vocabulary = {piece: number for number, piece in enumerate([*pieces, "</s>", "<s>"])}
+    merges = [tuple(merge) for merge in model["merges"] if {*merge, "".join(merge)} <= vocabulary.keys()]
+    made = Tokenizer(
+        models.BPE(vocabulary, merges, ignore_merges=True, unk_token="<a byte that the training data did not have>")
+    )
+    made.normalizer = normalizers.Replace(Regex(r"(?<! )\?$"), " ?")
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return fast_tokenizer(made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", extra_special_tokens=[END_WORD])
