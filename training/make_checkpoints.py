@@ -1,4 +1,4 @@
-"""Train, measure and publish the tiny checkpoints of `model_cards/`; see `release/make_checkpoints.py`."""
+"""Train, measure and publish the checkpoints of `model_cards/`; see `release/make_checkpoints.py`."""
 
 from release.make_checkpoints import main
 

@@ -319,7 +319,7 @@ def check_results_of(
 def card_rows(
     result: EvaluationResult, *, dataset: str | None = None, split: str = "all", command: str | None = None
 ) -> list[dict[str, Any]]:
-    """The row for `fill_card` that states the score in `CARD_SCORES`.
+    """The row for `fill_card` that states the score in `CARD_SCORES`; F1 is called `labeled_f1` or `unlabeled_f1`.
 
     By default `dataset` is the names of the files, and `command` what made the result.
     """
@@ -333,11 +333,12 @@ def card_rows(
     value = result.scores.get(score)
     if value is None or not math.isfinite(value):
         raise ValueError(f"the result of {result.task} has no number {score!r} (it has {', '.join(result.scores)})")
+    is_labeled = result.options.get("convention", "").startswith("evalb")
     row = {
         "task": result.task,
         "dataset": dataset or ", ".join(Path(file["path"]).name for file in result.data.get("files", ())) or "text",
         "split": split,
-        "metric": score,
+        "metric": score if score != "f1" else "labeled_f1" if is_labeled else "unlabeled_f1",
         "value": round(float(value), 4),
         **_estimate(result),
         "convention": _convention(result),

@@ -21,7 +21,8 @@ TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
 # By model_type: name of the architecture, what it does, and its papers.
 PAPERS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text(encoding="utf-8"))
 # Numbers that depend on how the sum over trees was approximated.
-ESTIMATED_METRICS = {"perplexity", "surprisal", "log_likelihood", "accuracy", "f1"}
+ESTIMATED_METRICS = {"perplexity", "word_perplexity", "surprisal", "log_likelihood", "accuracy"}
+ESTIMATED_METRICS |= {"f1", "labeled_f1", "unlabeled_f1"}
 REQUIRED_RESULT_KEYS = ("task", "dataset", "split", "metric", "value")
 RESULT_COLUMNS = ("task", "dataset", "split", "metric", "value", "num_beams", "estimator", "convention", "seed")
 RESULT_KEYS = {*RESULT_COLUMNS, "hardware", "baselines", "command"}

@@ -61,7 +61,7 @@ def test_files(name: str):
     assert code == {f"{reference.partition('.')[0]}.py" for reference in auto_map.values()}
     results = {file.stem for file in (CARDS / name / "results").iterdir()}
     assert results == {"training", *SPECIFICATIONS[name]["evaluations"]}
-    assert (CARDS / name / "model.safetensors").stat().st_size < make_checkpoints.MAX_BYTES
+    assert (CARDS / name / "model.safetensors").stat().st_size < SPECIFICATIONS[name]["max_bytes"]
 
 
 @each
@@ -79,7 +79,7 @@ def test_configuration_is_the_one_trained(name: str):
     trained = json.loads((CARDS / name / "results" / "training.json").read_text())
     settings = yaml.safe_load(Path(find_config(trained["config"])).read_text(encoding="utf-8"))
     trained["settings"].pop("overwrite_output_dir", None)  # of earlier versions; it changes no model
-    assert settings == trained["settings"], f"{trained['config']} changed: run `make checkpoints`"
+    assert settings == trained["settings"], f"{trained['config']} changed: run training/make_checkpoints.py {name}"
 
 
 @each
@@ -98,7 +98,7 @@ def test_loads_parses_and_generates(name: str):
 
 
 def evaluate(name: str, result: str, tmp_path: Path, *more: str) -> dict[str, float]:
-    command = make_checkpoints.evaluation_commands(name, SPECIFICATIONS[name])[result].split()[1:]
+    command = make_checkpoints.evaluations(name, SPECIFICATIONS[name])[result]["command"].split()[1:]
     out = tmp_path / f"{result}.json"
     assert main([*command, *more, "--out", str(out)]) == 0
     return load_result(out).scores
@@ -271,9 +271,9 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
     half = ("--results", str(tmp_path / "half.json"))
     assert main([*command, *half, "--facts", str(CARDS / "palm-s-tiny" / "card.yaml"), "--overwrite"]) == 0
     rows = yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())["results"]
-    assert [row["metric"] for row in rows] == ["f1"]
+    assert [row["metric"] for row in rows] == ["unlabeled_f1"]
     card = ModelCard.load(tmp_path / "out" / "README.md")
-    assert [stated.metric_type for stated in card.data.eval_results] == ["f1"]
+    assert [stated.metric_type for stated in card.data.eval_results] == ["unlabeled_f1"]
     assert "| trees.test.txt | all |" in card.content
     own = yaml.safe_load((CARDS / "palm-s-tiny" / "card.yaml").read_text())["results"][:1]
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({"results": own}))

@@ -1,13 +1,14 @@
-"""Train, measure and publish the tiny checkpoints, by the same commands that everybody else uses.
+"""Train, measure and publish the checkpoints, by the same commands that everybody else uses.
 
-    python training/make_checkpoints.py                       all of them; `make checkpoints` does the same
+    python training/make_checkpoints.py                       the tiny ones; `make checkpoints` does the same
     python training/make_checkpoints.py gpst-tiny             one of them
+    python training/make_checkpoints.py gpst-mini             a mini, on your copy of its text in runs/data; takes hours
     python training/make_checkpoints.py --begin_with evaluate   measure the models of model_cards/ again
     python training/make_checkpoints.py --begin_with card       make cards and archives from the existing results
 
 `model_cards/checkpoints.yaml` specifies the checkpoints. For each of them:
 
-    runs/checkpoints/NAME           the run of the training script
+    runs/checkpoints/NAME           the run of the training script; that of a mini continues where it was stopped
     model_cards/NAME                weights, configuration, tokenizer, results/*.json, card.yaml, README.md (the card)
     dist/checkpoints/NAME.tar.gz    a release asset: the same model with its code, as `synlm export` writes it
 
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 import hf_synlm  # noqa: F401  # registers the architectures
@@ -46,7 +48,6 @@ from hf_synlm.training.engine.output_folder import RESULTS_FILE
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, CARDS, ARCHIVES = Path("runs/checkpoints"), Path("model_cards"), Path("dist/checkpoints")
 SPECIFICATIONS = CARDS / "checkpoints.yaml"
-MAX_BYTES = 2_000_000  # of the weights: small enough for the repository
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 STUB = "The code is that of the installed package; `synlm export` writes a folder that loads without it."
 STAGES = ("train", "evaluate", "card")
@@ -63,26 +64,36 @@ _LOSSES |= dict.fromkeys(
 
 
 def read_specifications() -> dict[str, dict[str, Any]]:
-    """Specification of every checkpoint, in the order of the file, each with the common facts under "common"."""
+    """Specification of every checkpoint, in the order of the file, with what holds for all of its kind."""
     found = yaml.safe_load((ROOT / SPECIFICATIONS).read_text(encoding="utf-8"))
-    return {name: {**checkpoint, "common": found["common"]} for name, checkpoint in found["checkpoints"].items()}
+    specifications = {}
+    for kind in ("tiny", "mini"):
+        common = found[kind]["common"]
+        for name, checkpoint in found[kind]["checkpoints"].items():
+            limits = f"{common['limits'].strip()}\n{checkpoint['limits'].strip()}".replace("\n\n- ", "\n- ")
+            specifications[name] = {"kind": kind, **common, **checkpoint, "limits": limits}
+    return specifications
 
 
 # ---------------------------------------------------------------------------------------------------- commands
 def training_command(name: str, checkpoint: dict[str, Any]) -> str:
     """The command that trains a checkpoint."""
-    return f"{LAUNCH} training/{checkpoint['script']} --config {checkpoint['config']} --output_dir {RUNS / name}"
+    script, data = checkpoint["script"], checkpoint.get("data", "")
+    command = f"{LAUNCH} training/{script} --config {checkpoint['config']} {data} --output_dir {RUNS / name}"
+    return " ".join(command.split())
 
 
-def evaluation_commands(name: str, checkpoint: dict[str, Any]) -> dict[str, str]:
-    """By the name of its result, the command of each evaluation of a checkpoint."""
-    treebank = checkpoint["common"]["treebank"]
-    commands = {}
-    for result, words in checkpoint["evaluations"].items():
-        task, _, options = words.partition(" ")
+def evaluations(name: str, checkpoint: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """By the name of its result, the command of each evaluation of a checkpoint, its `dataset` and its `split`."""
+    found = {}
+    for result, given in checkpoint["evaluations"].items():
+        stated = {"dataset": checkpoint.get("dataset", ""), "split": "test", "treebank": checkpoint.get("treebank", "")}
+        stated |= given if isinstance(given, dict) else {"options": given}
+        task, _, options = stated.pop("options").partition(" ")
+        treebank = stated.pop("treebank")
         data = f"--treebank {treebank}" if task == "parsing" else f"{treebank} --format treebank"
-        commands[result] = f"synlm evaluate {task} {data} --model {CARDS / name} {options}"
-    return commands
+        found[result] = {**stated, "command": f"synlm evaluate {task} {data} --model {CARDS / name} {options}"}
+    return found
 
 
 def run(command: str, *more: str) -> float:
@@ -105,13 +116,14 @@ def run(command: str, *more: str) -> float:
 
 # ---------------------------------------------------------------------------------------------------- stages
 def train(name: str, checkpoint: dict[str, Any]) -> None:
-    """Train, and put the model without card and code into `model_cards/NAME`, which is replaced."""
-    command = training_command(name, checkpoint)
-    cpu_seconds = run(command, "--overwrite_output_dir")
+    """Train, and put the model without card and code into `model_cards/NAME`, which is replaced.
+
+    A mini that was stopped is continued, and one that is finished is only copied.
+    """
+    command, is_tiny = training_command(name, checkpoint), checkpoint["kind"] == "tiny"
     model, folder = ROOT / RUNS / name / "model", ROOT / CARDS / name
-    size = (model / "model.safetensors").stat().st_size
-    if size >= MAX_BYTES:
-        raise ValueError(f"the weights of {name} have {size} bytes, of {MAX_BYTES} allowed. Make the model smaller.")
+    is_done = not is_tiny and (ROOT / RUNS / name / RESULTS_FILE).is_file()
+    cpu_seconds = 0.0 if is_done else run(command, *(["--overwrite_output_dir"] if is_tiny else []))
     found = json.loads((ROOT / RUNS / name / RESULTS_FILE).read_text(encoding="utf-8"))
     best = found.get("best_step", found["step"])
     score = _LOSSES[checkpoint["script"]]
@@ -124,13 +136,19 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
         "steps": found["step"],
         "best_step": best,
         "validation": {"score": score, "before": before, "after": after},
-        "cpu_seconds": round(cpu_seconds, 1),
+        **({"cpu_seconds": round(cpu_seconds, 1)} if is_tiny else {}),
         "versions": library_versions(),
         "hardware": {**describe_hardware(), "num_threads": 1},
     }
     with folder_writer(folder) as partial:
         for file in MODEL_FILES:
             shutil.copyfile(model / file, partial / file)
+        weights = partial / "model.safetensors"
+        if checkpoint.get("stored") == "float16":  # half the size; the configuration says that float32 is loaded
+            save_file({key: value.half() for key, value in load_file(weights).items()}, weights, {"format": "pt"})
+        if weights.stat().st_size >= checkpoint["max_bytes"]:
+            size, limit = weights.stat().st_size, checkpoint["max_bytes"]
+            raise ValueError(f"the weights of {name} have {size} bytes, of {limit} allowed. Make the model smaller.")
         write_json(partial / "results" / "training.json", training)
 
 
@@ -141,7 +159,8 @@ def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
         if old.stem != "training":
             old.unlink()
     with tempfile.TemporaryDirectory(prefix="hf_synlm_checkpoints_") as temporary:
-        for result, command in evaluation_commands(name, checkpoint).items():
+        for result, stated in evaluations(name, checkpoint).items():
+            command = stated["command"]
             run(command, "--out", str(Path(temporary) / f"{result}.json"))
             found = json.loads((Path(temporary) / f"{result}.json").read_text(encoding="utf-8"))
             # The path of the temporary file is not part of the command that readers repeat.
@@ -164,28 +183,21 @@ def write_stubs(name: str) -> None:
 
 def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Facts of a checkpoint for `fill_card`, from its results and `model_cards/checkpoints.yaml`."""
-    common, folder = checkpoint["common"], ROOT / CARDS / name
+    folder = ROOT / CARDS / name
     rows = [
         row
-        for result, command in evaluation_commands(name, checkpoint).items()
-        for row in card_rows(
-            load_result(folder / "results" / f"{result}.json"), dataset=common["dataset"], split="test", command=command
-        )
+        for result, stated in evaluations(name, checkpoint).items()
+        for row in card_rows(load_result(folder / "results" / f"{result}.json"), **stated)
     ]
+    facts = ("license", "language", "example", "intended_use", "training_data", "not_for", "limits")
     return {
         "repo_id": name,
-        "license": common["license"],
-        "language": common["language"],
-        "example": common["example"],
+        **{fact: checkpoint[fact] for fact in facts},
         "availability": f"It is the release asset `{name}.tar.gz` of hf_synlm: unpack it where your code runs. The "
         f"repository of hf_synlm holds the same model in `model_cards/{name}`, which loads the code of the installed "
         "package.",
-        "intended_use": common["intended_use"],
-        "training_data": checkpoint["training_data"],
         "training_procedure": _training_paragraph(name, checkpoint),
         "results": rows,
-        "not_for": common["not_for"],
-        "limits": f"{common['limits'].strip()}\n{checkpoint['limits'].strip()}".replace("\n\n- ", "\n- "),
         "weights": weight_checksums(folder),
     }
 
@@ -195,14 +207,15 @@ def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
     training = json.loads((folder / "results" / "training.json").read_text(encoding="utf-8"))
     parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
     loss, hardware, versions = training["validation"], training["hardware"], training["versions"]
+    score = loss["score"].replace("_", " ")
+    time = checkpoint.get("time") or f"{training['cpu_seconds']:.0f} s of CPU time, evaluations and report included"
     return (
         f"```bash\n{training['command']}\n```\n\n"
-        f"{parameters:,} parameters in float32. {training['steps']} steps, of which step {training['best_step']} is "
-        f"kept; seed {training['settings']['seed']}. Validation {loss['score'].replace('_', ' ')} "
-        f"{loss['before']:.2f} -> {loss['after']:.2f}. {training['cpu_seconds']:.0f} s of CPU time, evaluations and "
-        f"report included, on one thread of {hardware['device_name']}; Python {versions['python']}, torch "
-        f"{versions['torch']}, transformers {versions['transformers']}. `make checkpoints` trains, measures and packs "
-        "all of them."
+        f"{parameters:,} parameters, stored in {checkpoint.get('stored', 'float32')}. {training['steps']} steps, of "
+        f"which step {training['best_step']} is kept; seed {training['settings']['seed']}. Validation {score} "
+        f"{loss['before']:.2f} -> {loss['after']:.2f}. {time}, on one thread of {hardware['device_name']}; Python "
+        f"{versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}. "
+        f"`python training/make_checkpoints.py {name}` trains, measures and packs it."
     )
 
 
@@ -237,14 +250,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the script."""
     specifications = read_specifications()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", help=f"checkpoints to make; default: {', '.join(specifications)}")
+    tiny = [name for name, checkpoint in specifications.items() if checkpoint["kind"] == "tiny"]
+    parser.add_argument("names", nargs="*", help=f"checkpoints to make; default: {', '.join(tiny)}")
     parser.add_argument("--begin_with", choices=STAGES, default=STAGES[0], help="stage to begin with (default: train)")
     arguments = parser.parse_args(argv)
     unknown = sorted(set(arguments.names) - set(specifications))
     if unknown:
         parser.error(f"unknown checkpoint {', '.join(unknown)}: {SPECIFICATIONS} has {', '.join(specifications)}")
     stages = STAGES[STAGES.index(arguments.begin_with) :]
-    for name in arguments.names or specifications:
+    for name in arguments.names or tiny:
         checkpoint = specifications[name]
         if "train" in stages:
             train(name, checkpoint)
