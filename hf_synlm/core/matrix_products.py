@@ -10,8 +10,8 @@ products, which give the same numbers up to rounding.
 Shapes: R rows, I inputs, O outputs.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,39 @@ def linear_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[
     if num_uses >= _PACK_FROM:
         weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), num_rows)
     return lambda x_RI: torch.ops.mkldnn._linear_pointwise(x_RI, weight, None, "none", [], "")
+
+
+def pack_linears(module: nn.Module) -> dict[nn.Linear, Callable[[Tensor], Tensor]]:
+    """For the plain linear layers in a module: what they compute, with weights laid out for many products on a CPU.
+
+    For `packed_linears`. The weights, which must not change meanwhile, are copied. Other layers (quantized, of other
+    types, with a `forward` of their own) are left out.
+    """
+    layers = (layer for layer in module.modules() if type(layer) is nn.Linear and "forward" not in layer.__dict__)
+    return {layer: _packed_forward(layer) for layer in layers if uses_onednn(layer.weight)}
+
+
+def _packed_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    product = linear_map(layer.weight.detach(), _ROWS_FROM, _PACK_FROM)
+    bias = layer.bias
+
+    def forward(input: Tensor) -> Tensor:
+        output = product(input.reshape(-1, input.shape[-1])).unflatten(0, input.shape[:-1])
+        return output if bias is None else output.add_(bias)
+
+    return forward
+
+
+@contextmanager
+def packed_linears(layers: Mapping[nn.Linear, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """Let layers compute what `pack_linears` has made of them, without gradients; their hooks are called as ever."""
+    for layer, forward in layers.items():
+        layer.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("forward", None)  # another thread may have been faster
 
 
 def weight_gradient(grad_RO: Tensor, inputs_RI: Tensor) -> Tensor:

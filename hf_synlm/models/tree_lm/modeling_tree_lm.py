@@ -42,7 +42,7 @@ from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpenin
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.models.tree_lm.layers import TreeLMAttention, TreeLMLayer, position_vectors
 from hf_synlm.models.tree_lm.linearization import Linearization, check_derivations, linearize
-from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine, action_logits
+from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine, action_logits, split_words
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.trees.given import check_actions
 
@@ -323,10 +323,9 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         """Logits of the actions and words of given derivations, from the states [B, P, D]."""
         taken, shifts = actions != 0, actions == SHIFT
         before = _rows(hidden, plan.last[:, :-1])[taken]
-        words = self.lm_head(before)
-        found = action_logits(words, self.label_logits(before), plan.open_label[taken], self.config)
-        if self.config.is_bottom_up:
-            words[:, self.config.eos_token_id] = float("-inf")  # an action of its own
+        words = self.lm_head(before).float()
+        sums = split_words(words, self.config)
+        found = action_logits(*sums, self.label_logits(before), plan.open_label[taken], self.config)
         output.action_logits = found.new_zeros(*actions.shape, found.shape[1])
         output.action_logits[taken] = found
         output.token_logits_given_tree = words.new_zeros(*mask.shape, words.shape[1])

@@ -6,12 +6,14 @@ call of two rows: the first composes, and its keys and values stay; the second r
 
 Words, openings and closings share one softmax. For the search it is cut in two: log p(SHIFT) is that of all words
 together, log p(word | SHIFT) the rest; REDUCE is the closing of the innermost open label. The closings of other labels,
-which are never legal, hold the place of padding among the actions.
+which are never legal, hold the place of padding among the actions. The vocabulary is multiplied once for every node:
+beside the state that predicts, the pool keeps the log-sum-exp of its word logits, and a word is one scalar product.
 
 Shapes: B sentences, R rows, M rows of a call, L columns before them, C positions of a row, S = L + C, D width,
 V vocabulary, Y labels, A action ids.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from hf_synlm.core.matrix_products import pack_linears, packed_linears
 from hf_synlm.models.rnng.actions import REDUCE
 from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen
 from hf_synlm.models.tree_lm.backbone import cache_width
@@ -26,30 +29,41 @@ from hf_synlm.models.tree_lm.linearization import relative_depths
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
 from hf_synlm.search.tree_attention import PathCache
+from hf_synlm.search.word_head import PackedWordHead, rows_at_once
 
-# Numbers that are gathered for one call of a layer, or in one chunk of logits: memory does not grow with the beam.
+# Numbers that are gathered for one call of a layer: memory does not grow with the beam.
 _GATHERED_ELEMENTS = 1 << 24
+_NUM_SUMS = 3  # of `_sum_words`
 
 
-def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor, config: PreTrainedConfig) -> Tensor:
+def action_logits(
+    shift: Tensor, finish: Tensor, label_logits: Tensor, open_label: Tensor, config: PreTrainedConfig
+) -> Tensor:
     """Logits [M, A] of actions, float32, whose softmax is that of the tokens they write.
 
     The columns are: other closings, any word, the legal closing, openings. Bottom-up: nothing, any word, nothing, the
-    end token, labels. `label_logits` [M, 2 Y] are of openings, then closings, bottom-up [M, Y]; `open_label` [M] is
-    that of the innermost open constituent, -1 = none is open.
+    end token, labels. `shift` [M] and `finish` [M] are those of `split_words`; `label_logits` [M, 2 Y] are of openings,
+    then closings, bottom-up [M, Y]; `open_label` [M] is that of the innermost open constituent, -1 = none is open.
     """
     if config.is_bottom_up:
-        words = word_logits.float().clone()
-        finish = words[:, config.eos_token_id].clone()
-        words[:, config.eos_token_id] = NEG_INF
-        shift, nothing = words.logsumexp(1), torch.full_like(finish, NEG_INF)
+        nothing = torch.full_like(finish, NEG_INF)
         return torch.cat([torch.stack([nothing, shift, nothing, finish], 1), label_logits.float()], 1)
     opening, closing = label_logits.float().chunk(2, -1)
     own = torch.arange(closing.shape[1], device=closing.device) == open_label[:, None]
     reduce = closing.masked_fill(~own, NEG_INF).logsumexp(1)
     others = closing.masked_fill(own, NEG_INF).logsumexp(1)
-    shift = word_logits.float().logsumexp(1)
     return torch.cat([torch.stack([others, shift, reduce], 1), opening], 1)
+
+
+def split_words(logits: Tensor, config: PreTrainedConfig) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp [M] of the logits of all words [M, V], float32, and the logit of the end token [M].
+
+    Bottom-up the end token is no word, and its place in `logits` is set to -inf.
+    """
+    finish = logits[:, config.eos_token_id or 0].clone()
+    if config.is_bottom_up:
+        logits[:, config.eos_token_id] = NEG_INF
+    return logits.logsumexp(1), finish
 
 
 class TreeLMStackMachine(RNNGStackMachine):
@@ -57,6 +71,7 @@ class TreeLMStackMachine(RNNGStackMachine):
 
     def _prepare(self, model: Any) -> None:
         self.label_logits, self.composes = model.label_logits, self.config.structure_attention == "stack_compose"
+        self._layers = {} if self.config.backbone_config is None else pack_linears(self.model.backbone)
         self._make_tables()
 
     # ---------------------------------------------------------------------------------------------------- nodes
@@ -66,7 +81,8 @@ class TreeLMStackMachine(RNNGStackMachine):
         width = self.config.hidden_size
         kept = 2 * width if self.config.backbone_config is None else cache_width(self.config.backbone_config)
         features = {f"layer_{number}": (kept, self.dtype) for number in range(self.config.num_hidden_layers)}
-        pool = NodePool(batch_size, {**features, "predictor": (width, self.dtype)}, device, links=LINKS, counts=COUNTS)
+        features["predictor"] = width + _NUM_SUMS, torch.float32
+        pool = NodePool(batch_size, features, device, links=LINKS, counts=COUNTS)
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
         pool.append(Nodes(none, none, zero, none, none, none), *[none] * len(LINKS), *[zero] * len(COUNTS))
@@ -142,17 +158,54 @@ class TreeLMStackMachine(RNNGStackMachine):
             index = names["length"][own][:, None] - names["length"][columns]
         index = index[:, None].expand(-1, count, -1)
         embedded = self.model.embed(tokens)[:, None].expand(-1, count, -1)
-        hidden = self.model.decode(embedded, mask, index, PathCache(pool, before, own))[-1][:, -1]
-        pool.features["predictor"].flatten(0, 1)[own] = hidden.to(self.dtype)
+        with packed_linears(self._layers):
+            hidden = self.model.decode(embedded, mask, index, PathCache(pool, before, own))[-1][:, -1].to(self.dtype)
+        parts = hidden.split(rows_at_once(hidden, self.config.vocab_size))
+        sums = torch.cat([self._sum_words(part) for part in parts])
+        pool.features["predictor"].flatten(0, 1)[own] = torch.cat([hidden.float(), sums], 1)
+
+    def _sum_words(self, hidden: Tensor) -> Tensor:
+        """Log-sum-exp of all words, logit of the end token, log-sum-exp of the words that may be generated [M, 3]."""
+        logits = self._head.logits(hidden)
+        shift, finish = split_words(logits, self.config)
+        special = self.special_ids
+        allowed = shift if special is None else logits.index_fill_(1, special, NEG_INF).logsumexp(1)
+        return torch.stack([shift, finish, allowed], 1)
+
+    @functools.cached_property
+    @in_full_precision
+    def _head(self) -> PackedWordHead:
+        return PackedWordHead(self.lm_head)
 
     # --------------------------------------------------------------------------------------------- probabilities
     def action_logits(self, seen: Seen) -> Tensor:
         """Logits [B, R, A] of the next action, float32."""
-        hidden = seen.predictor.flatten(0, 1)
+        hidden, (shift, finish, _) = self._known(seen.predictor.flatten(0, 1))
         labels = torch.where(seen.state(0).open >= 0, seen.state(1).action - self.first, -1).flatten()
-        size = max(1, _GATHERED_ELEMENTS // self.config.vocab_size)
-        parts = [
-            action_logits(self.lm_head(part), self.label_logits(part), label, self.config)
-            for part, label in zip(hidden.split(size), labels.split(size), strict=True)
-        ]
-        return torch.cat(parts).view(*seen.nodes.shape, -1)
+        logits = action_logits(shift, finish, self.label_logits(hidden), labels, self.config)
+        return logits.view(*seen.nodes.shape, -1)
+
+    def _known(self, predictor: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """States [..., D] and sums of `_sum_words`, each [...], from what the pool keeps of nodes."""
+        hidden, sums = predictor.split([predictor.shape[-1] - _NUM_SUMS, _NUM_SUMS], -1)
+        return hidden.to(self.dtype), sums.unbind(-1)
+
+    def word_logits(self, predictor: Tensor) -> Tensor:
+        """Logits [..., V] of the next word, float32; under "search" -inf at padding and end tokens."""
+        return super().word_logits(self._known(predictor)[0])
+
+    @in_full_precision
+    def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
+        """Log-probability [B, R] of one token per sentence [B] in the states that are `wanted`, elsewhere -inf."""
+        return self.log_probs_bound(predictor, tokens).masked_fill(~wanted, NEG_INF)
+
+    @in_full_precision
+    def log_probs_bound(self, predictor: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities [B, R] of one token per sentence [B]: exact, which is a bound as well."""
+        hidden, (*_, allowed) = self._known(predictor)
+        logits = torch.bmm(hidden, self._head.weight[tokens, :, None]).squeeze(2).float()
+        if self._head.bias is not None:
+            logits = logits + self._head.bias[tokens, None].float()
+        if self.special_ids is not None:
+            logits = logits.masked_fill(torch.isin(tokens, self.special_ids)[:, None], NEG_INF)
+        return logits - allowed
