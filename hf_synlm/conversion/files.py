@@ -82,7 +82,7 @@ def convert_files(
     counts as the authors' BLLIP model. Nothing is written if a file is missing or of another kind, or if a tensor or a
     value is not accounted for.
     """
-    check_target(output_dir, overwrite, [weights, *configs])
+    check_target(output_dir, overwrite, [path for path in (weights, *configs, vocabulary) if path is not None])
     if arch != "gpst" and len(configs) > 1:
         raise ValueError(f"{len(configs)} configuration files were given; {arch} takes one.")
     if vocabulary is None:
@@ -93,7 +93,7 @@ def convert_files(
             raise ValueError("A vocabulary is for pushdown, with GPT-2's tokenizer. Pass --tokenizer gpt2, too.")
         pieces = pushdown.read_vocabulary(vocabulary)
         tokenizer = pushdown.pushdown_tokenizer(pieces, tokenizer)
-        config = {"vocab_size": len(tokenizer), "end_word_id": pieces.index(pushdown.END_WORD), **config}
+        config = {"vocab_size": len(pieces) + 2, "end_word_id": pieces.index(pushdown.END_WORD), **config}
     model = convert_state_dict(arch, read_state_dict(weights, _REMEDIES.get(arch, _PLAIN)), config)
     if tokenizer is None and arch in TOKENIZERS:
         tokenizer = TOKENIZERS[arch](config)

@@ -130,20 +130,14 @@ def convert_weights(weights: Mapping[str, Tensor], config: PushdownConfig) -> di
     return converted
 
 
-class _WordVocabulary:
-    """Stands for the authors' class; a pickle fills its attributes."""
-
-    words: Mapping[str, int]
-
-
 class _VocabularyUnpickler(pickle.Unpickler):
     """Reads a `vocab.pkl` and runs no foreign code: every class but the vocabulary's is refused."""
 
     def find_class(self, module: str, name: str) -> type:
-        """The one class that is allowed."""
+        """An empty class in place of the one that is allowed; the pickle fills the attributes of its object."""
         if (module, name) != ("vocabulary", "WordVocabulary"):
             raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
-        return _WordVocabulary
+        return type(name, (), {})
 
 
 def read_vocabulary(path: Path) -> list[str]:
@@ -159,19 +153,20 @@ def read_vocabulary(path: Path) -> list[str]:
         raise ValueError(
             f"{path} is not a vocab.pkl of Pushdown-Layers ({error}). Pass the file beside model.pt."
         ) from error
+    is_vocabulary &= all(isinstance(piece, str) for piece in pieces) and not {"<s>", "</s>"} & set(pieces)
     if not is_vocabulary or pieces[:1] != ["<pad>"] or END_WORD not in words:
         raise ValueError(f"{path} does not number words from <pad>, 0, or lacks {END_WORD}. Is it another vocabulary?")
     return pieces
 
 
 def pushdown_tokenizer(pieces: list[str], gpt2: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
-    """Tokenizer of the authors' BLLIP model: GPT-2's pieces, restricted to those of the training data.
+    """Tokenizer of the authors' BLLIP model: GPT-2's, with the ids of the pieces that the training data had.
 
-    A word that is a piece stays whole; others are merged from bytes, by GPT-2's merges that give a piece of the
-    vocabulary. Where GPT-2's pieces are all known, they nearly always result; where one is not (an error in the
-    authors' program), smaller ones do. A byte that the data did not have is an error. As in `eval_pushdown_model.py`,
-    a question mark that ends a text is a word of its own. No token is added: the model begins with <s>, and evaluation
-    and training write <eos>, the end word, and </s>.
+    GPT-2's merges that give a piece of the vocabulary are kept, with the steps to it, so that the pieces are GPT-2's
+    wherever all of them are known. Steps (and bytes) that are no pieces of the vocabulary have ids beyond those of the
+    model, which refuses a text where one is left, as the authors' program does; a word with any other unknown piece is
+    spelled with smaller ones. As in `eval_pushdown_model.py`, a question mark that ends a text is a word of its own. No
+    token is added: the model begins with <s>, and evaluation and training write <eos>, the end word, and </s>.
 
     Args:
         pieces: of `read_vocabulary`.
@@ -183,12 +178,18 @@ def pushdown_tokenizer(pieces: list[str], gpt2: PreTrainedTokenizerBase) -> PreT
         raise ValueError(
             f"{type(gpt2).__name__} of {gpt2.name_or_path!r} has no merges of bytes. Pass --tokenizer gpt2."
         )
-    vocabulary = {piece: number for number, piece in enumerate([*pieces, "</s>", "<s>"])}
-    merges = [tuple(merge) for merge in model["merges"] if {*merge, "".join(merge)} <= vocabulary.keys()]
-    made = Tokenizer(
-        models.BPE(vocabulary, merges, ignore_merges=True, unk_token="<a byte that the training data did not have>")
-    )
-    made.normalizer = normalizers.Replace(Regex(r"(?<! )\?$"), " ?")
+    parts = {"".join(merge): tuple(merge) for merge in model["merges"]}
+    wanted, steps = set(pieces), set(pre_tokenizers.ByteLevel.alphabet())
+    for piece in reversed(parts):  # a merge stands behind those of its parts
+        if piece in steps or piece in wanted:
+            steps.update((piece, *parts[piece]))
+    known = [*pieces, "</s>", "<s>"]
+    vocabulary = {piece: number for number, piece in enumerate([*known, *sorted(steps - set(known))])}
+    made = Tokenizer(models.BPE(vocabulary, [merge for piece, merge in parts.items() if piece in steps]))
+    made.normalizer = normalizers.Replace(Regex(r"(?<! )\?(?=\s*\z)"), " ?")
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    return fast_tokenizer(made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", extra_special_tokens=[END_WORD])
+    return fast_tokenizer(
+        made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", extra_special_tokens=[END_WORD],
+        num_model_tokens=len(known),
+    )  # fmt: skip

@@ -219,12 +219,13 @@ def character_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> PreTrain
     return fast_tokenizer(made, pad_token=pad_token, unk_token=unknown_token, bos_token=boundary, eos_token=boundary)
 
 
-def fast_tokenizer(backend: Tokenizer, **special_tokens: str | list[str]) -> PreTrainedTokenizerFast:
+def fast_tokenizer(backend: Tokenizer, **settings: str | list[str] | int) -> PreTrainedTokenizerFast:
     """Wrap a trained tokenizer for a language model: padding on the left, no token types.
 
     Args:
         backend: the tokenizer.
-        **special_tokens: its special tokens by role, e.g. `pad_token="<pad>"`.
+        **settings: its special tokens by role, e.g. `pad_token="<pad>"`; `num_model_tokens` = ids that the model has,
+            where the tokenizer has more, which the model refuses.
 
     Returns:
         A fast tokenizer of transformers.
@@ -235,7 +236,7 @@ def fast_tokenizer(backend: Tokenizer, **special_tokens: str | list[str]) -> Pre
         model_input_names=["input_ids", "attention_mask"],
         model_max_length=MODEL_MAX_LENGTH,
         padding_side="left",
-        **special_tokens,
+        **settings,
     )
 
 

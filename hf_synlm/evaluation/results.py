@@ -333,12 +333,11 @@ def card_rows(
     value = result.scores.get(score)
     if value is None or not math.isfinite(value):
         raise ValueError(f"the result of {result.task} has no number {score!r} (it has {', '.join(result.scores)})")
-    is_labeled = result.options.get("convention", "").startswith("evalb")
     row = {
         "task": result.task,
         "dataset": dataset or ", ".join(Path(file["path"]).name for file in result.data.get("files", ())) or "text",
         "split": split,
-        "metric": score if score != "f1" else "labeled_f1" if is_labeled else "unlabeled_f1",
+        "metric": score if score != "f1" else "labeled_f1" if _is_labeled(result) else "unlabeled_f1",
         "value": round(float(value), 4),
         **_estimate(result),
         "convention": _convention(result),
@@ -348,6 +347,10 @@ def card_rows(
         "command": command or _public(result.command),
     }
     return [{key: item for key, item in row.items() if item or key in ("num_beams", "estimator", "seed")}]
+
+
+def _is_labeled(result: EvaluationResult) -> bool:
+    return "labeled brackets by EVALB (%)" in result.tables
 
 
 def _public(command: str | None) -> str | None:
@@ -380,7 +383,7 @@ def _convention(result: EvaluationResult) -> str:
     if result.task == "parsing":
         punctuation = options["punctuation"]
         treated = f"punctuation {punctuation}" if punctuation.startswith("left out") else punctuation
-        return f"{_named(options['convention'])}; {treated}"
+        return f"{_named(options['convention'], _is_labeled(result))}; {treated}"
     if result.task != "perplexity":
         return ""
     treated = f"; {options['punctuation']}" if options.get("punctuation") else ""
@@ -390,7 +393,8 @@ def _convention(result: EvaluationResult) -> str:
     )
 
 
-def _named(convention: str) -> str:
+def _named(convention: str, is_labeled: bool) -> str:
     """EVALB's is written "evalb, FILE"."""
     name, comma, rest = convention.partition(", ")
-    return convention if ":" in convention or not comma else f"{name}: labeled brackets as in {rest}"
+    kind = "labeled" if is_labeled else "unlabeled"
+    return convention if ":" in convention or not comma else f"{name}: {kind} brackets as in {rest}"

@@ -349,9 +349,11 @@ def check_tokenizer_of(folder: str | os.PathLike) -> None:
 
 
 def _check_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    if len(tokenizer) > config.vocab_size:
+    # Of a tokenizer whose further tokens the model refuses.
+    count = tokenizer.init_kwargs.get("num_model_tokens", len(tokenizer))
+    if count > config.vocab_size:
         raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}. "
+            f"The tokenizer has {count} tokens and the model {config.vocab_size}. "
             "Call model.resize_token_embeddings, or pass the tokenizer that the model was trained with."
         )
     for name in SPECIAL_IDS:

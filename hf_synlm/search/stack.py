@@ -12,6 +12,7 @@ D features of a vector.
 import functools
 import itertools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -129,6 +130,8 @@ class NodePool:
             name: torch.zeros(batch_size, capacity, width, dtype=dtype, device=device)
             for name, (width, dtype) in features.items()
         }
+        # How the layers multiply that compute the nodes.
+        self.products: AbstractContextManager = nullcontext()
         # Place of the first node of every sentence in flat tables.
         self._first, self._capacity = torch.arange(batch_size, device=device) * capacity, capacity
         # Tokens before the derivation [B]: positions of its own tokens count from here.

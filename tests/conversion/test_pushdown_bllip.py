@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from hf_synlm import parse_sentences
 from hf_synlm.cli import main
 from hf_synlm.conversion.files import convert_files
 from hf_synlm.conversion.pushdown import read_vocabulary
@@ -48,7 +49,7 @@ def gpt2() -> PreTrainedTokenizerBase:
 def pair(gpt2: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with model.pt, vocab.pkl and the tokenizer gpt2."""
     folder = tmp_path_factory.mktemp("bllip")
-    spelled = {piece for text in LINES for piece in gpt2.tokenize(text)} - {"Ġhope"}
+    spelled = {piece for text in LINES for piece in gpt2.tokenize(text)} - {"Ġhope", "Ġpeace", "Z"}
     pieces = ["<pad>", *sorted(spelled | {"<eos>"})]
     (folder / "vocab.pkl").write_bytes(pickled(pieces))
     state, _, _ = read_case("pushdown/01_random")
@@ -75,7 +76,7 @@ def test_the_folder_reads_text(converted: Path, pair: Path, gpt2: PreTrainedToke
     pieces = read_vocabulary(pair / "vocab.pkl")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(converted), AutoTokenizer.from_pretrained(converted)
     config = model.config
-    assert (config.vocab_size, config.pad_token_id) == (len(pieces) + 2, 0) == (len(tokenizer), tokenizer.pad_token_id)
+    assert (config.vocab_size, config.pad_token_id) == (len(pieces) + 2, 0) and tokenizer.pad_token_id == 0
     assert (config.eos_token_id, config.bos_token_id) == (len(pieces), len(pieces) + 1)
     assert (tokenizer.eos_token, tokenizer.bos_token) == ("</s>", "<s>")
     assert pieces[config.end_token_id] == "<eos>" and config.attachment_key == "mlp"
@@ -90,8 +91,14 @@ def test_the_folder_reads_text(converted: Path, pair: Path, gpt2: PreTrainedToke
     encoded = encode_sentences(tokenizer, [["Did", "the", "economy", "grow?"]])[0]
     assert encoded.word_of_token == sorted(encoded.word_of_token) and not encoded.unknown
     assert encoded.word_of_token[-2:] == [3, 3]  # `grow` and `?`, one word of the text
-    with pytest.raises(ValueError, match="cannot read the text: .*a byte that the training data did not have"):
-        encode_sentences(tokenizer, [["Zürich"]])
+    # Pieces that the data did not have, and that lead to others, are refused with their names.
+    (unknown,) = [token for token in tokenizer("We ask Z")["input_ids"] if token >= config.vocab_size]
+    with pytest.raises(ValueError, match=f"Token id {unknown} is outside.*convert_ids_to_tokens.{unknown}.") as error:
+        parse_sentences(model, tokenizer, ["We ask Z"])
+    assert "another way" in str(error.value) and tokenizer.convert_ids_to_tokens(unknown) == "Z"
+    assert tokenizer.decode(tokenizer("Zürich, don’t")["input_ids"]) == "Zürich, don’t"  # no character is dropped
+    for text, read in (("Did it?\nYes", "Did it?\nYes"), ("grow? ", "grow ? "), ("who?!", "who?!"), ("?", " ?")):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == read
 
 
 def test_commands_read_it(converted: Path, tmp_path: Path):
@@ -119,6 +126,8 @@ class Evil:
         (b"no pickle", "is not a vocab.pkl"),
         (pickled(["<eos>", "<pad>"]), "from <pad>, 0"),
         (pickled(["<pad>", "a"]), "lacks <eos>"),
+        (pickled(["<pad>", "<eos>", "</s>"]), "another vocabulary"),
+        (pickled(["<pad>", "<eos>", 3]), "another vocabulary"),  # type: ignore[list-item]
     ],
 )
 def test_other_pickles_are_refused(content: bytes, message: str, tmp_path: Path):
@@ -141,3 +150,5 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(pair: Path, gpt
     assert main(["convert", "pushdown", "--weights", str(files[0]), "--out", str(files[2])]) == 2
     assert "--vocabulary" in capsys.readouterr().err
     assert not files[2].exists()
+    with pytest.raises(ValueError, match="which would be lost"):  # the vocabulary lies in the folder that is replaced
+        convert_files("pushdown", files[0], [], tmp_path, gpt2, overwrite=True, vocabulary=tmp_path / "vocab.pkl")

@@ -42,18 +42,21 @@ from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_te
 from hf_synlm.evaluation.results import card_rows, describe_hardware, library_versions, load_result
 from hf_synlm.hub.card import facts_text, fill_card
 from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
+from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER
 from hf_synlm.training.engine.arguments import find_config
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, CARDS, ARCHIVES = Path("runs/checkpoints"), Path("model_cards"), Path("dist/checkpoints")
 SPECIFICATIONS = CARDS / "checkpoints.yaml"
-MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+WEIGHTS = "model.safetensors"
+ADAPTER = (f"{ADAPTER_FOLDER}/adapter_config.json", f"{ADAPTER_FOLDER}/adapter_model.safetensors")
 STUB = "The code is that of the installed package; `synlm export` writes a folder that loads without it."
 STAGES = ("train", "evaluate", "card")
 # accelerate asks no questions and ignores the user's own `accelerate config`.
 LAUNCH = (
-    "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no "
+    "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision {precision} --dynamo_backend no "
     "--num_cpu_threads_per_process 1"
 )
 # What the validation loss of each script is called.
@@ -79,7 +82,8 @@ def read_specifications() -> dict[str, dict[str, Any]]:
 def training_command(name: str, checkpoint: dict[str, Any]) -> str:
     """The command that trains a checkpoint."""
     script, data = checkpoint["script"], checkpoint.get("data", "")
-    command = f"{LAUNCH} training/{script} --config {checkpoint['config']} {data} --output_dir {RUNS / name}"
+    launch = LAUNCH.format(precision=checkpoint.get("mixed_precision", "no"))
+    command = f"{launch} training/{script} --config {checkpoint['config']} {data} --output_dir {RUNS / name}"
     return " ".join(command.split())
 
 
@@ -141,14 +145,17 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
         "hardware": {**describe_hardware(), "num_threads": 1},
     }
     with folder_writer(folder) as partial:
-        for file in MODEL_FILES:
-            shutil.copyfile(model / file, partial / file)
-        weights = partial / "model.safetensors"
-        if checkpoint.get("stored") == "float16":  # half the size; the configuration says that float32 is loaded
-            save_file({key: value.half() for key, value in load_file(weights).items()}, weights, {"format": "pt"})
-        if weights.stat().st_size >= checkpoint["max_bytes"]:
-            size, limit = weights.stat().st_size, checkpoint["max_bytes"]
-            raise ValueError(f"the weights of {name} have {size} bytes, of {limit} allowed. Make the model smaller.")
+        files = [model / file for file in (*MODEL_FILES, WEIGHTS, *ADAPTER)]
+        for file in (file for file in files if file.is_file()):
+            copy = partial / file.relative_to(model)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
+            if copy.suffix == ".safetensors" and checkpoint.get("stored") == "float16":
+                # Half the size; the configuration says that float32 is loaded.
+                save_file({key: value.half() for key, value in load_file(copy).items()}, copy, {"format": "pt"})
+        size, limit = sum(file.stat().st_size for file in partial.rglob("*.*")), checkpoint["max_bytes"]
+        if size >= limit:
+            raise ValueError(f"{name} has {size} bytes, of {limit} allowed. Make the model smaller.")
         write_json(partial / "results" / "training.json", training)
 
 
@@ -192,7 +199,7 @@ def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     facts = ("license", "language", "example", "intended_use", "training_data", "not_for", "limits")
     return {
         "repo_id": name,
-        **{fact: checkpoint[fact] for fact in facts},
+        **{fact: checkpoint[fact] for fact in (*facts, "base_model") if fact in checkpoint},
         "availability": f"It is the release asset `{name}.tar.gz` of hf_synlm: unpack it where your code runs. The "
         f"repository of hf_synlm holds the same model in `model_cards/{name}`, which loads the code of the installed "
         "package.",
@@ -237,8 +244,8 @@ def pack(name: str) -> Path:
             raise ValueError(f"{card} could not be exported: see the message above")
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w") as tar:
-            for file in sorted(folder.iterdir()):
-                entry = tarfile.TarInfo(f"{name}/{file.name}")
+            for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+                entry = tarfile.TarInfo(f"{name}/{file.relative_to(folder).as_posix()}")
                 entry.size, entry.mode = file.stat().st_size, 0o644
                 tar.addfile(entry, io.BytesIO(file.read_bytes()))
     write_bytes(archive, gzip.compress(data.getvalue(), mtime=0))

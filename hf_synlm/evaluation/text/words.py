@@ -122,8 +122,7 @@ def encode_sentences(
         One text per sentence.
 
     Raises:
-        ValueError: the tokenizer gives no positions or cannot spell a word; a word is empty or has white space; a token
-            covers two words.
+        ValueError: the tokenizer gives no positions, a word is empty or has white space, or a token covers two words.
 
     Cost: O(characters).
     """
@@ -145,17 +144,14 @@ def encode_sentences(
     texts = [" ".join(words) for words in sentences]
     batch: Mapping[str, Any] = {"input_ids": [], "offset_mapping": []}
     if texts:  # a tokenizer does not take an empty batch
-        try:
-            batch = tokenizer(
-                texts,
-                add_special_tokens=False,
-                return_offsets_mapping=True,
-                return_attention_mask=False,
-                split_special_tokens=True,
-                verbose=False,  # long texts are cut later, so do not warn
-            )
-        except Exception as error:  # tokenizers has no type of its own for a character that a vocabulary cannot spell
-            raise ValueError(f"the tokenizer cannot read the text: {error}") from error
+        batch = tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            split_special_tokens=True,
+            verbose=False,  # long texts are cut later, so do not warn
+        )
     classes = _classes_of_unknown_words(tokenizer)
     unknown = tokenizer.unk_token_id
     special = set() if unknown is None else set(tokenizer.all_special_ids) - {unknown}

@@ -49,6 +49,11 @@ class LabeledTreeConfig(SyntacticConfig):
         scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
         action_beam_size: derivations kept after each action inside a word.
         fast_track_size: derivations that reach the next word although they are not among the best.
+        search_order: of the states inside a word. "steps" takes all of them one action further at a time, as RNNG's
+            authors do; "best_first" executes the best ones first and needs fewer (`fast_track_size` has no effect).
+            None = "best_first" for a Tree LM on a backbone, else "steps".
+        search_slack: "best_first" drops states that would have to make a word more than exp(search_slack) times as
+            probable as it was after the best one; None = none are dropped.
         normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
             RNNG's authors do; "train" leaves it where it is, so that scores are those of the training loss.
         output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and
@@ -65,6 +70,8 @@ class LabeledTreeConfig(SyntacticConfig):
     scoring_num_beams: int = 10
     action_beam_size: int = 100
     fast_track_size: int = 1
+    search_order: str | None = None
+    search_slack: float | int | None = None
     normalization: str = "search"
     output_marginal_logits: bool = False
     max_open_nonterminals: int = 100
@@ -82,12 +89,20 @@ class LabeledTreeConfig(SyntacticConfig):
         """Number of action ids, padding included."""
         return self.first_nonterminal + len(self.nonterminals)
 
+    @property
+    def searches_best_first(self) -> bool:
+        """Whether the search executes the best states of a word first."""
+        return self.search_order == "best_first"
+
     def check_search(self) -> None:
         """Raise ValueError for bad fields of this class, and a bad dropout."""
         self.check_least(1, "scoring_num_beams", "action_beam_size", "max_open_nonterminals")
         self.check_least(0, "fast_track_size")
         self.check_dropout("dropout")
         self.check_choices(loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS)
+        self.check_choices(search_order=(None, "steps", "best_first"))
+        if self.search_slack is not None and self.search_slack <= 0:
+            raise ValueError(f"search_slack is {self.search_slack}, in nats. Choose a positive number, or None.")
         check_labels(self.nonterminals)
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
 

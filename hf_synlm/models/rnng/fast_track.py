@@ -211,17 +211,24 @@ class FastTrackSearch(WordSearch):
             total = frontier.scores[..., None] + self._action_log_probs(state, frontier, phase, limits)
             ended = self._ended_by(frontier, total, phase, limits)
             moves, index = self._moves(total)
-            parts, num_words = [], 0
-            if words is not None:
-                # One of the best k: at least as good as the k-th move.
-                parts.append(Continuations.of(frontier, *words(frontier, total[..., SHIFT], moves[:, -1:])))
-                num_words = parts[0].scores.shape[1]
-            parts += [] if ended is None else [ended]
-            reached = parts[0] if len(parts) == 1 else Continuations(*map(_joined, *parts))
+            # One of the best k: at least as good as the k-th move.
+            reached, num_words = self._reached(frontier, total, words, moves[:, -1:], ended)
             live = self._set_aside(aside, reached, num_words, moves)
             live = live & ~self._is_over(aside, moves, phase, limits)
             frontier = self._execute(state, frontier, moves, index, live)
         return aside
+
+    def _reached(
+        self, frontier: Frontier, total: Tensor, words: WordScores | None, least: Tensor, ended: Continuations | None
+    ) -> tuple[Continuations, int]:
+        """Hypotheses that generate one of `words` or have `ended`, and how many of them generate one.
+
+        `least` [B, 1] is the score from which a word matters; `total` [B, R, A] are the scores of actions.
+        """
+        parts = [] if words is None else [Continuations.of(frontier, *words(frontier, total[..., SHIFT], least))]
+        num_words = parts[0].scores.shape[1] if parts else 0
+        parts += [] if ended is None else [ended]
+        return parts[0] if len(parts) == 1 else Continuations(*map(_joined, *parts)), num_words
 
     def _ended_by(self, frontier: Frontier, total: Tensor, phase: Phase, limits: Limits | None) -> Continuations | None:
         """Continuations by the action that ends the sentence; it is taken out of the scores `total` [B, R, A]."""
@@ -368,7 +375,7 @@ class FastTrackSearch(WordSearch):
         One search ends all hypotheses together. Hypotheses that it loses are searched again, one by one.
         """
         pool, size = state.pool, state.pool.size
-        wide = FastTrackSearch(
+        wide = type(self)(
             self.machine, self.action_beam_size, self.action_beam_size, self.fast_track_size, self.eos_token_ids
         )
         closed = wide.close(state)

@@ -20,6 +20,7 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, between_padding
 from hf_synlm.generation.mixin import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
+from hf_synlm.models.rnng.best_first import BestFirstDecoder, BestFirstSearch
 from hf_synlm.models.rnng.fast_track import FastTrackSearch
 from hf_synlm.models.rnng.fast_track_generation import FastTrackDecoder
 from hf_synlm.models.rnng.particles import ParticleSearch
@@ -287,7 +288,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             action_beam_size = max(self.config.action_beam_size, width if isinstance(width, int) else 0)
         track = self.config.fast_track_size if fast_track_size is None else fast_track_size
         machine = self.stack_machine_class(self, normalization, eos_token_ids)
-        return FastTrackDecoder(machine, width, action_beam_size, track, eos_token_ids)
+        kind = BestFirstDecoder if self.config.searches_best_first else FastTrackDecoder
+        return kind(machine, width, action_beam_size, track, eos_token_ids)
 
     def _default_width(self, action_beam_size: int | None) -> int:
         """Word beam where none is asked for."""
@@ -455,12 +457,10 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
 def best_derivations(model: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
     """Actions [B, A] of the best trees that the search with the heads of a model finds."""
     refuse_empty_rows(mask)
-    config = model.config
+    config, kind = model.config, BestFirstSearch if model.config.searches_best_first else FastTrackSearch
     width = max(config.action_beam_size, config.scoring_num_beams)
     with evaluation_mode(model):
-        search = FastTrackSearch(
-            model.stack_machine_class(model), config.scoring_num_beams, width, config.fast_track_size
-        )
+        search = kind(model.stack_machine_class(model), config.scoring_num_beams, width, config.fast_track_size)
         output = parse_with_search(search, input_ids, mask, word_ends=word_ends)
     # In-order, the tree of one word may be the bare word: no span, but a derivation.
     missing = [row for row, trees in enumerate(output.spans) if not trees]

@@ -112,6 +112,11 @@ class TreeLMConfig(LabeledTreeConfig):
         return self.max_open_nonterminals if not self.gives_trees else self.max_consecutive_nonterminals
 
     @property
+    def searches_best_first(self) -> bool:
+        """Whether the search executes the best states of a word first."""
+        return super().searches_best_first or (self.search_order is None and self.backbone_config is not None)
+
+    @property
     def is_bottom_up(self) -> bool:
         """Whether labels stand after their words only."""
         return self.linearization != "top_down"

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from hf_synlm.core.matrix_products import pack_linears, packed_linears
+from hf_synlm.core.matrix_products import PackedProducts
 from hf_synlm.models.rnng.actions import REDUCE
 from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen
 from hf_synlm.models.tree_lm.backbone import cache_width
@@ -71,7 +71,6 @@ class TreeLMStackMachine(RNNGStackMachine):
 
     def _prepare(self, model: Any) -> None:
         self.label_logits, self.composes = model.label_logits, self.config.structure_attention == "stack_compose"
-        self._layers = {} if self.config.backbone_config is None else pack_linears(self.model.backbone)
         self._make_tables()
 
     # ---------------------------------------------------------------------------------------------------- nodes
@@ -83,6 +82,8 @@ class TreeLMStackMachine(RNNGStackMachine):
         features = {f"layer_{number}": (kept, self.dtype) for number in range(self.config.num_hidden_layers)}
         features["predictor"] = width + _NUM_SUMS, torch.float32
         pool = NodePool(batch_size, features, device, links=LINKS, counts=COUNTS)
+        if self.config.backbone_config is not None:
+            pool.products = PackedProducts(self.model.backbone)
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
         pool.append(Nodes(none, none, zero, none, none, none), *[none] * len(LINKS), *[zero] * len(COUNTS))
@@ -158,7 +159,7 @@ class TreeLMStackMachine(RNNGStackMachine):
             index = names["length"][own][:, None] - names["length"][columns]
         index = index[:, None].expand(-1, count, -1)
         embedded = self.model.embed(tokens)[:, None].expand(-1, count, -1)
-        with packed_linears(self._layers):
+        with pool.products:
             hidden = self.model.decode(embedded, mask, index, PathCache(pool, before, own))[-1][:, -1].to(self.dtype)
         parts = hidden.split(rows_at_once(hidden, self.config.vocab_size))
         sums = torch.cat([self._sum_words(part) for part in parts])
@@ -196,16 +197,23 @@ class TreeLMStackMachine(RNNGStackMachine):
 
     @in_full_precision
     def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
-        """Log-probability [B, R] of one token per sentence [B] in the states that are `wanted`, elsewhere -inf."""
+        """Log-probability [B, R] of one token per sentence [B] in the states that are `wanted`, elsewhere -inf.
+
+        Halves are rounded in the product with the vocabulary: there one number of another product does not fit its sum.
+        """
+        if self.dtype != torch.float32:
+            return super().log_probs_of(self._known(predictor)[0], tokens, wanted)
         return self.log_probs_bound(predictor, tokens).masked_fill(~wanted, NEG_INF)
 
     @in_full_precision
     def log_probs_bound(self, predictor: Tensor, tokens: Tensor) -> Tensor:
-        """Log-probabilities [B, R] of one token per sentence [B]: exact, which is a bound as well."""
+        """Upper bounds [B, R] of `log_probs_of`; in float32 they are exact."""
         hidden, (*_, allowed) = self._known(predictor)
+        if self.dtype != torch.float32:
+            return super().log_probs_bound(hidden, tokens)
         logits = torch.bmm(hidden, self._head.weight[tokens, :, None]).squeeze(2).float()
         if self._head.bias is not None:
             logits = logits + self._head.bias[tokens, None].float()
         if self.special_ids is not None:
             logits = logits.masked_fill(torch.isin(tokens, self.special_ids)[:, None], NEG_INF)
-        return logits - allowed
+        return (logits - allowed).clamp(max=0.0)  # the sum is rounded, too

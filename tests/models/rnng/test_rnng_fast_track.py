@@ -53,6 +53,35 @@ def test_full_beams_are_exact(system: str, composition: str, normalization: str)
     check_exact(make_model(system, composition), [3, 7], normalization)
 
 
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_best_first_is_exact(system: str, composition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With full beams, and for the first word with any: the best K of all its derivations, from fewer states."""
+    model = make_model(system, composition)
+    model.config.search_order = "best_first"
+    check_exact(model, [3, 7], "search")
+    (scores,) = [sorted((score for score, _ in Grammar(model, [3], None, "search").prefixes(1)), reverse=True)]
+    rows, push = [], model.stack_machine_class.push
+    monkeypatch.setattr(
+        model.stack_machine_class, "push", lambda *args: (rows.append(int(args[-1].sum())), push(*args))[1]
+    )
+    for beams in (1, 3):
+        counts = []
+        for order, slack in (("steps", None), ("best_first", None), ("best_first", 100), ("best_first", 0.01)):
+            model.config.search_order, model.config.search_slack = order, slack
+            rows.clear()
+            found = parse(model, [3], num_beams=beams, action_beam_size=WIDE).token_log_probs.item()
+            counts.append(sum(rows))
+            if order == "best_first" and slack != 0.01:
+                assert found == pytest.approx(log_sum_exp(scores[:beams]), abs=1e-5)
+        assert counts[3] <= counts[2] == counts[1] <= counts[0]
+    counts = []
+    for model.config.search_order in ("steps", "best_first"):
+        rows.clear()
+        parse(model, [3, 7, 5, 4, 6], num_beams=2, action_beam_size=100)
+        counts.append(sum(rows))
+    assert counts[1] < counts[0] / 2
+
+
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
 def test_full_beams_are_exact_for_three_words(system: str) -> None:
     """With one label less and one nonterminal in a row, so that all trees can be listed."""

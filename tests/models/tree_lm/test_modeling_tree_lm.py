@@ -427,6 +427,16 @@ def test_decoders_that_do_not_fit_are_refused(kind, more, message, tmp_path):
         TreeLMForCausalLM.from_backbone(tmp_path, ["NP", "S"])
 
 
+def test_half_precision_knows_words_as_their_distribution_does():
+    """Logits of halves are rounded, so that a word and the sum over all words come from the same product."""
+    torch.manual_seed(0)
+    model = TreeLMForCausalLM(TreeLMConfig(**TINY)).eval().bfloat16()
+    with torch.no_grad():
+        model.lm_head.bias[5] += 30  # nearly certain: a score above 0 would be seen
+    words = model.parse(torch.tensor([[5, 5, 5]]), lexical=True).lexical_log_probs
+    assert words.max() <= 0 and words.min() > -0.01
+
+
 def test_activations_of_a_backbone_are_checkpointed():
     model, values = tiny(structure_attention="qwen3").train(), batch()
     gradients = []
