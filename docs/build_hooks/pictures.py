@@ -1,10 +1,14 @@
 """Make the pictures of README.md and docs/: run `python docs/build_hooks/pictures.py` in the checkout.
 
 docs/assets/tree.svg shows a sentence with the tree and the surprisals of `rnng-tiny`; docs/assets/speed.svg compares
-the times of the authors' programs with ours. `hf_synlm.viz` draws both.
+the times of the authors' programs with ours; docs/assets/gpst-learning.svg shows gpst-learning.csv beside it.
 """
 
+import csv
 from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
 
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.checkpoint import load_pretrained
@@ -54,13 +58,37 @@ def speed_picture(path: Path) -> None:
     plot_bars(path, list(SPEED), {axis: list(SPEED.values())}, title=title, axis=axis, digits=1)
 
 
+def learning_picture(path: Path) -> None:
+    """Draw how good the trees of `gpst_mini` are after how much text, a line for each run.
+
+    Args:
+        path: the file to write.
+    """
+    runs: dict[str, list[tuple[float, float]]] = {}
+    with (ROOT / "docs" / "assets" / "gpst-learning.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            runs.setdefault(row["run"], []).append((float(row["million_tokens"]), float(row["f1"])))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hf_synlm", "font.size": 9}):
+        figure = Figure(figsize=(7, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for name, points in runs.items():
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        for name, value in (("right branching", 39.8), ("balanced", 24.3)):
+            axes.axhline(value, color="gray", linestyle="--", linewidth=1)
+            axes.annotate(name, (0, value), xytext=(2, 3), textcoords="offset points", color="gray")
+        axes.set(xlabel="million tokens read", ylabel="sentence F1 (chart)")
+        axes.legend(loc="lower right", frameon=False)
+        figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
-    """Write both pictures."""
+    """Write the pictures."""
     folder = ROOT / "docs" / "assets"
     folder.mkdir(exist_ok=True)
     opening, rest = tree_picture().split("\n", 1)
     (folder / "tree.svg").write_text(f"{opening}\n{STYLE}\n{rest}\n", encoding="utf-8")
     speed_picture(folder / "speed.svg")
+    learning_picture(folder / "gpst-learning.svg")
 
 
 if __name__ == "__main__":

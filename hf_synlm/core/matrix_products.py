@@ -12,13 +12,11 @@ Shapes: R rows, I inputs, O outputs.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 # Packing a matrix for the kernels costs about one product: it pays from this number of uses on.
 _PACK_FROM = 4
@@ -57,30 +55,6 @@ def linear_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[
     if num_uses >= _PACK_FROM:
         weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), num_rows)
     return lambda x_RI: torch.ops.mkldnn._linear_pointwise(x_RI, weight, None, "none", [], "")
-
-
-class PackedProducts(TorchFunctionMode):
-    """Within it, `F.linear` multiplies with the weights of a module by maps that are laid out for many products.
-
-    Other weights, other threads, compiled code, and calls that record gradients multiply as ever; hooks and adapters of
-    the layers keep their effect. For plain float32 layers on a CPU, whose weights must not change meanwhile. Costs
-    another copy of them.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
-        # The weights are kept, too: an id is of one object only while this object lives.
-        self._maps = {id(w): (w, linear_map(w.detach(), _ROWS_FROM, _PACK_FROM)) for w in weights if uses_onednn(w)}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute a product by its map; pass everything else on."""
-        known = self._maps.get(id(args[1])) if func is F.linear and len(args) == 3 and not kwargs else None
-        if known is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return func(*args, **(kwargs or {}))
-        x, _, bias = args
-        output = known[1](x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
-        return output if bias is None else output.add_(bias)
 
 
 def weight_gradient(grad_RO: Tensor, inputs_RI: Tensor) -> Tensor:

@@ -61,7 +61,10 @@ F1_TITLES = {
     "corpus_count": "corpus, with sentence span",
 }
 """Score of unlabeled F1 -> its column in tables."""
-_OTHER_WIDTHS = {"action_beam_size": "action beam", "fast_track_size": "fast track"}
+_OTHER_WIDTHS = {
+    "action_beam_size": "action beam", "fast_track_size": "fast track", "search_order": "order",
+    "search_slack": "slack",
+}  # fmt: skip
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 

@@ -1,11 +1,9 @@
 """Matrix products: float32 by oneDNN where PyTorch has it, other types by the ordinary functions."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
-from hf_synlm.core.matrix_products import OneDNNLinear, PackedProducts, linear_map, uses_onednn, weight_gradient
+from hf_synlm.core.matrix_products import OneDNNLinear, linear_map, weight_gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -52,26 +50,3 @@ def test_linear_in_other_types():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
     assert layer.double()(x.double()).dtype == torch.float64
-
-
-@torch.no_grad()
-def test_packed_products():
-    """A weight that changes after it was packed tells which product was computed."""
-    layer, other = torch.nn.Linear(21, 13), torch.nn.Linear(21, 13, bias=False, dtype=torch.float64)
-    packed = PackedProducts(torch.nn.ModuleList([layer, other]))
-    x, seen = torch.randn(2, 3, 21), []
-    expected = layer(x)
-    layer.register_forward_hook(lambda module, args, output: seen.append(output.shape))
-    layer.weight.mul_(2)
-    changed = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    with packed:
-        torch.testing.assert_close(layer(x), expected if uses_onednn(layer.weight) else changed)
-        torch.testing.assert_close(layer(x[0, 0]), layer(x)[0, 0])
-        assert other(x.double()).dtype == torch.float64
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(layer(x).sum(), [layer.weight])
-        with ThreadPoolExecutor(1) as thread:
-            torch.testing.assert_close(thread.submit(layer, x).result(), changed)
-    torch.testing.assert_close(gradient, x.sum((0, 1)).expand(13, 21))
-    torch.testing.assert_close(layer(x), changed)
-    assert len(seen) == 6

@@ -24,6 +24,7 @@ from hf_synlm.cli import main
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
 from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.checkpoint import stored_tensors
 from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.engine.arguments import find_config
@@ -138,6 +139,18 @@ def test_export_computes_the_same(name: str, tmp_path: Path, capsys):
     assert saved.keys() == stored.keys() and all(torch.equal(saved[key], stored[key].float()) for key in stored)
     model_type = json.loads((out / "config.json").read_text())["model_type"]
     assert {file.name: file.read_text() for file in out.glob("*.py")} == flat_files(model_type)
+
+
+def test_the_adapter_is_whole():
+    """What it adds to its backbone, which is not here; `tests/models/tree_lm/test_adapter.py` loads others."""
+    folder = CARDS / "tree-lm-smollm2"
+    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert config.adapter_of["name"] == "HuggingFaceTB/SmolLM2-135M-Instruct" and config.searches_best_first
+    assert tokenizer.decode(tokenizer("Zürich, isn't it?")["input_ids"]) == "Zürich, isn't it?"
+    stored = stored_tensors(folder)
+    assert {tensor.dtype for tensor in stored.values()} == {"F16"}
+    labels = next(tensor for name, tensor in stored.items() if name.endswith("embed_labels.weight"))
+    assert tuple(labels.shape) == (2 * len(config.nonterminals), config.hidden_size)
 
 
 LOAD = """

@@ -55,20 +55,20 @@ RECURRENT += "recurrent_sentences "
 LABELED_SEARCH = (
     "configuration_rnng rnng_actions rnng_classification rnng_composition rnng_fast_track rnng_fast_track_generation "
 )
-LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnng_stack_machine "
+LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnng_stack_machine "
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine", 7590),
-    "rnng": (SHARED + SEARCH + "trees_given", 8180),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5510),
+    "gpst": (SHARED + SEARCH + "search_level_machine", 7600),
+    "rnng": (SHARED + SEARCH + "trees_given", 8320),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5520),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3640),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4080),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3200),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3330),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9000),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5690),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2790),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9230),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5700),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2800),
 }
 
 

@@ -299,14 +299,15 @@ class TextScorer:
         """Everything in this object that changes numbers, for results.
 
         Three widths of a beam are recorded: `num_beams` derivations are kept after a word, `action_beam_size` after an
-        action inside a word (RNNG), and `fast_track_size` of these move on to the next word at once (RNNG).
+        action inside a word (RNNG), and `fast_track_size` of these move on to the next word at once (RNNG; in place of
+        it `search_order`, where states are searched best-first).
         """
         beam = {}
         if self.searches:
             search = self.model.word_search(self.num_beams, **self.search_options)
             beam = {"num_beams": search.num_beams, **self.search_options}
             if "action_beam_size" in inspect.signature(self.model.parse).parameters:
-                beam["action_beam_size"], beam["fast_track_size"] = search.action_beam_size, search.fast_track_size
+                beam |= search.options
                 beam.setdefault("normalization", self.model.config.normalization)
         begin = None if self.begin_id is None else self.tokenizer.convert_ids_to_tokens(self.begin_id)
         return {"estimator": self.estimator, **beam, "begin_token": begin, "max_tokens": self.max_tokens}

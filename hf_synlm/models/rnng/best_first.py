@@ -12,7 +12,7 @@ Shapes: B sentences, O actions that wait, R states of a step. All scores are nat
 exist.
 """
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +50,13 @@ class _Waiting(NamedTuple):
 
 class BestFirstSearch(FastTrackSearch):
     """`FastTrackSearch` whose words are searched best-first; `fast_track_size` has no effect."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What decides which hypotheses are found, besides `num_beams`."""
+        slack = self.machine.config.search_slack
+        more = {} if slack is None else {"search_slack": slack}
+        return {"action_beam_size": self.action_beam_size, "search_order": "best_first", **more}
 
     def _reach(
         self, state: SearchState, phase: Phase, words: WordScores | None, limits: Limits | None = None

@@ -23,7 +23,7 @@ marks what does not exist.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -191,6 +191,11 @@ class FastTrackSearch(WordSearch):
         self.action_beam_size, self.fast_track_size = action_beam_size, fast_track_size
         self.eos_token_ids = eos_token_ids
         self.end_ids: list[int] = [] if eos_token_ids is None else eos_token_ids.tolist()  # once: it waits for a GPU
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What decides which hypotheses are found, besides `num_beams`."""
+        return {"action_beam_size": self.action_beam_size, "fast_track_size": self.fast_track_size}
 
     # --------------------------------------------------------------------------------------------- inside a word
     def _frontier(self, state: SearchState) -> Frontier:

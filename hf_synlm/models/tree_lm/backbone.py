@@ -10,9 +10,17 @@ Shapes: B sentences, P positions (rows), S columns, D width, V words, Y labels.
 import inspect
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from hf_synlm.core.matrix_products import linear_map, uses_onednn
+
+# Rows and uses of packed weights in a search, roughly: they choose their layout.
+_ROWS, _USES = 64, 100
 
 
 def check_backbone(config: PreTrainedConfig) -> None:
@@ -64,3 +72,27 @@ def run_backbone(backbone: PreTrainedModel, embedded: Tensor, mask: Tensor, inde
         use_cache=cache is not None, output_hidden_states=cache is None,
     )  # fmt: skip
     return [output.last_hidden_state] if cache is not None else list(output.hidden_states)
+
+
+class PackedProducts(TorchFunctionMode):
+    """Within it, `F.linear` multiplies with the weights of a module by maps that are laid out for many products.
+
+    Other weights, other threads, compiled code, and calls that record gradients multiply as ever; hooks and adapters of
+    the layers keep their effect. For plain float32 layers on a CPU, whose weights must not change meanwhile. Costs
+    another copy of them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
+        # The weights are kept, too: an id is of one object only while this object lives.
+        self._maps = {id(w): (w, linear_map(w.detach(), _ROWS, _USES)) for w in weights if uses_onednn(w)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute a product by its map; pass everything else on."""
+        known = self._maps.get(id(args[1])) if func is F.linear and len(args) == 3 and not kwargs else None
+        if known is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        x, _, bias = args
+        output = known[1](x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        return output if bias is None else output.add_(bias)

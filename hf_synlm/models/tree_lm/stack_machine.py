@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from hf_synlm.core.matrix_products import PackedProducts
 from hf_synlm.models.rnng.actions import REDUCE
 from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen
-from hf_synlm.models.tree_lm.backbone import cache_width
+from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width
 from hf_synlm.models.tree_lm.linearization import relative_depths
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision

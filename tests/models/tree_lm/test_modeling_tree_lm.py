@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from hf_synlm import TreeLMConfig, TreeLMForCausalLM, TreeLMForSequenceClassification, TreeLMModel
+from hf_synlm.core.matrix_products import uses_onednn
 from hf_synlm.data.gold_trees import binary_constituents, encode_trees, label_inventory
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
@@ -19,6 +21,7 @@ from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.card import fill_card
 from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.models.tree_lm.backbone import PackedProducts
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine
 from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine
@@ -435,6 +438,29 @@ def test_half_precision_knows_words_as_their_distribution_does():
         model.lm_head.bias[5] += 30  # nearly certain: a score above 0 would be seen
     words = model.parse(torch.tensor([[5, 5, 5]]), lexical=True).lexical_log_probs
     assert words.max() <= 0 and words.min() > -0.01
+
+
+@torch.no_grad()
+def test_packed_products():
+    """A weight that changes after it was packed tells which product was computed."""
+    layer, other = torch.nn.Linear(21, 13), torch.nn.Linear(21, 13, bias=False, dtype=torch.float64)
+    packed = PackedProducts(torch.nn.ModuleList([layer, other]))
+    x, seen = torch.randn(2, 3, 21), []
+    expected = layer(x)
+    layer.register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    layer.weight.mul_(2)
+    changed = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    with packed:
+        torch.testing.assert_close(layer(x), expected if uses_onednn(layer.weight) else changed)
+        torch.testing.assert_close(layer(x[0, 0]), layer(x)[0, 0])
+        assert other(x.double()).dtype == torch.float64
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(layer(x).sum(), [layer.weight])
+        with ThreadPoolExecutor(1) as thread:
+            torch.testing.assert_close(thread.submit(layer, x).result(), changed)
+    torch.testing.assert_close(gradient, x.sum((0, 1)).expand(13, 21))
+    torch.testing.assert_close(layer(x), changed)
+    assert len(seen) == 6
 
 
 def test_activations_of_a_backbone_are_checkpointed():

@@ -1,0 +1,71 @@
+"""Compose the text and the trees that the minis of `model_cards/` are trained and measured on, in `runs/data`.
+
+    python training/release/mini_data.py SOURCES
+
+SOURCES holds the corpora, which come from their owners, as one text or tree per row or line:
+
+    text/novels_pd/{train,validation}.parquet            novels out of copyright: ELTeC-eng and 100_english_novels
+    text/masc_brown_speeches/{train,validation}.parquet  with a column `source`, see FREE_SOURCES
+    treebanks/gum_ccby, gum, dickens_benepar, craft      train.txt, valid.txt, test.txt
+    restricted/ptb_sample                                the sample of the Penn Treebank that NLTK has; measuring only
+"""
+
+import random
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from datasets import Dataset, concatenate_datasets
+
+from hf_synlm.data.samples import sample_path
+
+OUT = Path("runs/data")
+FREE_SOURCES = ("masc_tagged", "state_union", "inaugural")
+_LEAF = re.compile(r"\(\S+ [^()\s]+\)")
+
+
+def write_text(sources: Path) -> None:
+    """Text of gpst-mini: documents of novels, MASC and speeches."""
+    for split, name in (("train", "text"), ("validation", "text.valid")):
+        novels, prose = (
+            Dataset.from_parquet(str(sources / "text" / corpus / f"{split}.parquet"))
+            for corpus in ("novels_pd", "masc_brown_speeches")
+        )
+        prose = prose.filter(lambda row: row["source"] in FREE_SOURCES)
+        both = concatenate_datasets([corpus.select_columns(["text"]) for corpus in (novels, prose)])
+        both.to_parquet(OUT / f"{name}.parquet")
+
+
+def read_trees(*paths: Path | str) -> list[str]:
+    """Trees of files, one per line."""
+    lines = [line for path in paths for line in Path(path).read_text(encoding="utf-8").split("\n")]
+    return [line for line in lines if line.strip()]
+
+
+def write_trees(name: str, trees: Sequence[str]) -> None:
+    """Write trees, one per line."""
+    (OUT / name).write_text("\n".join(trees) + "\n", encoding="utf-8")
+
+
+def main(sources: Path) -> None:
+    """Write all files."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    write_text(sources)
+    banks, sample = sources / "treebanks", sources / "restricted" / "ptb_sample"
+    gum, dickens, craft = (read_trees(banks / name / "train.txt") for name in ("gum_ccby", "dickens_benepar", "craft"))
+    draw = random.Random(0)
+    trees = gum * 2 + dickens + read_trees(sample_path("trees.train.txt")) + draw.sample(craft, 2400)
+    draw.shuffle(trees)
+    write_trees("trees.train.txt", trees)
+    valid = read_trees(*(banks / name / "valid.txt" for name in ("gum_ccby", "dickens_benepar")))
+    write_trees("trees.valid.txt", valid + draw.sample(read_trees(banks / "craft" / "valid.txt"), 150))
+    test = read_trees(banks / "gum" / "test.txt")
+    write_trees("gum.test.txt", test)
+    write_trees("gum100.txt", [tree for tree in test if 5 <= len(_LEAF.findall(tree)) <= 20][:100])
+    write_trees("ptb.txt", read_trees(sample / "test.txt", sample / "valid.txt"))
+    write_trees("ptb.train.txt", read_trees(sample / "train.txt"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
