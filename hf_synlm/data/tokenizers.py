@@ -240,6 +240,12 @@ def fast_tokenizer(backend: Tokenizer, **settings: str | list[str] | int) -> Pre
     )
 
 
+def num_model_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Number of ids that a model needs for a tokenizer: all of them, but for those that the model refuses."""
+    needed = tokenizer.init_kwargs.get("num_model_tokens", len(tokenizer))
+    return max(needed, *(index + 1 for index in tokenizer.get_added_vocab().values()), 0)
+
+
 def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> PreTrainedTokenizerBase:
     """Load a tokenizer and add the special tokens that a syntactic language model needs.
 

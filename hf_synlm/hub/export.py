@@ -20,6 +20,7 @@ from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
 from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
+from hf_synlm.data.tokenizers import num_model_tokens
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
 from hf_synlm.hub.checkpoint import PICKLES, is_adapter, load_tokenizer, stored_tensors, weight_checksums
 
@@ -349,8 +350,7 @@ def check_tokenizer_of(folder: str | os.PathLike) -> None:
 
 
 def _check_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    # Of a tokenizer whose further tokens the model refuses.
-    count = tokenizer.init_kwargs.get("num_model_tokens", len(tokenizer))
+    count = num_model_tokens(tokenizer)
     if count > config.vocab_size:
         raise ValueError(
             f"The tokenizer has {count} tokens and the model {config.vocab_size}. "

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_synlm import parse_sentences
 from hf_synlm.cli import main
 from hf_synlm.conversion.files import convert_files
 from hf_synlm.conversion.pushdown import read_vocabulary
 from hf_synlm.data.samples import sample_path
-from hf_synlm.data.tokenizers import train_bpe_tokenizer
+from hf_synlm.data.tokenizers import num_model_tokens, train_bpe_tokenizer
 from hf_synlm.evaluation.text.words import encode_sentences
+from hf_synlm.training.engine.run import check_vocabulary
 from tests.helpers.goldens import read_case
 
 LINES = Path(sample_path("raw.train.txt")).read_text(encoding="utf-8").splitlines()
@@ -99,6 +100,17 @@ def test_the_folder_reads_text(converted: Path, pair: Path, gpt2: PreTrainedToke
     assert tokenizer.decode(tokenizer("Zürich, don’t")["input_ids"]) == "Zürich, don’t"  # no character is dropped
     for text, read in (("Did it?\nYes", "Did it?\nYes"), ("grow? ", "grow ? "), ("who?!", "who?!"), ("?", " ?")):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == read
+
+
+def test_it_is_trained_with_its_own_tokenizer(converted: Path):
+    """The ids that the model refuses are no reason to make it larger; those of added tokens are."""
+    config, tokenizer = AutoConfig.from_pretrained(converted), AutoTokenizer.from_pretrained(converted)
+    assert len(tokenizer) > num_model_tokens(tokenizer) == config.vocab_size
+    check_vocabulary(tokenizer, config)
+    tokenizer.add_tokens(["<new>"])
+    with pytest.raises(ValueError, match="--tokenizer_name"):
+        check_vocabulary(tokenizer, config)
+    assert num_model_tokens(train_bpe_tokenizer(LINES, 300)) == 300
 
 
 def test_commands_read_it(converted: Path, tmp_path: Path):

@@ -66,7 +66,7 @@ SHIPPED = {
     "prpn": (SHARED + RECURRENT + DISTANCES, 4080),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3200),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3330),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9230),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9250),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5700),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 2800),
 }

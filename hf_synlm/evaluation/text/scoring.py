@@ -307,7 +307,7 @@ class TextScorer:
             search = self.model.word_search(self.num_beams, **self.search_options)
             beam = {"num_beams": search.num_beams, **self.search_options}
             if "action_beam_size" in inspect.signature(self.model.parse).parameters:
-                beam |= search.options
+                beam = {name: value for name, value in beam.items() if name != "fast_track_size"} | search.options
                 beam.setdefault("normalization", self.model.config.normalization)
         begin = None if self.begin_id is None else self.tokenizer.convert_ids_to_tokens(self.begin_id)
         return {"estimator": self.estimator, **beam, "begin_token": begin, "max_tokens": self.max_tokens}

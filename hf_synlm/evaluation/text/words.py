@@ -144,14 +144,17 @@ def encode_sentences(
     texts = [" ".join(words) for words in sentences]
     batch: Mapping[str, Any] = {"input_ids": [], "offset_mapping": []}
     if texts:  # a tokenizer does not take an empty batch
-        batch = tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            split_special_tokens=True,
-            verbose=False,  # long texts are cut later, so do not warn
-        )
+        try:
+            batch = tokenizer(
+                texts,
+                add_special_tokens=False,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                split_special_tokens=True,
+                verbose=False,  # long texts are cut later, so do not warn
+            )
+        except Exception as error:  # tokenizers has no type of its own for a word that a vocabulary cannot write
+            raise ValueError(f"The tokenizer cannot write the text: {error}. Add an unknown token to it.") from error
     classes = _classes_of_unknown_words(tokenizer)
     unknown = tokenizer.unk_token_id
     special = set() if unknown is None else set(tokenizer.all_special_ids) - {unknown}

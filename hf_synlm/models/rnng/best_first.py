@@ -6,7 +6,8 @@ than `action_beam_size` states wait at once, of which the best are kept. `FastTr
 further at every step instead, and executes many that score less than the K best in the end.
 
 With `slack` (nats) the word itself is bounded, too: a state is dropped if it could reach the K best only by making the
-word more than exp(slack) times as probable as the best state that has been executed. That is a guess, not a bound.
+word more than exp(slack) times as probable as the best state that has been executed. That is a guess, not a bound, and
+it holds where a word is given or must come, not where the sentence may end.
 
 Shapes: B sentences, O actions that wait, R states of a step. All scores are natural logs; -inf marks what does not
 exist.
@@ -76,7 +77,7 @@ class BestFirstSearch(FastTrackSearch):
             ended = self._ended_by(frontier, total, phase, limits)
             reached, num_words = self._reached(frontier, total, words, aside.best[True][:, -1:], ended)
             aside.add(reached, num_words, *reached.scores.sort(1, descending=True))
-            if words is not None and slack is not None:
+            if phase is Phase.CONTINUE and slack is not None:
                 gained = reached.scores[:, :num_words].view(*total.shape[:2], -1).amax(2) - total[..., SHIFT]
                 lowest = torch.finfo(gained.dtype).min  # where SHIFT is illegal
                 gained = gained.nan_to_num(nan=lowest, posinf=lowest).amax(1, keepdim=True)

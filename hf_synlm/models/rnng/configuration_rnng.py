@@ -101,7 +101,7 @@ class LabeledTreeConfig(SyntacticConfig):
         self.check_dropout("dropout")
         self.check_choices(loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS)
         self.check_choices(search_order=(None, "steps", "best_first"))
-        if self.search_slack is not None and self.search_slack <= 0:
+        if self.search_slack is not None and not self.search_slack > 0:
             raise ValueError(f"search_slack is {self.search_slack}, in nats. Choose a positive number, or None.")
         check_labels(self.nonterminals)
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

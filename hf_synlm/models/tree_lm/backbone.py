@@ -8,7 +8,8 @@ Shapes: B sentences, P positions (rows), S columns, D width, V words, Y labels.
 """
 
 import inspect
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,14 @@ class PackedProducts(TorchFunctionMode):
         weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
         # The weights are kept, too: an id is of one object only while this object lives.
         self._maps = {id(w): (w, linear_map(w.detach(), _ROWS, _USES)) for w in weights if uses_onednn(w)}
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """The same: copies of a search are of the same model."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Ordinary products: a cache that is saved does not hold the model."""
+        return nullcontext, ()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute a product by its map; pass everything else on."""

@@ -16,6 +16,7 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs, ProjectCon
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
+from hf_synlm.data.tokenizers import num_model_tokens
 from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_overrides
 
 WAITING_TIME = timedelta(hours=2)
@@ -161,9 +162,10 @@ def load_pretrained(
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
     """Raise ValueError if a tokenizer has more tokens than the model of a configuration."""
-    if len(tokenizer) > config.vocab_size:
+    count = num_model_tokens(tokenizer)
+    if count > config.vocab_size:
         raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}. "
+            f"The tokenizer has {count} tokens and the model {config.vocab_size}. "
             "Pass the model's own tokenizer as --tokenizer_name."
         )
 

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING
-from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
+from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer, num_model_tokens
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
@@ -129,8 +129,8 @@ def load_model(
         ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
         trust_remote_code=arguments.trust_remote_code,
     )
-    if len(tokenizer) > model.config.vocab_size:
-        model.resize_token_embeddings(len(tokenizer))
+    if num_model_tokens(tokenizer) > model.config.vocab_size:
+        model.resize_token_embeddings(num_model_tokens(tokenizer))
     for name in ("pad_token_id", "cls_token_id", "sep_token_id"):
         if hasattr(model.config, name) and getattr(tokenizer, name) is not None:
             setattr(model.config, name, getattr(tokenizer, name))

@@ -1,9 +1,11 @@
 """Tree LM: the authors' numbers, the walk with a stack, exact sums over derivations, and the contract of a model."""
 
+import copy
 import functools
 import itertools
 import json
 import math
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -459,6 +461,8 @@ def test_packed_products():
         with ThreadPoolExecutor(1) as thread:
             torch.testing.assert_close(thread.submit(layer, x).result(), changed)
     torch.testing.assert_close(gradient, x.sum((0, 1)).expand(13, 21))
+    # A copy of a cache shares the products, and a saved one does without.
+    assert copy.deepcopy(packed) is packed and not isinstance(pickle.loads(pickle.dumps(packed)), PackedProducts)
     torch.testing.assert_close(layer(x), changed)
     assert len(seen) == 6
 
