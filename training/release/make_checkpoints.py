@@ -56,7 +56,7 @@ STUB = "The code is that of the installed package; `synlm export` writes a folde
 STAGES = ("train", "evaluate", "card")
 # accelerate asks no questions and ignores the user's own `accelerate config`.
 LAUNCH = (
-    "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision {precision} --dynamo_backend no "
+    "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no "
     "--num_cpu_threads_per_process 1"
 )
 # What the validation loss of each script is called.
@@ -82,7 +82,7 @@ def read_specifications() -> dict[str, dict[str, Any]]:
 def training_command(name: str, checkpoint: dict[str, Any]) -> str:
     """The command that trains a checkpoint."""
     script, data = checkpoint["script"], checkpoint.get("data", "")
-    launch = LAUNCH.format(precision=checkpoint.get("mixed_precision", "no"))
+    launch = LAUNCH.replace("precision no", f"precision {checkpoint.get('mixed_precision', 'no')}")
     command = f"{launch} training/{script} --config {checkpoint['config']} {data} --output_dir {RUNS / name}"
     return " ".join(command.split())
 
