@@ -171,6 +171,12 @@ def pushdown_tokenizer(pieces: list[str], gpt2: PreTrainedTokenizerBase) -> PreT
     Args:
         pieces: of `read_vocabulary`.
         gpt2: GPT-2's tokenizer, for its merges.
+
+    Returns:
+        A fast tokenizer, padding on the left.
+
+    Raises:
+        ValueError: `gpt2` has no merges of bytes.
     """
     backend = getattr(gpt2, "backend_tokenizer", None)
     model = {} if backend is None else json.loads(backend.to_str())["model"]
