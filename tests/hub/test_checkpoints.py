@@ -218,6 +218,11 @@ def test_rows_name_what_numbers_depend_on():
     row = card_rows(load_result(CARDS / "gpst-tiny" / "results" / "parsing-inside.json"), split="test")[0]
     assert (row["num_beams"], row["estimator"], row["split"]) == (None, "inside", "test")
     assert set(row["baselines"]) == {"left", "right", "balanced", "random", "binarized gold"}
+    found = load_result(CARDS / "rnng-tiny" / "results" / "parsing-evalb.json")
+    for kind in ("labeled", "unlabeled"):
+        found.tables = {f"{kind} brackets by EVALB (%)": []}
+        (row,) = card_rows(found)
+        assert row["metric"] == f"{kind}_f1" and row["convention"].startswith(f"evalb: {kind} brackets")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def split_words(logits: Tensor, config: PreTrainedConfig) -> tuple[Tensor, Tenso
 
     Bottom-up the end token is no word, and its place in `logits` is set to -inf.
     """
-    finish = logits[:, config.eos_token_id or 0].clone()
+    finish = logits[:, config.eos_token_id or 0].clone()  # top-down nobody reads it
     if config.is_bottom_up:
         logits[:, config.eos_token_id] = NEG_INF
     return logits.logsumexp(1), finish
