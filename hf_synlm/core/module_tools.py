@@ -30,6 +30,15 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+class LSTM(nn.LSTM):
+    """`nn.LSTM` that can be saved from a GPU: there its weights are views of one block, which safetensors refuses."""
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:
+            destination.update({prefix + name: destination[prefix + name].clone() for name in self._parameters})
+
+
 class SyntacticPreTrainedModel(PreTrainedModel):
     """What transformers has to know of every model; a `device_map` over several devices is rejected."""
 

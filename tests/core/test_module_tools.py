@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_model
 from transformers import PreTrainedModel
 
-from hf_synlm.core.module_tools import SyntacticPreTrainedModel
+from hf_synlm.core.module_tools import LSTM, SyntacticPreTrainedModel
 from tests.helpers.architectures import batch, build
 
 every_architecture = pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"])
@@ -50,3 +52,20 @@ def test_only_one_device_is_accepted(places, is_refused, monkeypatch):
             SyntacticPreTrainedModel.from_pretrained()
     else:
         assert SyntacticPreTrainedModel.from_pretrained() is loaded
+
+
+def test_an_lstm_on_a_gpu_is_saved_whole(tmp_path):
+    """On CUDA the weights of an LSTM are views of one block; safetensors and accelerate would drop or refuse them."""
+    torch.manual_seed(0)
+    lstm = LSTM(3, 4, bidirectional=True)
+    expected = {name: weight.clone() for name, weight in lstm.state_dict().items()}
+    block = torch.cat([weight.detach().flatten() for weight in lstm.parameters()])
+    parts = block.split([weight.numel() for weight in lstm.parameters()])
+    for weight, part in zip(lstm.parameters(), parts, strict=True):
+        weight.data = part.view_as(weight)
+    save_model(lstm, str(tmp_path / "lstm.safetensors"))
+    Accelerator(cpu=True).save_model(lstm, str(tmp_path))
+    for file in ("lstm.safetensors", "model.safetensors"):
+        found = load_file(tmp_path / file)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], weight) for name, weight in expected.items())

@@ -97,6 +97,7 @@ class PretendGPU(TorchDispatchMode):
         _register_autocast()
         torch.tensor = self._tensor_from_host(torch.tensor)
         torch.Tensor.tolist = self._waiting_tolist(torch.Tensor.tolist)
+        torch.Tensor.__setitem__ = self._waiting_setitem(torch.Tensor.__setitem__)
         torch.lstm = torch._VF.lstm = self._cudnn_lstm(torch.lstm)
 
     def reset(self) -> None:
@@ -223,6 +224,17 @@ class PretendGPU(TorchDispatchMode):
             if isinstance(tensor, PretendTensor):
                 self.waits[f"tolist {_site()}"] += 1
             return tolist(_values(tensor))
+
+        return waiting
+
+    def _waiting_setitem(self, setitem: Callable[..., Any]) -> Callable[..., Any]:
+        """On CUDA, a number written to places that a tensor names is made on the host and copied."""
+
+        def waiting(tensor: torch.Tensor, index: Any, value: Any) -> None:
+            if isinstance(tensor, PretendTensor) and not isinstance(value, torch.Tensor):
+                if any(isinstance(part, torch.Tensor) for part in tree_leaves(index)):
+                    self.waits[f"number of the host {_site()}"] += 1
+            setitem(tensor, index, value)
 
         return waiting
 

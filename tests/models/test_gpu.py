@@ -112,7 +112,9 @@ def test_half_precision_loses_no_gradient(gpu, architecture, dtype):
         if gradient.abs().max() > 1e-2 * largest:
             counts = gradient.abs() > 1e-3 * gradient.abs().max()
             assert (found[name][counts] == 0).float().mean() < 0.01, name
-    assert farthest(found, expected) < (0.1, "")
+    # In half precision, a gradient that is 0 but for rounding is noise, and every device has its own.
+    names = [name for name, gradient in gradients.items() if gradient.norm() > 1e-5 * largest]
+    assert farthest({name: found[name] for name in names}, {name: expected[name] for name in names}) < (0.1, "")
 
 
 @pytest.mark.parametrize("architecture", WITH_TREES)
@@ -203,7 +205,18 @@ def test_the_pretend_gpu_finds_mistakes(gpu):
     for mistake, message in ((lambda: x + torch.ones(6), "mixes devices"), (lambda: x.double(), "float64")):
         with pytest.raises(RuntimeError, match=message):
             mistake()
-    for waits in (lambda: x.sum().item(), lambda: x[x > 2], lambda: x.tolist(), lambda: x.cpu(), lambda: x.nonzero()):
+
+    def write() -> None:
+        (x.detach() > 2)[gpu.move(torch.tensor([0]))] = True
+
+    for waits in (
+        lambda: x.sum().item(),
+        lambda: x[x > 2],
+        lambda: x.tolist(),
+        lambda: x.cpu(),
+        lambda: x.nonzero(),
+        write,
+    ):
         with pytest.raises(AssertionError, match="waits"), gpu.nothing_waits():
             waits()
     ones = torch.ones(3, device="pretend")

@@ -458,11 +458,11 @@ def induced_trees(plan: ChartPlan, best_C: Tensor) -> TreeNodes:
     right_C = plan.right_CM.gather(1, best_C[:, None]).squeeze(1)
     used_N = torch.zeros(plan.num_cells, dtype=torch.bool, device=device)
     used_N[:num_leaves] = True
-    used_N[plan.root_S] = True
+    used_N.index_fill_(0, plan.root_S, True)  # `used_N[...] = True` would copy a number to the GPU, and wait for it
     for first, last, _ in reversed(plan.levels):
         chosen = used_N[num_leaves + first : num_leaves + last]
         for child in (left_C, right_C):  # unused cells point to leaf 0, which is used anyway
-            used_N[torch.where(chosen, child[first:last], 0)] = True
+            used_N.index_fill_(0, torch.where(chosen, child[first:last], 0), True)
     num_tokens = plan.leaf_BT.shape[1]
     key = (plan.context_N * (num_tokens + 1) + plan.end_N) * (num_tokens + 1) + num_tokens - plan.start_N
     key = torch.where(used_N, key, torch.iinfo(torch.long).max)

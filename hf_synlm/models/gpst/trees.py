@@ -137,7 +137,7 @@ class TreeInduction:
         target = slot_A.new_full((num_contexts * num_slots,), -1)
         target[slot_A] = torch.where(is_inner, COMP, GEN)
         last_B = torch.arange(num_contexts, device=device) * num_slots + plan.count_2B[1]
-        target[last_B] = GEN
+        target.index_fill_(0, last_B, GEN)
         row, column = plan.context_N[:num_leaves], plan.start_N[:num_leaves]
         token_slots = (torch.arange(num_contexts, device=device) * num_slots)[:, None].repeat(1, num_tokens + 1)
         token_slots[row, column] = slot_A[leaf_node]
