@@ -1,6 +1,6 @@
 """Make the pictures of README.md and docs/: run `python docs/build_hooks/pictures.py` in the checkout.
 
-docs/assets/tree.svg shows a sentence with the tree and the surprisals of `rnng-tiny`; docs/assets/speed.svg compares
+docs/assets/tree.svg shows a sentence with the tree and the surprisals of `rnng-mini`; docs/assets/speed.svg compares
 the times of the authors' programs with ours; docs/assets/gpst-learning.svg shows gpst-learning.csv beside it.
 """
 
@@ -15,7 +15,7 @@ from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.viz import plot_bars, surprisals_in_bits, tree_to_svg
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "model_cards" / "rnng-tiny"
+MODEL = ROOT / "model_cards" / "rnng-mini"
 SENTENCE = "the men and women who serve our nation deserve our thanks ."
 NUM_BEAMS = 10
 

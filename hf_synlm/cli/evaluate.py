@@ -149,7 +149,7 @@ def parsing(
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
-        synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-tiny --num-beams 20 --out f1.json
+        synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-mini --num-beams 20 --out f1.json
     """
     reads = (treebank, *(trees or ()), parsing.cache, counting.parameters)
     options.check_results(out, overwrite, *reads, model=model)
@@ -443,7 +443,7 @@ def pairs(
     The pairs may be the templates of Marvin and Linzen 2018, for example, or your own stimuli.
 
     Examples:
-        synlm evaluate pairs agreement.tsv --model model_cards/rnng-tiny --group-column construction --items-out i.tsv
+        synlm evaluate pairs agreement.tsv --model model_cards/rnng-mini --group-column construction --items-out i.tsv
     """
     reads = (pairs, *(proposals or ()), scoring.cache)
     options.check_results(out, overwrite, *reads, model=model, items_out=items_out)

@@ -80,7 +80,8 @@ Context = Annotated[
 Tokenize = Annotated[
     Literal["ptb"] | None,
     typer.Option(
-        help="ptb: split unknown words as the Penn Treebank does (end. becomes end and .); default: do not split."
+        help="ptb: split words that are no token of the model as the Penn Treebank does (end. becomes end and .); "
+        "default: do not split. For ordinary text and a model of a treebank."
     ),
 ]
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]

@@ -58,7 +58,7 @@ def parse(
     each word given the words before it, summed over trees. With --tokenize ptb, trees are over the pieces of words.
 
     Examples:
-        echo "the people agree" | synlm parse - --model model_cards/rnng-tiny
+        echo "the people agree" | synlm parse - --model model_cards/rnng-mini
         synlm parse in.txt --model model_cards/gpst-tiny --num-trees 5 --format html --out trees.html
     """
     # The names of pictures depend on the sentences, see `_check_drawings`.
@@ -283,7 +283,7 @@ def generate(
 
     Examples:
         synlm generate --model model_cards/gpst-tiny --prompt "The state of our Union" --num-beams 5 --format tree
-        synlm generate --model model_cards/rnng-tiny --sample --seed 1 --format brackets | synlm draw -
+        synlm generate --model model_cards/rnng-mini --sample --seed 1 --format brackets | synlm draw -
         synlm generate prompts.txt --model gpt2 --sample --top-k 20 --num-sequences 3
     """
     options.check_out(out, overwrite, prompts, model=model)
@@ -389,7 +389,7 @@ def surprisal(
     does not have this measure.
 
     Examples:
-        echo "the people agree" | synlm surprisal - --model model_cards/rnng-tiny
+        echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
         synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
     """
     options.check_out(out, overwrite, texts, scoring.cache, model=model, check=_check_table, beside=options.meta_file)

@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.text import scoring
 from hf_synlm.evaluation.text.scoring import TextScorer, batches_by_cost
 from hf_synlm.evaluation.text.surprisal import can_correct_words, columns, score_words, word_table
@@ -395,6 +395,13 @@ def test_words_are_split_as_far_as_the_vocabulary_needs_it(vocabulary, read):
     assert [" ".join(word) for word in pieces[0]] == read.split("|") and pieces[1] == []
     texts = encode_sentences(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split()], split=True)
     assert texts[0].num_words == 7 and (6 in texts[0].unknown) == (read[-1] == "|")
+
+
+def test_a_vocabulary_of_pieces_knows_words_of_one_token():
+    """Pieces can write `end.`, but the model has learned to read `end .`"""
+    tokenizer = subword_tokenizer([["it", "end", ".", "can't"]] * 9, 40)
+    pieces = split_as_treebank(tokenizer, [["end.", "can't", "don't", "tin"]])[0]
+    assert pieces == [["end", "."], ["can't"], ["do", "n't"], ["tin"]]
 
 
 def test_words_and_tokens_that_do_not_fit_are_refused():

@@ -17,6 +17,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 from release import make_checkpoints
+from release.model_table import BEGIN, COMMAND, END, PAGES, model_table
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -76,6 +77,12 @@ def test_card_is_what_the_results_say(name: str):
     assert make_checkpoints.facts_text(facts) == (folder / "card.yaml").read_text(encoding="utf-8")
     card = fill_card(AutoConfig.from_pretrained(folder), yaml.safe_load((folder / "card.yaml").read_text()))
     assert card == (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_table_of_the_minis_is_what_the_results_say(page: str):
+    table = model_table(SPECIFICATIONS, "../" * page.count("/"))
+    assert f"{BEGIN.format(COMMAND)}\n{table}\n{END}" in (ROOT / page).read_text(encoding="utf-8")
 
 
 @each

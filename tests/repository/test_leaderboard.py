@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from release import leaderboard
+from release.model_table import BEGIN, END
 from transformers import AutoTokenizer, TrainingArguments
 
 from hf_synlm.data.treebank import read_treebank
@@ -64,7 +65,7 @@ def test_commands_of_a_row(name: str, corpus: Path) -> None:
 
 def test_table_is_what_the_results_say() -> None:
     text = (leaderboard.ROOT / leaderboard.PAGE).read_text(encoding="utf-8")
-    assert f"{leaderboard.BEGIN}\n{leaderboard.table(BOARD)}\n{leaderboard.END}" in text
+    assert f"{BEGIN.format(leaderboard.COMMAND)}\n{leaderboard.table(BOARD)}\n{END}" in text
     for name, row in ROWS.items():
         for result in leaderboard.read_results(BOARD, name):
             assert result["commands"] == leaderboard.commands(BOARD, name, row, result["seed"])

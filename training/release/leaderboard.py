@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from release.make_checkpoints import LAUNCH, run
+from release.model_table import write_between
 
 from hf_synlm.data.files import folder_writer, write_text
 from hf_synlm.data.samples import sample_path
@@ -55,7 +56,7 @@ DATA = {
     "train_urnng.py": f"{_TREES} --test_files {{corpus}}/test.txt --tokenizer_name {{corpus}}/tokenizer "
     f"--num_train_epochs {EPOCHS}",
 }
-BEGIN, END = "<!-- begin of the table: python training/leaderboard.py --table -->\n", "<!-- end of the table -->\n"
+COMMAND = "python training/leaderboard.py --table"
 
 
 class Board(NamedTuple):
@@ -216,11 +217,9 @@ def write_table(board: Board, paper: dict[str, float] | None = None) -> None:
     """Write the table: into a page between its two marks, or as a file of its own."""
     text = table(board, paper)
     if board.page == PAGE:
-        page = (ROOT / PAGE).read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        text = f"{before}{BEGIN}\n{text}\n{END}{after}"
-    write_text(ROOT / board.page, text)
+        write_between(ROOT / PAGE, COMMAND, text)
+    else:
+        write_text(ROOT / board.page, text)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

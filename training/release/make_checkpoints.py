@@ -33,13 +33,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from release.model_table import write_model_tables
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 import hf_synlm  # noqa: F401  # registers the architectures
 from hf_synlm.cli import main as synlm
 from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_text
-from hf_synlm.evaluation.results import card_rows, describe_hardware, library_versions, load_result
+from hf_synlm.evaluation.results import card_rows, load_result
 from hf_synlm.hub.card import facts_text, fill_card
 from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
 from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER
@@ -83,6 +84,8 @@ def training_command(name: str, checkpoint: dict[str, Any]) -> str:
     """The command that trains a checkpoint."""
     script, data = checkpoint["script"], checkpoint.get("data", "")
     launch = LAUNCH.replace("precision no", f"precision {checkpoint.get('mixed_precision', 'no')}")
+    if checkpoint.get("on_gpu"):
+        launch = launch.replace(" --cpu", "")
     command = f"{launch} training/{script} --config {checkpoint['config']} {data} --output_dir {RUNS / name}"
     return " ".join(command.split())
 
@@ -91,11 +94,11 @@ def evaluations(name: str, checkpoint: dict[str, Any]) -> dict[str, dict[str, st
     """By the name of its result, the command of each evaluation of a checkpoint, its `dataset` and its `split`."""
     found = {}
     for result, given in checkpoint["evaluations"].items():
-        stated = {"dataset": checkpoint.get("dataset", ""), "split": "test", "treebank": checkpoint.get("treebank", "")}
+        stated = {"dataset": checkpoint.get("dataset", ""), "split": "test", "files": checkpoint.get("files", "")}
         stated |= given if isinstance(given, dict) else {"options": given}
         task, _, options = stated.pop("options").partition(" ")
-        treebank = stated.pop("treebank")
-        data = f"--treebank {treebank}" if task == "parsing" else f"{treebank} --format treebank"
+        files = stated.pop("files")
+        data = {"parsing": f"--treebank {files}", "perplexity": f"{files} --format treebank"}.get(task, files)
         found[result] = {**stated, "command": f"synlm evaluate {task} {data} --model {CARDS / name} {options}"}
     return found
 
@@ -141,8 +144,8 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
         "best_step": best,
         "validation": {"score": score, "before": before, "after": after},
         **({"cpu_seconds": round(cpu_seconds, 1)} if is_tiny else {}),
-        "versions": library_versions(),
-        "hardware": {**describe_hardware(), "num_threads": 1},
+        "versions": found["versions"],
+        "hardware": found["hardware"],
     }
     with folder_writer(folder) as partial:
         files = [model / file for file in (*MODEL_FILES, WEIGHTS, *ADAPTER)]
@@ -215,12 +218,13 @@ def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
     parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
     loss, hardware, versions = training["validation"], training["hardware"], training["versions"]
     score = loss["score"].replace("_", " ")
+    place = f"{'one thread of ' * (hardware['device'] == 'cpu')}{hardware['device_name']}"
     time = checkpoint.get("time") or f"{training['cpu_seconds']:.0f} s of CPU time, evaluations and report included"
     return (
         f"```bash\n{training['command']}\n```\n\n"
         f"{parameters:,} parameters, stored in {checkpoint.get('stored', 'float32')}. {training['steps']} steps, of "
         f"which step {training['best_step']} is kept; seed {training['settings']['seed']}. Validation {score} "
-        f"{loss['before']:.2f} -> {loss['after']:.2f}. {time}, on one thread of {hardware['device_name']}; Python "
+        f"{loss['before']:.2f} -> {loss['after']:.2f}. {time}, on {place}; Python "
         f"{versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}. "
         f"`python training/make_checkpoints.py {name}` trains, measures and packs it."
     )
@@ -273,3 +277,4 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluate(name, checkpoint)
         write_card(name, checkpoint)
         pack(name)
+        write_model_tables(specifications)

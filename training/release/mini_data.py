@@ -8,10 +8,14 @@ SOURCES holds the corpora, which come from their owners, as one text or tree per
     text/masc_brown_speeches/{train,validation}.parquet  with a column `source`, see FREE_SOURCES
     treebanks/gum_ccby, gum, dickens_benepar, craft      train.txt, valid.txt, test.txt
     restricted/ptb_sample                                the sample of the Penn Treebank that NLTK has; measuring only
+    syntactic_eval/syntaxgym/suites, blimp/data          SyntaxGym's suites and BLiMP's paradigms; measuring only
+
+`flat.*.txt` are the same words without their trees, (X w1 ... wn): the control of tree-lm-smollm2.
 """
 
 import random
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +52,11 @@ def write_trees(name: str, trees: Sequence[str]) -> None:
     (OUT / name).write_text("\n".join(trees) + "\n", encoding="utf-8")
 
 
+def without_structure(tree: str) -> str:
+    """The words of a tree under one label."""
+    return f"(X {' '.join(_LEAF.findall(tree))})"
+
+
 def main(sources: Path) -> None:
     """Write all files."""
     OUT.mkdir(parents=True, exist_ok=True)
@@ -58,13 +67,18 @@ def main(sources: Path) -> None:
     trees = gum * 2 + dickens + read_trees(sample_path("trees.train.txt")) + draw.sample(craft, 2400)
     draw.shuffle(trees)
     write_trees("trees.train.txt", trees)
+    write_trees("flat.train.txt", [without_structure(tree) for tree in trees])
     valid = read_trees(*(banks / name / "valid.txt" for name in ("gum_ccby", "dickens_benepar")))
-    write_trees("trees.valid.txt", valid + draw.sample(read_trees(banks / "craft" / "valid.txt"), 150))
+    valid += draw.sample(read_trees(banks / "craft" / "valid.txt"), 150)
+    write_trees("trees.valid.txt", valid)
+    write_trees("flat.valid.txt", [without_structure(tree) for tree in valid])
     test = read_trees(banks / "gum" / "test.txt")
     write_trees("gum.test.txt", test)
     write_trees("gum100.txt", [tree for tree in test if 5 <= len(_LEAF.findall(tree)) <= 20][:100])
     write_trees("ptb.txt", read_trees(sample / "test.txt", sample / "valid.txt"))
     write_trees("ptb.train.txt", read_trees(sample / "train.txt"))
+    for name, folder in (("syntaxgym", "syntaxgym/suites"), ("blimp", "blimp/data")):
+        shutil.copytree(sources / "syntactic_eval" / folder, OUT / name, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def split_words(text: str) -> list[Word]:
 
 
 def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[list[list[str]]]:
-    """Split the words that a model does not know as the Penn Treebank does: `end.` is `end .`, `it's` is `it 's`.
+    """Split the words that a vocabulary lacks as the Penn Treebank does: `end.` is `end .`, `it's` is `it 's`.
 
-    A word of the vocabulary stays whole, for treebanks differ (`don't`, `Mr.`). Brackets and quotes become `-LRB-`,
+    A word that is one token stays whole, for treebanks differ (`don't`, `Mr.`). Brackets and quotes become `-LRB-`,
     `` and '' where the vocabulary has them. Models that learned without punctuation (no "." in the vocabulary) do not
     read punctuation: it is left out.
 
@@ -86,7 +86,7 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
     def known(words: set[str]) -> set[str]:
         listed = sorted(words)
         encoded = encode_sentences(tokenizer, [[word] for word in listed])
-        return {word for word, text in zip(listed, encoded, strict=True) if not text.unknown}
+        return {word for word, text in zip(listed, encoded, strict=True) if len(text.ids) == 1 and not text.unknown}
 
     words = {word for sentence in sentences for word in sentence}
     whole = known(words)

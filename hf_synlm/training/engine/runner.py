@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 
 from hf_synlm.data.files import write_json
+from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.training.engine.arguments import TrainingArguments, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
 from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
@@ -95,6 +96,8 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
         "evaluations": run.state.notes["evaluations"],
         **recipe.final_results(run, step),
         "seconds_of_this_process": round(time.monotonic() - started, 1),
+        "versions": library_versions(),
+        "hardware": describe_hardware(accelerator.device),
     }
     if accelerator.is_main_process:
         write_json(run.output_dir / RESULTS_FILE, results)

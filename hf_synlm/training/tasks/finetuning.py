@@ -227,12 +227,8 @@ class FineTuning(GPSTTraining):
         }
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
-        """Examples that were read, and the environment; the arguments are in `arguments.json`."""
-        return {
-            "examples": run.state.consumed,
-            "versions": library_versions(),
-            "hardware": describe_hardware(self.accelerator.device),
-        }
+        """Examples that were read."""
+        return {"examples": run.state.consumed}
 
     def save_scores(self, run: Run, task: str, scores: Mapping[str, float], results: dict[str, Any]) -> None:
         """Write `evaluation.json` and `evaluation.md`, which `synlm evaluate summary` and `plot` read.

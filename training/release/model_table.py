@@ -1,0 +1,77 @@
+"""The table of the minis, from the results in `model_cards/`, in README.md and docs/checkpoints.md.
+
+`python training/make_checkpoints.py NAME` makes a row of it and writes it.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from hf_synlm.data.files import write_text
+from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
+from hf_synlm.hub.checkpoint import stored_tensors
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/checkpoints.md")
+BEGIN, END = "<!-- begin of the table: {} -->\n", "<!-- end of the table -->\n"
+COMMAND = "python training/make_checkpoints.py NAME"
+HEAD = (
+    ["model", "parameters", "weights", "read in training", "word perplexity (unknown words)", "F1"]
+    + ["SyntaxGym", "BLiMP", "words a second"]
+)  # fmt: skip
+
+
+def model_table(specifications: dict[str, dict[str, Any]], link: str) -> str:
+    """The table in Markdown; `link` is the way from the page to `model_cards/`."""
+    rows = [HEAD, ["---", *["---:"] * 2, "---", *["---:"] * 5]]
+    rows += [_row(name, checkpoint, link) for name, checkpoint in specifications.items() if "in_short" in checkpoint]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _row(name: str, checkpoint: dict[str, Any], link: str) -> list[str]:
+    folder = ROOT / "model_cards" / name
+    results = {stated: load_result(folder / "results" / f"{stated}.json") for stated in checkpoint["evaluations"]}
+    parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    name_of = {"gpst": "GPST", "rnng": "RNNG", "tree_lm": "Tree LM"}[AutoConfig.from_pretrained(folder).model_type]
+    adapted = f", LoRA on {checkpoint['base_model'].partition('/')[2]}" if "base_model" in checkpoint else ""
+    of_task = {result.task: result for result in reversed(results.values())}  # the first of each task
+    return [
+        f"[`{name}`]({link}model_cards/{name}/README.md) ({name_of}{adapted})",
+        f"{parameters / 1e6:.1f} M",
+        f"{size / 1e6:.1f} MB",
+        checkpoint["in_short"],
+        _perplexity(of_task["perplexity"], checkpoint["evaluations"]),
+        _f1(of_task["parsing"], next(iter(checkpoint["evaluations"].values()))["dataset"]),
+        f"{100 * of_task['syntaxgym'].scores['mean_over_suites']:.1f}",
+        f"{100 * of_task['blimp'].scores['accuracy']:.1f} ({of_task['blimp'].data['pairs']:,} pairs)",
+        f"{of_task['perplexity'].scores['words'] / of_task['perplexity'].seconds:.3g}",
+    ]
+
+
+def _perplexity(result: EvaluationResult, evaluations: dict[str, Any]) -> str:
+    scores = result.scores
+    return f"{scores['word_perplexity']:,.0f} ({scores['unknown_words']:.0f} of {scores['words']:,.0f})"
+
+
+def _f1(result: EvaluationResult, dataset: str) -> str:
+    row = card_rows(result)[0]
+    kind = row["metric"].removesuffix("_f1")
+    right = row.get("baselines", {}).get("right")
+    return f"{row['value']:.1f} {kind}, {dataset}" + (f" (right branching {right:.1f})" if right else "")
+
+
+def write_between(page: Path, command: str, text: str) -> None:
+    """Replace what stands in a page between the mark that names the command and the end of the table."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN.format(command))
+    _, end, after = rest.partition(END)
+    write_text(page, f"{before}{begin}\n{text}\n{end}{after}")
+
+
+def write_model_tables(specifications: dict[str, dict[str, Any]]) -> None:
+    """Write the table into both pages."""
+    for page in PAGES:
+        write_between(ROOT / page, COMMAND, model_table(specifications, "../" * page.count("/")))
