@@ -72,6 +72,13 @@ Texts = Annotated[
     Path,
     typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
 ]
+TextFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Text (one sentence per line), or .tsv, .csv or .jsonl tables; several files, or folders of them; - reads "
+        "standard input."
+    ),
+]
 Sentences = Annotated[Path, typer.Argument(help="Text, one sentence per line; - reads standard input.")]
 Context = Annotated[
     Literal["sentence", "document"],
@@ -331,9 +338,14 @@ def hide_bars_of_weights() -> None:
     logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **{**named, "disable": True}))
 
 
+def is_first_process() -> bool:
+    """Whether this is the process of `accelerate launch` that writes, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def leave_output_to_first_process() -> None:
     """End the other processes of `accelerate launch` here."""
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first_process():
         raise typer.Exit
 
 

@@ -3,19 +3,20 @@
 import dataclasses
 import json
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import check_output, write_text
+from hf_synlm.data.files import check_output, file_writer, write_text
 from hf_synlm.data.parsed import ParsedSentence, read_parses
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
-from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
+from hf_synlm.evaluation.text.text_items import TextItem, read_files, table_text, text_files
 from hf_synlm.viz import SentenceView, sentences_to_page
 
 if TYPE_CHECKING:
@@ -343,7 +344,7 @@ def _check_table(out: Path, overwrite: bool) -> None:
 
 
 def surprisal(
-    texts: options.Texts,
+    texts: options.TextFiles,
     model: options.Model,
     scoring: options.Scoring,
     out: Annotated[
@@ -380,23 +381,27 @@ def surprisal(
         typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
     ] = None,
 ) -> None:
-    """Surprisal of every word of a text.
+    """Surprisal of every word of texts.
 
-    The table has one row per word of the input. White space separates words; attached punctuation belongs to its word.
+    Rows are printed as soon as they are computed. The table has one row per word of the input. White space separates
+    words; attached punctuation belongs to its word.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
-    n_opened, n_closed (ON-LSTM, PRPN, PaLM), and the other columns of an input table. A field is empty if the model
+    n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
+    sentence_id counts the texts of all files. A field is empty if the model
     does not have this measure.
 
     Examples:
         echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
         synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
+        synlm surprisal novels/ page.txt --model model_cards/rnng-mini --tokenize ptb --cache done.cache --out all.tsv
     """
-    options.check_out(out, overwrite, texts, scoring.cache, model=model, check=_check_table, beside=options.meta_file)
+    texts = text_files(texts)
+    options.check_out(out, overwrite, *texts, scoring.cache, model=model, check=_check_table, beside=options.meta_file)
     if lmzoo and unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-    files = describe_files([texts])
-    items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
+    files = describe_files(texts)
+    items = read_files(texts, kind=file_format, text_column=text_column, item_column=item_column)
     if not lmzoo:
         _say_repeated_items(items)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
@@ -406,7 +411,7 @@ def surprisal(
         word_correction = False
         options.say("--word-correction does not apply: tokens of this model tell where a word ends")
     start = time.perf_counter()
-    scores = words.score_words(
+    scores = words.iterate_words(
         scorer,
         items,
         context=context,
@@ -414,11 +419,15 @@ def surprisal(
         split=tokenize is not None,
         progress=f"surprisal: {scorer.name}",
     )
+    names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
+    more = words.more_columns(items)
+    counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
+    with _table(out, names) as write:
+        for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
+            counts.update(_counts(found))
+            write(words.token_rows(number, found) if lmzoo else words.word_rows(number, item, found, unit, more))
     options.leave_output_to_first_process()
     seconds = time.perf_counter() - start
-    rows = words.token_table(scores) if lmzoo else words.word_table(items, scores, unit)
-    names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
-    counts = _counts(scores)
     settings = {
         "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
         "first_word": first_word, "seed": scoring.seed,
@@ -426,15 +435,31 @@ def surprisal(
     data = {"files": files, "columns": list(names)}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
     result.command = options.command_line.get()
-    _print_or_write(table_text(names, rows), out)
     if out is not None:
+        options.say(f"wrote {out}: {counts['words']:,} words, {counts['words'] / seconds:.3g} a second")
         write_text(options.meta_file(out), result.to_json())
         options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
     _say_what_was_cut(scorer, counts, tokenize)
 
 
+@contextmanager
+def _table(out: Path | None, names: Sequence[str]) -> Iterator[Callable[[Iterable[Sequence[Any]]], object]]:
+    """A function that adds rows to a table in `out`, or prints them; only the first process writes."""
+    if not options.is_first_process():
+        nothing: deque[Any] = deque(maxlen=0)
+        yield nothing.extend
+    elif out is None:
+        typer.echo(table_text([names]), nl=False)
+        yield lambda rows: typer.echo(table_text(rows), nl=False)
+    else:
+        with file_writer(out) as file:
+            file.write(table_text([names]).encode())
+            yield lambda rows: file.write(table_text(rows).encode())
+
+
 def _say_repeated_items(items: Sequence[TextItem]) -> None:
-    repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
+    counts = Counter((item.columns.get("file"), item.item) for item in items)
+    repeated = sum(count > 1 for count in counts.values())
     if repeated:
         options.say(
             f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
@@ -442,13 +467,10 @@ def _say_repeated_items(items: Sequence[TextItem]) -> None:
         )
 
 
-def _counts(scores: "Sequence[WordScores]") -> dict[str, int]:
+def _counts(found: "WordScores") -> dict[str, int]:
     return {
-        "texts": len(scores),
-        "words": sum(len(found.words) for found in scores),
-        "tokens": sum(len(found.tokens) for found in scores),
-        "unknown_words": sum(sum(found.unknown) for found in scores),
-    }
+        "texts": 1, "words": len(found.words), "tokens": len(found.tokens), "unknown_words": sum(found.unknown)
+    }  # fmt: skip
 
 
 def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None) -> None:

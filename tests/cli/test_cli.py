@@ -154,6 +154,48 @@ def test_surprisal_tells_what_to_mind(models, tmp_path, capsys, name, content, m
     assert "".join(row[column[0]] for row in rows[:: 2 if column[0] == "item" else 1]).startswith(column[1])
 
 
+def test_surprisal_of_several_files_and_folders(models, tmp_path, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "b.tsv").write_text("item\tsentence\tday\n7\tWe ask\t1\n", encoding="utf-8")
+    (folder / "a.txt").write_text("We ask\n\nfor peace\n", encoding="utf-8")
+    (folder / "notes.md").write_text("not a text", encoding="utf-8")
+    (tmp_path / "more.txt").write_text("peace\n", encoding="utf-8")
+    command = ["surprisal", str(folder), str(tmp_path / "more.txt"), "--model", models["rnng"]]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    rows = list(csv.DictReader(io.StringIO(printed), delimiter="\t"))
+    places = [(Path(row["file"]).name, row["item"], row["sentence_id"], row["word"], row["day"]) for row in rows]
+    assert places == [
+        ("a.txt", "1", "1", "We", ""),
+        ("a.txt", "1", "1", "ask", ""),
+        ("a.txt", "3", "3", "for", ""),
+        ("a.txt", "3", "3", "peace", ""),
+        ("b.tsv", "7", "4", "We", "1"),
+        ("b.tsv", "7", "4", "ask", "1"),
+        ("more.txt", "1", "5", "peace", ""),
+    ]
+    out = tmp_path / "all.tsv"
+    assert main([*command, "--out", str(out)]) == 0
+    assert out.read_text(encoding="utf-8") == printed
+    files = json.loads(Path(f"{out}.meta.json").read_text())["data"]["files"]
+    assert [Path(file["path"]).name for file in files] == ["a.txt", "b.tsv", "more.txt"]
+    assert "a second" in capsys.readouterr().err
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "holds no file in .txt, .tsv, .csv, .jsonl" in fail(capsys, "surprisal", empty, "--model", models["rnng"])
+    inside = fail(capsys, *command, "--out", folder / "a.txt", "--overwrite")
+    assert "would overwrite an input" in inside
+
+
+def test_nobody_reads_the_rest(models, tmp_path):
+    """`synlm surprisal ... | head -1` ends quietly."""
+    (tmp_path / "a.txt").write_text("We ask\n" * 3000, encoding="utf-8")
+    command = [sys.executable, "-m", "hf_synlm.cli", "surprisal", "a.txt", "--model", models["on_lstm"]]
+    done = subprocess.run(f"{shlex.join(command)} | head -1", shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("item\t") and "Broken pipe" not in done.stderr
+
+
 def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, capsys, monkeypatch):
     path = tmp_path / "texts.txt"
     path.write_text("We for (the) “Union;” America!\n", encoding="utf-8")

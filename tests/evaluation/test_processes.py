@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hf_synlm.evaluation.text.cache import ResultCache
-from hf_synlm.evaluation.text.processes import map_batches, num_workers
+from hf_synlm.evaluation.text.processes import iterate_batches, num_workers
 from hf_synlm.evaluation.text.surprisal import score_words, word_table
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
@@ -60,7 +60,9 @@ def sleep(batch: list[Number]) -> list[dict]:
 
 
 def run(compute, *, num_processes=2, batches=BATCHES, **options):
-    return map_batches(compute, batches, model_and_tokenizer("gpst")[0], num_processes=num_processes, **options)
+    return dict(
+        iterate_batches(compute, batches, model_and_tokenizer("gpst")[0], num_processes=num_processes, **options)
+    )
 
 
 @pytest.mark.parametrize("architecture", ["gpst", "gpt2"])

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.text import scoring
 from hf_synlm.evaluation.text.scoring import TextScorer, batches_by_cost
-from hf_synlm.evaluation.text.surprisal import can_correct_words, columns, score_words, word_table
+from hf_synlm.evaluation.text.surprisal import can_correct_words, columns, iterate_words, score_words, word_table
 from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
 from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank, word_starts
 from hf_synlm.evaluation.trees.parsing_analysis import span_heights
@@ -347,7 +347,7 @@ def test_one_row_per_word_of_messy_text(architecture):
     assert all(lines[row[1] - 1][row[13] : row[14]] == row[3] for row in rows)
     assert all(math.isfinite(row[6]) == (row[4] > 0) for row in rows)
     assert sum(row[4] for row in rows) == sum(len(found.tokens) for found in scores)
-    read = list(csv.reader(io.StringIO(table_text(columns("bits"), rows)), delimiter="\t"))
+    read = list(csv.reader(io.StringIO(table_text([columns("bits"), *rows])), delimiter="\t"))
     assert read[0] == columns("bits") and [row[3] for row in read[1:]] == [row[3] for row in rows]
 
 
@@ -536,3 +536,19 @@ def test_columns_that_are_named_must_be_there(tmp_path):
     for column in ("text_column", "item_column"):
         with pytest.raises(ValueError, match="column 'id'"):
             read_items(tmp_path / "a.txt", **{column: "id"})
+
+
+def test_scores_of_the_first_texts_come_before_the_last_are_read(monkeypatch):
+    """In the order of the texts, though batches hold texts of about equal length; equal texts are read once."""
+    lengths = [2, 9, 3, 3, 8, 1, 4, 2, 9, 5, 2, 7]
+    items = [TextItem(str(k), " ".join(["we"] * length)) for k, length in enumerate(lengths)]
+    scorer = scorer_of("gpt2", batch_size=2)
+    read: list[int] = []
+    original = scorer._score_batch
+    monkeypatch.setattr(scorer, "_score_batch", lambda *given: (read.append(len(given[-1])), original(*given))[1])
+    found = iterate_words(scorer, items)
+    first = next(found)
+    assert read == [1]
+    assert [len(scores.words) for scores in (first, *found)] == lengths
+    assert read[:5] == [1, 2, 2, 2, 1]  # then 2, 4 and 8 texts in batches of two, as far as they differ
+    assert sum(read) == len(set(lengths))

@@ -3,7 +3,6 @@
 `python training/make_checkpoints.py NAME` makes a row of it and writes it.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any

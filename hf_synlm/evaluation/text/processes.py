@@ -14,7 +14,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -65,7 +65,7 @@ def device_of_process(name: str | None) -> torch.device:
     return torch.device(name or state.device)
 
 
-def map_batches(
+def iterate_batches(
     compute: Compute,
     batches: Sequence[Sequence[Any]],
     model: PreTrainedModel,
@@ -74,11 +74,12 @@ def map_batches(
     num_beams: int = 1,
     cache: ResultCache | None = None,
     progress: str | None = None,
-) -> dict[Any, Result]:
-    """Compute the result of every text, batch by batch; for workers, `compute` must be picklable.
+) -> Iterator[tuple[Any, Result]]:
+    """Compute the results of texts batch by batch, and yield each different text with its result as soon as possible.
 
-    If one result of a batch is missing in `cache`, the whole batch is computed, so that a run that continues another
-    gives the same numbers to the last bit.
+    For workers, `compute` must be picklable. Under `accelerate launch` all results come at the end. If one result of a
+    batch is missing in `cache`, the whole batch is computed, so that a run that continues another gives the same
+    numbers to the last bit.
     """
     keys = {text: json.dumps(text) for batch in batches for text in batch}
     workers = num_workers(num_processes, model, len(keys) * num_beams)
@@ -92,6 +93,9 @@ def map_batches(
     hidden = progress is None or (state is not None and not state.is_main_process)
     total = sum(text.num_tokens for batch in left for text in batch)
     run, workers = partial(_in_memory, compute), min(workers, len(left))
+    if state is None:
+        missing = {keys[text] for batch in left for text in batch}
+        yield from [(text, found[key]) for text, key in keys.items() if key not in missing]
     computed = _on_workers(run, left, workers) if workers > 1 else (run(batch) for batch in left)
     with tqdm(total=total, desc=progress, unit="token", disable=hidden or None) as bar, closing(computed) as results:
         for batch, values in zip(left, results, strict=True):
@@ -100,9 +104,11 @@ def map_batches(
             if cache is not None:
                 cache.add(new)
             bar.update(sum(text.num_tokens for text in batch))
+            if state is None:
+                yield from zip(batch, values, strict=True)
     if state is not None:
         found = {key: value for part in gather_object([found]) for key, value in part.items()}
-    return {text: found[key] for text, key in keys.items()}
+        yield from [(text, found[key]) for text, key in keys.items()]
 
 
 def num_workers(num_processes: int | None, model: PreTrainedModel, num_derivations: int) -> int:

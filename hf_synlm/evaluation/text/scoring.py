@@ -20,7 +20,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 import dataclasses
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -33,7 +33,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBas
 from hf_synlm.data.text import PathLike
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.cache import Result, ResultCache
-from hf_synlm.evaluation.text.processes import Text, device_of_process, is_launched, map_batches
+from hf_synlm.evaluation.text.processes import Text, device_of_process, is_launched, iterate_batches
 from hf_synlm.evaluation.text.words import EncodedText, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.search.parsing import cache_after_context, marginal_logits
@@ -316,7 +316,20 @@ class TextScorer:
     def score(
         self, texts: Sequence[EncodedText], *, end: bool = False, starts: bool = False, progress: str | None = None
     ) -> list[TokenScores]:
-        """Score texts; equal ones are scored once.
+        """Scores of texts in their order, see `iterate`."""
+        found = dict(self.iterate(texts, end=end, starts=starts, progress=progress))
+        return [found[place] for place in range(len(texts))]
+
+    def iterate(
+        self,
+        texts: Sequence[EncodedText],
+        *,
+        end: bool = False,
+        starts: bool = False,
+        progress: str | None = None,
+        first_texts_first: bool = False,
+    ) -> Iterator[tuple[int, TokenScores]]:
+        """Score texts, and yield the place of each with its scores as soon as possible; equal ones are scored once.
 
         Texts longer than the model's positions are read in windows that overlap by half; every token is scored in the
         first window that contains it. Context that does not fit loses its first sentences. `self.cuts` counts both.
@@ -326,9 +339,10 @@ class TextScorer:
             end: also score the end of every text.
             starts: also give `TokenScores.word_start`.
             progress: name of a progress bar; None = no bar.
+            first_texts_first: read texts nearly in their order, the first one alone; else the longest first.
 
-        Returns:
-            Scores in the order of the texts.
+        Yields:
+            The place and the scores of each text.
 
         Raises:
             ValueError: the model does not predict ends or does not read context, `starts` with "beam_marginal", or the
@@ -355,17 +369,30 @@ class TextScorer:
             reads_end = self.searches and self.closing_ids and (end or starts)
             options |= {"closing_ids": self.closing_ids} if reads_end else {}
             cache = ResultCache(self.cache, self.model, options)
-        found = map_batches(
+        blocks = _growing_blocks(unique, 8 * self.batch_size) if first_texts_first else [unique]
+        computed = iterate_batches(
             partial(self._score_batch, end, starting),
-            batches_by_cost(unique, self.batch_size, budget),
+            [batch for block in blocks for batch in batches_by_cost(block, self.batch_size, budget)],
             self.model,
             num_processes=self.num_processes,
             num_beams=width,
             cache=cache,
             progress=progress,
         )
-        results = {window: TokenScores.from_dict(values) for window, values in found.items()}
-        return [_joined([(window, results.get(window)) for window in row]) for row in windows]
+        results: dict[_Window, TokenScores] = {}
+        places: dict[_Window, list[int]] = {}
+        missing = [{window for window in row if window.ids} for row in windows]
+        for place, needed in enumerate(missing):
+            for window in needed:
+                places.setdefault(window, []).append(place)
+            if not needed:
+                yield place, _joined([])
+        for window, values in computed:
+            results[window] = TokenScores.from_dict(values)
+            for place in places[window]:
+                missing[place].remove(window)
+                if not missing[place]:
+                    yield place, _joined([(window, results.get(window)) for window in windows[place]])
 
     @property
     def _max_rows(self) -> int:
@@ -580,6 +607,16 @@ def batches_by_cost(texts: Sequence[T], batch_size: int, budget: int) -> list[li
         batches.append(left[:size])
         left = left[size:]
     return batches
+
+
+def _growing_blocks(texts: list[T], most: int) -> list[list[T]]:
+    """1, 2, 4, ... and then `most` texts at a time, in their order."""
+    blocks, first = [], 0
+    while first < len(texts):
+        size = min(first + 1, most)
+        blocks.append(texts[first : first + size])
+        first += size
+    return blocks
 
 
 def _checked_device(name: str | None) -> torch.device:

@@ -22,7 +22,7 @@ al. 2018).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -76,7 +76,12 @@ class WordScores:
     tree: Tensor | None = None
 
 
-def score_words(
+def score_words(scorer: TextScorer, items: Sequence[TextItem], **options: Any) -> list[WordScores]:
+    """Scores of the words of texts, see `iterate_words`."""
+    return list(iterate_words(scorer, items, **options))
+
+
+def iterate_words(
     scorer: TextScorer,
     items: Sequence[TextItem],
     *,
@@ -85,8 +90,8 @@ def score_words(
     split: bool = False,
     end: bool = False,
     progress: str | None = None,
-) -> list[WordScores]:
-    """Score every word of texts.
+) -> Iterator[WordScores]:
+    """Score every word of texts; the scores of the first texts come first, as soon as they are there.
 
     Args:
         scorer: the model.
@@ -100,7 +105,7 @@ def score_words(
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
 
-    Returns:
+    Yields:
         One element per text, with one value per word of `text.split()`.
 
     Raises:
@@ -114,18 +119,23 @@ def score_words(
     groups = _documents(items) if reads_documents else [[k] for k in range(len(items))]
     encoded = _encode(scorer, encode, words, items, groups, context)
     starts = word_correction and can_correct_words(scorer)
-    scores = scorer.score(encoded, end=end, starts=starts, progress=progress)
+    has_one_tree = scorer.details and hasattr(scorer.model, "parse") and not scorer.searches
+    trees: Sequence[Tensor | None] = [None] * len(items)
+    if has_one_tree:
+        trees = _tree_measures(scorer, encode, words)
     results: dict[int, WordScores] = {}
-    for group, text, found in zip(groups, encoded, scores, strict=True):
+    following = 0
+    for place, found in scorer.iterate(encoded, end=end, starts=starts, progress=progress, first_texts_first=True):
+        group, text = groups[place], encoded[place]
         whole = _by_words(scorer, [word for k in group for word in words[k]], text, found)
         first = 0
         for k in group:
             results[k] = _slice(whole, text, first, first + len(words[k])) if len(group) > 1 else whole
+            results[k].tree = trees[k]
             first += len(words[k])
-    if scorer.details and hasattr(scorer.model, "parse") and not scorer.searches:
-        for k, measures in enumerate(_tree_measures(scorer, encode, words)):
-            results[k].tree = measures
-    return [results[k] for k in range(len(items))]
+        while following in results:
+            yield results.pop(following)
+            following += 1
 
 
 def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence[Word]]) -> list[Tensor]:
@@ -285,10 +295,11 @@ def columns(unit: Unit, items: Sequence[TextItem] = ()) -> list[str]:
         f"structural_{unit}", "cum_logprob_nats", f"beam_entropy_{unit}", "n_actions", "stack_depth", "char_start",
         "char_end", "tree_distance", "tree_depth", "n_opened", "n_closed",
     ]  # fmt: skip
-    return own + [f"{name}_input" if name in own else name for name in _more_columns(items)]
+    return own + [f"{name}_input" if name in own else name for name in more_columns(items)]
 
 
-def _more_columns(items: Sequence[TextItem]) -> list[str]:
+def more_columns(items: Sequence[TextItem]) -> list[str]:
+    """Names of the columns that come from the input."""
     return list(dict.fromkeys(name for item in items for name in item.columns))
 
 
@@ -306,37 +317,40 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
     Returns:
         Rows with the columns of `columns(unit, items)`; NaN where a measure does not exist.
     """
-    rows: list[list[Any]] = []
-    more = _more_columns(items)
-    for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
-        total = found.log_probs.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).cumsum(0).tolist()
-        measures = torch.stack([
-            -found.log_probs / NATS[unit],
-            -found.lexical / NATS[unit],
-            (found.lexical - found.log_probs) / NATS[unit],
-            found.beam_entropy / NATS[unit],
-            found.num_actions,
-            found.stack_depth,
-        ], 1).tolist()  # fmt: skip
-        counts = found.num_tokens.tolist()
-        trees = [[math.nan] * 4] * len(counts) if found.tree is None else found.tree.tolist()
-        for place, word in enumerate(found.words):
-            surprisal, lexical, structural, entropy, actions, depth = measures[place]
-            rows.append([
-                item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
-                structural, total[place], entropy, actions, depth, word.start, word.end,
-                *trees[place], *(item.columns.get(name) for name in more),
-            ])  # fmt: skip
-    return rows
-
-
-def token_table(scores: Sequence[WordScores]) -> list[list[Any]]:
-    """One row per token with the columns of lm-zoo; both ids count from 1, the surprisal is in bits."""
+    more = more_columns(items)
     return [
-        [number, place, token, -log_prob / NATS["bits"]]
-        for number, found in enumerate(scores, 1)
-        for place, (token, log_prob) in enumerate(found.tokens, 1)
+        row
+        for number, (item, found) in enumerate(zip(items, scores, strict=True), 1)
+        for row in word_rows(number, item, found, unit, more)
     ]
+
+
+def word_rows(number: int, item: TextItem, found: WordScores, unit: Unit, more: Sequence[str]) -> Iterator[list[Any]]:
+    """The rows of one text, the `number`-th of the input; `more` names the columns that come from the input."""
+    total = found.log_probs.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).cumsum(0).tolist()
+    measures = torch.stack([
+        -found.log_probs / NATS[unit],
+        -found.lexical / NATS[unit],
+        (found.lexical - found.log_probs) / NATS[unit],
+        found.beam_entropy / NATS[unit],
+        found.num_actions,
+        found.stack_depth,
+    ], 1).tolist()  # fmt: skip
+    counts = found.num_tokens.tolist()
+    trees = [[math.nan] * 4] * len(counts) if found.tree is None else found.tree.tolist()
+    for place, word in enumerate(found.words):
+        surprisal, lexical, structural, entropy, actions, depth = measures[place]
+        yield [
+            item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
+            structural, total[place], entropy, actions, depth, word.start, word.end,
+            *trees[place], *(item.columns.get(name) for name in more),
+        ]  # fmt: skip
+
+
+def token_rows(number: int, found: WordScores) -> Iterator[list[Any]]:
+    """One row per token of the `number`-th text with the columns of lm-zoo: ids from 1, the surprisal in bits."""
+    for place, (token, log_prob) in enumerate(found.tokens, 1):
+        yield [number, place, token, -log_prob / NATS["bits"]]
 
 
 LMZOO_COLUMNS = ["sentence_id", "token_id", "token", "surprisal"]

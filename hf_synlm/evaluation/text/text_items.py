@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +98,13 @@ def _separated(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-def table_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A tab-separated table with a header.
+def table_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows of a tab-separated table.
 
     Fields with quotation marks are quoted as in CSV, which pandas and R's `read.delim` undo.
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
-    writer.writerow(names)
     writer.writerows([_field(value) for value in row] for row in rows)
     return buffer.getvalue()
 
@@ -113,7 +112,7 @@ def table_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows, at least one, as a tab-separated table; their keys in order of appearance are the columns."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return table_text(names, ([row.get(name) for name in names] for row in rows))
+    return table_text([names, *([row.get(name) for name in names] for row in rows)])
 
 
 def _field(value: Any) -> Any:
@@ -182,6 +181,30 @@ def read_items(
             items.append(TextItem(str(number if item is None else item), text, document, more))
     if not any(item.text.strip() for item in items):
         raise ValueError(f"{path} holds no text: give a file with at least one word")
+    return items
+
+
+def text_files(places: Sequence[Path]) -> list[Path]:
+    """The files that these are, or that lie in these folders and have one of the endings of `FORMATS`, by name."""
+    files = []
+    for place in places:
+        inside = sorted(path for path in place.glob("*") if path.suffix.lower().removeprefix(".") in FORMATS)
+        if place.is_dir() and not inside:
+            raise ValueError(f"the folder {place} holds no file in {', '.join('.' + name for name in FORMATS)}")
+        files += inside if place.is_dir() else [place]
+    return files
+
+
+def read_files(files: Sequence[Path], **options: Any) -> list[TextItem]:
+    """`read_items` of files; the texts of several files have a column `file`, and no document in common."""
+    if len(files) == 1:
+        return read_items(files[0], **options)
+    items: list[TextItem] = []
+    first = 0
+    for file in files:
+        for item in read_items(file, **options):
+            items.append(replace(item, document=first + item.document, columns={"file": str(file), **item.columns}))
+        first = 1 + max(item.document for item in items)
     return items
 
 

@@ -24,7 +24,7 @@ from hf_synlm.data.text import PathLike, errors_at
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.text.cache import Result, ResultCache
-from hf_synlm.evaluation.text.processes import map_batches
+from hf_synlm.evaluation.text.processes import iterate_batches
 from hf_synlm.evaluation.text.scoring import batches_by_cost, token_budget
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbTree, labeled_f1
 from hf_synlm.evaluation.trees.parsing import (
@@ -256,7 +256,7 @@ def parse_encoded(
     unique = list(dict.fromkeys(sentences))
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
     width = model.word_search(options.get("num_beams")).num_beams if searches else 1
-    found = map_batches(
+    computed = iterate_batches(
         partial(_parse_batch, model, options),
         batches_by_cost(unique, batch_size, token_budget(model, width)),
         model,
@@ -265,6 +265,7 @@ def parse_encoded(
         cache=None if cache is None else ResultCache(cache, model, {"parse": options}),
         progress=progress,
     )
+    found = dict(computed)
     return [ParsedSentence.from_dict(found[sentence]) for sentence in sentences]
 
 
