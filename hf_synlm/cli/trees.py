@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -388,8 +389,7 @@ def surprisal(
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
-    sentence_id counts the texts of all files. A field is empty if the model
-    does not have this measure.
+    sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
         echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
@@ -417,15 +417,10 @@ def surprisal(
         context=context,
         word_correction=word_correction,
         split=tokenize is not None,
-        progress=f"surprisal: {scorer.name}",
+        progress=None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}",
     )
     names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
-    more = words.more_columns(items)
-    counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
-    with _table(out, names) as write:
-        for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
-            counts.update(_counts(found))
-            write(words.token_rows(number, found) if lmzoo else words.word_rows(number, item, found, unit, more))
+    counts = _write_words(items, scores, out, names, None if lmzoo else unit)
     options.leave_output_to_first_process()
     seconds = time.perf_counter() - start
     settings = {
@@ -440,6 +435,28 @@ def surprisal(
         write_text(options.meta_file(out), result.to_json())
         options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
     _say_what_was_cut(scorer, counts, tokenize)
+
+
+def _write_words(
+    items: Sequence[TextItem],
+    scores: "Iterable[WordScores]",
+    out: Path | None,
+    names: Sequence[str],
+    unit: Literal["bits", "nats"] | None,
+) -> Counter[str]:
+    """Write the rows of each text as soon as its scores are there, without a `unit` those of lm-zoo; returns counts."""
+    from hf_synlm.evaluation.text import surprisal as words
+
+    more = words.more_columns(items)
+    counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
+    with _table(out, names) as write:
+        for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
+            write(words.word_rows(number, item, found, unit, more) if unit else words.token_rows(number, found))
+            counts["texts"] += 1
+            counts["words"] += len(found.words)
+            counts["tokens"] += len(found.tokens)
+            counts["unknown_words"] += sum(found.unknown)
+    return counts
 
 
 @contextmanager
@@ -465,12 +482,6 @@ def _say_repeated_items(items: Sequence[TextItem]) -> None:
             f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
             "input, and word_id, not by item"
         )
-
-
-def _counts(found: "WordScores") -> dict[str, int]:
-    return {
-        "texts": 1, "words": len(found.words), "tokens": len(found.tokens), "unknown_words": sum(found.unknown)
-    }  # fmt: skip
 
 
 def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None) -> None:

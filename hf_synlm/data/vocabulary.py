@@ -324,28 +324,32 @@ def subword_tokenizer(
     *,
     model: Literal["bpe", "unigram"] = "bpe",
     min_frequency: int = 2,
+    byte_fallback: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer whose tokens are pieces of words; the last piece of each word ends in U+2581.
 
     Ids 0 to 3 are `<pad>`, `<unk>`, `<s>` (begin) and `</s>` (end) as in the authors' sentencepiece models. A character
-    that does not occur in the sentences becomes `<unk>`; the end of its word is then a separate piece, so that
-    `word_final_ids` is always right. U+2581 in a text is read as an underscore.
+    that does not occur in the sentences becomes `<unk>`, or with `byte_fallback` its bytes in UTF-8; the end of its
+    word is then a separate piece, so that `word_final_ids` is always right. U+2581 in a text is read as an underscore.
 
     Args:
         sentences: per sentence its words, without white space inside.
         vocab_size: size of the vocabulary, special tokens included. Smaller if the words have too few pieces.
         model: "bpe", or "unigram" (Kudo 2018).
         min_frequency: BPE merges a pair only if it occurs this often; without effect on "unigram".
+        byte_fallback: 256 entries of the vocabulary are bytes, so that no word is unknown ("bpe" only).
 
     Returns:
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: the model is unknown, `vocab_size` is too small for the special tokens and the characters, there are
-            no words, or a word is empty or contains white space.
+        ValueError: the model is unknown or has no byte fallback, `vocab_size` is too small for the special tokens and
+            the characters, there are no words, or a word is empty or contains white space.
     """
     if model not in ("bpe", "unigram"):
         raise ValueError(f"the model is {model!r}: choose 'bpe' or 'unigram'")
+    if byte_fallback and model != "bpe":
+        raise ValueError(f"byte_fallback belongs to 'bpe', not to {model!r}")
     counts = Counter(chain.from_iterable(sentences))
     if not counts:
         raise ValueError("there are no words to train a tokenizer on: check the files they come from")
@@ -353,13 +357,16 @@ def subword_tokenizer(
         _clean(word, ())
     alphabet = sorted({character for word in counts for character in word.replace(WORD_END, "_")} | {WORD_END})
     special = [PAD_TOKEN, UNKNOWN_TOKEN, BEGIN_TOKEN, END_TOKEN]
-    if vocab_size < len(special) + len(alphabet):
+    num_bytes = 256 * byte_fallback
+    if vocab_size < len(special) + len(alphabet) + num_bytes:
         raise ValueError(
-            f"vocab_size is {vocab_size}: it must be at least {len(special) + len(alphabet)} "
-            f"({len(alphabet)} characters and {len(special)} special tokens)"
+            f"vocab_size is {vocab_size}: it must be at least {len(special) + len(alphabet) + num_bytes} "
+            f"({len(alphabet)} characters and {len(special)} special tokens{', and 256 bytes' * byte_fallback})"
         )
     if model == "bpe":
-        trained = _learn_bpe(counts, vocab_size, special, alphabet, min_frequency)
+        trained = _learn_bpe(counts, vocab_size - num_bytes, special, alphabet, min_frequency)
+        if byte_fallback:
+            trained.model = _with_bytes(trained.model)
     else:
         trained = _learn_unigram(counts, vocab_size, special, alphabet)
     trained.normalizer = _word_end_normalizer()
@@ -367,6 +374,7 @@ def subword_tokenizer(
     trained.decoder = decoders.Sequence(
         [
             decoders.Replace(WORD_END, " "),
+            *([decoders.ByteFallback()] if byte_fallback else []),
             decoders.Fuse(),
             decoders.Replace(Regex(r"\A(?=.)"), " "),
             decoders.Replace(Regex(" $"), ""),
@@ -401,6 +409,15 @@ def _learn_bpe(
     # Sorted, so that the order of the sentences does not matter.
     trained.train_from_iterator((" ".join([word] * count) for word, count in sorted(counts.items())), trainer)
     return trained
+
+
+def _with_bytes(learned: models.BPE) -> models.BPE:
+    """The same pieces, and behind them the bytes, which spell what no piece has."""
+    state = json.loads(learned.__getstate__())
+    vocabulary = state["vocab"]
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    merges = [tuple(pair) for pair in state["merges"]]
+    return models.BPE(vocabulary, merges, unk_token=UNKNOWN_TOKEN, byte_fallback=True)
 
 
 def _learn_unigram(counts: Counter[str], vocab_size: int, special: list[str], alphabet: list[str]) -> Tokenizer:

@@ -29,6 +29,7 @@ from hf_synlm.data.vocabulary import (
     word_final_ids,
     word_tokenizer,
 )
+from hf_synlm.evaluation.text.words import encode_sentences
 from tests.helpers import warm_python
 from tests.helpers.tokenizer_hashes import NUM_SENTENCES, hashes, sample_words
 from tests.reference.unknown_words import UNKNOWN_CLASSES
@@ -252,15 +253,34 @@ def test_unknown_characters_do_not_end_words(subwords):
     assert subwords.convert_ids_to_tokens(ids[1]) == WORD_END
 
 
+def test_bytes_spell_unknown_characters(sample):
+    tokenizer = subword_tokenizer(sample, 800, byte_fallback=True)
+    assert len(tokenizer) == 800 and not word_final_ids(tokenizer)[tokenizer.convert_tokens_to_ids("<0xE2>")]
+    words = ["☃", "the", "a☃", "Dvořák", "日本", "<0xE2>"]
+    ids, word_ends = encode_words(tokenizer, words)
+    assert tokenizer.unk_token_id not in ids and sum(word_ends) == len(words)
+    assert tokenizer.convert_ids_to_tokens(ids[:4]) == ["<0xE2>", "<0x98>", "<0x83>", WORD_END]
+    assert tokenizer.decode(ids) == "".join(f" {word}" for word in words)
+    (text,) = encode_sentences(tokenizer, [words])
+    assert not text.unknown and text.ids == ids and set(text.word_of_token) == set(range(6))
+    without = subword_tokenizer(sample, 800 - 256)
+    for words in sample[:99]:
+        assert tokenizer.encode(" ".join(words)) == without.encode(" ".join(words))
+
+
 def test_wrong_subword_vocabularies_are_named(sample):
     for sentences, size, model, message in [
         (sample, 600, "wordpiece", "'wordpiece': choose 'bpe' or 'unigram'"),
         ([["ab"]], 6, "bpe", r"vocab_size is 6: it must be at least 7 \(3 characters and 4 special tokens\)"),
+        ([["ab"]], 262, "bpe-bytes", r"must be at least 263 \(3 characters and 4 special tokens, and 256 bytes\)"),
+        ([["ab"]], 600, "unigram-bytes", "byte_fallback belongs to 'bpe', not to 'unigram'"),
         ([], 600, "bpe", "there are no words"),
         ([["a b"]], 600, "bpe", "the word 'a b'"),
     ]:
         with pytest.raises(ValueError, match=message):
-            subword_tokenizer(sentences, size, model=model)
+            subword_tokenizer(
+                sentences, size, model=model.removesuffix("-bytes"), byte_fallback=model.endswith("-bytes")
+            )
     with pytest.raises(ValueError, match=r"no piece '▁' \(U\+2581\)"):
         word_final_ids(train_bpe_tokenizer(["the cat"], 300))
 

@@ -64,6 +64,10 @@ class TreeDataArguments(SentenceFileArguments):
     )
     tokenizer_vocab_size: int = option(50000, VOCAB_SIZE)
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY)
+    tokenizer_byte_fallback: bool = option(
+        False,
+        "Of 'bpe': spell characters that the sentences lack with bytes (256 of the vocabulary). No word is unknown.",
+    )
     unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
     max_batch_actions: int = option(
         26000, "Largest padded size of a micro batch: sentences times actions of the longest derivation."
@@ -72,6 +76,8 @@ class TreeDataArguments(SentenceFileArguments):
 
     def __post_init__(self):
         """Check the values."""
+        if self.tokenizer_byte_fallback and self.tokenizer_type != "bpe":
+            raise ValueError(f"tokenizer_byte_fallback belongs to 'bpe', not to {self.tokenizer_type!r}: leave it out.")
         if self.tokenizer_type != "words" and (self.lowercase or self.replace_numbers):
             raise ValueError(f"lowercase and replace_numbers belong to words, not to {self.tokenizer_type!r}.")
         check_minimum(self, 1, "max_sentence_tokens max_batch_actions")
@@ -81,8 +87,13 @@ class TreeDataArguments(SentenceFileArguments):
         """Make a tokenizer from sentences: of words, or of pieces of words."""
         if self.tokenizer_type == "words":
             return super().make_tokenizer(sentences, end_token)
-        size, count = self.tokenizer_vocab_size, self.tokenizer_min_frequency
-        return subword_tokenizer(sentences, size, model=self.tokenizer_type, min_frequency=count)
+        return subword_tokenizer(
+            sentences,
+            self.tokenizer_vocab_size,
+            model=self.tokenizer_type,
+            min_frequency=self.tokenizer_min_frequency,
+            byte_fallback=self.tokenizer_byte_fallback,
+        )
 
 
 # ---------------------------------------------------------------------------------------------- trees
