@@ -1,20 +1,24 @@
 """`synlm treebank` and `silver`: trees for training, from treebanks and from a parser."""
 
+import dataclasses
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from hf_synlm.cli import options
+from hf_synlm.data.dependencies import Labels, NonProjective, Structure, Tokens, is_conllu
 from hf_synlm.data.files import write_json, write_text
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import (
     TreebankSentence,
     binarize_sentence,
     list_bad_lines,
+    read_dependency_trees,
     read_treebank,
     sentence_to_brackets,
     to_ptb_concat,
@@ -30,6 +34,68 @@ PunctuationBy = Annotated[
 ]
 
 
+_DEPENDENCIES = "Dependencies (CoNLL-U)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DependencyOptions:
+    """How the dependencies of a CoNLL-U file become constituents."""
+
+    structure: Annotated[
+        Structure | None,
+        typer.Option(
+            help="flat: a constituent for every word with dependents; left-first, right-first: binary trees that split "
+            "off the dependents on the left (right) first. Default: flat.",
+            rich_help_panel=_DEPENDENCIES,
+        ),
+    ] = None
+    labels: Annotated[
+        Labels | None,
+        typer.Option(
+            help="Label of a word's constituents: its UPOS with P (NOUNP), X, or its relation. Default: upos.",
+            rich_help_panel=_DEPENDENCIES,
+        ),
+    ] = None
+    tokens: Annotated[
+        Tokens | None,
+        typer.Option(
+            help="surface: a multiword token (German im) is one word; syntactic: its words are. Default: surface.",
+            rich_help_panel=_DEPENDENCIES,
+        ),
+    ] = None
+    tags: Annotated[
+        Literal["upos", "xpos"] | None,
+        typer.Option(help="Tags of words. Default: upos.", rich_help_panel=_DEPENDENCIES),
+    ] = None
+    nonprojective: Annotated[
+        NonProjective | None,
+        typer.Option(
+            help="Trees with crossing arcs: lift the arcs, skip the sentences, or refuse the file. Default: lift.",
+            rich_help_panel=_DEPENDENCIES,
+        ),
+    ] = None
+
+    def chosen(self) -> dict[str, Any]:
+        """The options that were given."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], brackets_only: Sequence[str]) -> bool:
+    """Whether a file is CoNLL-U; ValueError for options that do not belong to its kind."""
+    found = kind == "conllu" if kind else is_conllu(path)
+    if found and brackets_only:
+        raise ValueError(
+            f"{path} holds dependencies, for which there is no {brackets_only[0]}: leave it out. To make trees binary, "
+            "take --structure left-first or right-first; to remove punctuation, --punctuation remove."
+        )
+    if given and not found:
+        raise ValueError(
+            f"{path} holds bracketed trees, which are constituents already: leave out --{next(iter(given))}, or say "
+            "--from conllu"
+        )
+    return found
+
+
 def _read_trees_of(path: Path, left_out: Counter[str]) -> list[TreebankSentence]:
     """All trees of a file; an error lists all lines that have none."""
     try:
@@ -43,9 +109,17 @@ def _read_trees_of(path: Path, left_out: Counter[str]) -> list[TreebankSentence]
 
 
 def treebank(
-    trees: Annotated[list[Path], typer.Argument(help="Files of bracketed trees.", **options.INPUT_FILE)],
+    trees: Annotated[
+        list[Path],
+        typer.Argument(help="Files of bracketed trees, or of dependencies in CoNLL-U.", **options.INPUT_FILE),
+    ],
+    dependencies: DependencyOptions,
     out: OutFile,
     overwrite: options.Overwrite = False,
+    kind: Annotated[
+        Literal["brackets", "conllu"] | None,
+        typer.Option("--from", help="Format of the input; default: by the ending of its name, or its first line."),
+    ] = None,
     punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep",
     punctuation_by: PunctuationBy = "tag",
     words: Annotated[
@@ -64,27 +138,37 @@ def treebank(
     """Check trees of parsers or treebanks, and write them as one clean file for training.
 
     Reads bracketed trees with a tag for each word: the format of treebanks, and of the parsers benepar, stanza and
-    supar. Writes one tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts, and
+    supar. Reads dependency treebanks (CoNLL-U, Universal Dependencies), too: a constituent is a word with what hangs
+    from it. Writes one tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts, and
     the checksums of inputs and output. If a tree cannot be read, the command stops and names the file and the lines.
 
     Examples:
         synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
+        synlm treebank de_gsd-ud-train.conllu --structure flat --labels deprel --out de.train.mrg
     """
     options.check_out(out, overwrite, *trees, check=options.check_with_meta, beside=options.meta_file)
     from hf_synlm.data.punctuation import check_tags, keep_words
 
-    left_out, lines, num_words = Counter[str](), list[str](), 0
+    left_out, changed, lines, num_words = Counter[str](), Counter[str](), list[str](), 0
     inputs = describe_files(trees)
-    sentences = [sentence for path in trees for sentence in _read_trees_of(path, left_out)]
+    given = dependencies.chosen()
+    brackets_only = ["--binarize"] * (binarize is not None) + ["--words ptb-concat"] * (words == "ptb-concat")
+    sentences: list[tuple[TreebankSentence, bool]] = []  # with True if it was made of dependencies
+    for path in trees:
+        if _holds_dependencies(path, kind, given, brackets_only):
+            how: dict[str, Any] = {**given, "punctuation": punctuation, "left_out": left_out, "counts": changed}
+            sentences += [(sentence, True) for sentence in read_dependency_trees(path, **how)]
+        else:
+            sentences += [(sentence, False) for sentence in _read_trees_of(path, left_out)]
     unknown_tags = 0
-    if punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":
-        tags = Counter(tag for sentence in sentences for tag in sentence.tags)
+    tags = Counter(tag for sentence, converted in sentences for tag in sentence.tags if not converted)
+    if tags and punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":
         unknown_tags = check_tags(tags, "tell it by form (--punctuation-by form)")
-    for sentence in sentences:
+    for sentence, converted in sentences:
         kept: TreebankSentence | None = sentence
         if words == "ptb-concat":
             kept = to_ptb_concat(sentence)
-        elif punctuation == "remove":
+        elif punctuation == "remove" and not converted:
             is_word = keep_words(sentence.words, sentence.tags, punctuation_by)
             kept = sentence.select_words(is_word) if any(is_word) else None
         if kept is None:
@@ -99,10 +183,12 @@ def treebank(
     write_text(out, "\n".join(lines) + "\n")
     facts = {"trees": len(lines), "words": num_words, "left_out": dict(left_out)}
     facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
+    facts |= {"dependencies": {**given, **+changed}} if any(converted for _, converted in sentences) else {}
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
-    dropped = "".join(f", {count:,} left out ({why})" for why, count in left_out.items())
-    options.say(f"wrote {len(lines):,} trees of {num_words:,} words to {out}{dropped}")
+    remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
+    remarks += [f"{count:,} {what}" for what, count in (+changed).items()]
+    options.say(", ".join([f"wrote {len(lines):,} trees of {num_words:,} words to {out}", *remarks]))
 
 
 def silver(

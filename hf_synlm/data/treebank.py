@@ -17,6 +17,18 @@ from itertools import accumulate, compress
 from typing import Any, Literal
 
 from hf_synlm.data.brackets import read_brackets, unescape_word
+from hf_synlm.data.dependencies import (
+    Labels,
+    NonProjective,
+    Structure,
+    Tokens,
+    constituents,
+    crossing_arcs,
+    drop_punctuation,
+    is_conllu,
+    lift,
+    read_conllu,
+)
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import Span, labeled_spans_to_brackets
@@ -113,8 +125,8 @@ def read_treebank(path: PathLike, *, encoding: str = "utf-8", **options: Any) ->
     """Read the sentences of a treebank file.
 
     Args:
-        path: file of bracketed trees.
-        encoding: character encoding of the file.
+        path: file of bracketed trees, or of dependencies in CoNLL-U, which `read_dependency_trees` reads.
+        encoding: character encoding of a file of brackets.
         **options: of `parse_treebank`: `keep_functions`, `split_leaves`, `left_out`.
 
     Yields:
@@ -125,7 +137,76 @@ def read_treebank(path: PathLike, *, encoding: str = "utf-8", **options: Any) ->
 
     Cost: O(file size) time, memory for one tree.
     """
-    yield from parse_treebank(read_lines(path, encoding=encoding), source=str(path), **options)
+    if is_conllu(path, encoding):
+        yield from read_dependency_trees(path, left_out=options.get("left_out"))
+    else:
+        yield from parse_treebank(read_lines(path, encoding=encoding), source=str(path), **options)
+
+
+def read_dependency_trees(
+    path: PathLike,
+    *,
+    structure: Structure = "flat",
+    labels: Labels = "upos",
+    tokens: Tokens = "surface",
+    tags: Literal["upos", "xpos"] = "upos",
+    punctuation: Literal["keep", "remove"] = "keep",
+    nonprojective: NonProjective = "lift",
+    left_out: Counter[str] | None = None,
+    counts: Counter[str] | None = None,
+) -> Iterator[TreebankSentence]:
+    """Read a dependency treebank in CoNLL-U as constituents, see `hf_synlm.data.dependencies`.
+
+    Args:
+        path: the file.
+        structure: which constituents a word has with its dependents.
+        labels: of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
+        tokens: "surface": a multiword token is one word; "syntactic": its words are.
+        tags: of words.
+        punctuation: "remove" removes what UPOS calls PUNCT, before everything else.
+        nonprojective: "lift" makes trees projective, "skip" leaves out sentences that are not, "refuse" is an error.
+        left_out: counts the sentences that are left out.
+        counts: of what was changed: multiword tokens, empty nodes, sentences with crossing arcs, these arcs, lifts ...
+
+    Yields:
+        One sentence per tree that is not left out. Parentheses in words are -LRB- and -RRB-.
+
+    Raises:
+        ValueError: as `read_conllu`; no word has a UPOS, but labels need it; a tree is not projective and refused.
+    """
+    counts, left_out = Counter() if counts is None else counts, Counter() if left_out is None else left_out
+    sentences = read_conllu(path, tokens, counts)
+    if not sentences:
+        raise ValueError(f"{path} contains no sentence: is it a file in CoNLL-U?")
+    if labels == "upos" and all(tag == "_" for sentence in sentences for tag in sentence.tags):
+        raise ValueError(f"{path}: no word has a UPOS, which labels are made of: take the labels X or deprel")
+    for found in sentences:
+        sentence = drop_punctuation(found) if punctuation == "remove" else found
+        if sentence is None:
+            left_out["no words"] += 1
+            continue
+        if crossing := crossing_arcs(sentence.heads):
+            if nonprojective == "refuse":
+                raise ValueError(
+                    f"{sentence.source}: the arc to {sentence.words[crossing[0]]!r} is not projective (sentence "
+                    f"{sentence.name}): lift such arcs, or skip such sentences (--nonprojective lift or skip)"
+                )
+            counts["sentences with crossing arcs"] += 1
+            counts["crossing arcs"] += len(crossing)
+            if nonprojective == "skip":
+                left_out["not projective"] += 1
+                continue
+            sentence = lift(sentence, counts)
+        yield TreebankSentence(
+            words=tuple(map(_escape, sentence.words)),
+            tags=tuple(map(_escape, sentence.tags if tags == "upos" else sentence.own_tags)),
+            labeled_spans=tuple(constituents(sentence, structure, labels)),
+            source=sentence.source,
+        )
+
+
+def _escape(word: str) -> str:
+    return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def parse_treebank(

@@ -1,0 +1,339 @@
+"""Dependency treebanks in CoNLL-U, and the constituents of their trees.
+
+    1  Im     ... ADP   ... 2  case          flat:        (NOUNP (ADP Im) (ADJ alten) (NOUN Garten))
+    2  alten  ... ADJ   ... 3  amod          left-first:  (NOUNP (ADP Im) (NOUNP (ADJ alten) (NOUN Garten)))
+    3  Garten ... NOUN  ... 0  root          right-first: the same here; they differ in what hangs to the right
+
+A multiword token such as *Im* (in dem) is one word by default: it hangs where its highest word hangs, and what hangs
+from any of its words hangs from it. Trees with crossing arcs are made projective by lifting: while an arc is not
+projective, the word of the shortest one hangs from its head's head.
+
+Structures (Kando, Noji and Miyao, ACL 2022). With [a, b) the span of a word h and all below it, l its dependents to the
+left and r those to the right, the constituents of h are
+
+    flat         [a, b)
+    left-first   [start(l), b) for every l,  [h, end(r)) for every r
+    right-first  [a, end(r)) for every r,    [start(l), h + 1) for every l
+"""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from hf_synlm.data.text import PathLike, read_lines
+
+Structure = Literal["flat", "left-first", "right-first"]
+Labels = Literal["upos", "X", "deprel"]
+Tokens = Literal["surface", "syntactic"]
+NonProjective = Literal["lift", "skip", "refuse"]
+LabeledSpan = tuple[str, int, int]
+
+_ENDINGS = (".conllu", ".conll", ".conllx")
+_NUM_COLUMNS = 10
+_WORD_OR_RANGE, _EMPTY_NODE = re.compile("[0-9]+(-[0-9]+)?"), re.compile(r"[0-9]+\.[0-9]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class DependencySentence:
+    """A sentence with its dependency tree.
+
+    Attributes:
+        words: the n words.
+        tags: the universal part-of-speech tag of each word (UPOS).
+        own_tags: the tag of the treebank's own (XPOS).
+        heads: the place of each word's head; -1 = the root.
+        relations: DEPREL of each word.
+        spaces: whether a space follows each word.
+        source: "file:line" of the first line.
+        name: `sent_id`, or "".
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    own_tags: tuple[str, ...]
+    heads: tuple[int, ...]
+    relations: tuple[str, ...]
+    spaces: tuple[bool, ...]
+    source: str
+    name: str
+
+
+class _Row(NamedTuple):
+    """A line of a sentence: of a word or of a range of words."""
+
+    line: int
+    columns: list[str]
+
+    @property
+    def word(self) -> str:
+        return "_".join(self.columns[1].split())
+
+    @property
+    def space(self) -> bool:
+        return "SpaceAfter=No" not in self.columns[9].split("|")
+
+
+class _Range(NamedTuple):
+    """A multiword token over the words [first, last)."""
+
+    first: int
+    last: int
+    row: _Row
+
+
+class _LineError(ValueError):
+    """What is wrong with a line."""
+
+    def __init__(self, line: int, what: str) -> None:
+        super().__init__(what)
+        self.line = line
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+def is_conllu(path: PathLike, encoding: str = "utf-8") -> bool:
+    """Whether a file is CoNLL-U: by its ending, or by its first line, which is a comment or has ten columns."""
+    if str(path).endswith(_ENDINGS):
+        return True
+    first = next((line for line in read_lines(path, encoding=encoding) if line.strip()), "")
+    return first.startswith("#") or first.count("\t") == _NUM_COLUMNS - 1
+
+
+def read_conllu(
+    path: PathLike, tokens: Tokens = "surface", counts: Counter[str] | None = None
+) -> list[DependencySentence]:
+    """Read all sentences of a file in CoNLL-U or CoNLL-X.
+
+    Args:
+        path: the file.
+        tokens: "surface" makes one word of a multiword token, "syntactic" takes the words of the treebank.
+        counts: gets the numbers of multiword tokens, empty nodes, and words with white space inside, which becomes "_".
+
+    Returns:
+        The sentences.
+
+    Raises:
+        ValueError: a sentence is not CoNLL-U or its dependencies are no tree; the message lists up to 20 of these as
+            "file:line: what".
+    """
+    counts = Counter() if counts is None else counts
+    sentences, problems = [], []
+    for block in _blocks(read_lines(path)):
+        try:
+            sentences.append(_read_sentence(block, str(path), tokens, counts))
+        except _LineError as error:
+            problems.append(f"{path}:{error.line}: {error}")
+    if problems:
+        head = [] if len(problems) == 1 else [f"{path}: {len(problems)} sentences cannot be read:"]
+        raise ValueError("\n".join([*head, *problems[:20], *(["..."] if len(problems) > 20 else [])]))
+    return sentences
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
+    """The numbered lines of each sentence; blank lines lie between sentences, and comments alone are none."""
+    for blank, numbered in groupby(enumerate(lines, 1), key=lambda pair: not pair[1].strip()):
+        block = list(numbered)
+        if not blank and not all(line.startswith("#") for _, line in block):
+            yield block
+
+
+def _read_sentence(block: list[tuple[int, str]], path: str, tokens: Tokens, counts: Counter[str]) -> DependencySentence:
+    first = block[0][0]
+    words, ranges, num_empty = _sort_rows([_Row(line, text.split("\t")) for line, text in block if text[0] != "#"])
+    if not words:
+        raise _LineError(first, "a sentence without words")
+    if ranges and ranges[-1].last > len(words):
+        raise _LineError(first, f"the last range ends after the last word {len(words)}")
+    heads = _read_heads(words, first)
+    counts["empty nodes"] += num_empty
+    counts["multiword tokens"] += len(ranges)
+    counts["words with white space"] += sum(row.word != row.columns[1] for row in words)
+    names = [text.partition("=")[2].strip() for _, text in block if text.lstrip("# ").startswith("sent_id")]
+    sentence = DependencySentence(
+        words=tuple(row.word for row in words),
+        tags=tuple(row.columns[3] for row in words),
+        own_tags=tuple(row.columns[4] for row in words),
+        heads=heads,
+        relations=tuple(row.columns[7] for row in words),
+        spaces=tuple(row.space for row in words),
+        source=f"{path}:{first}",
+        name=names[0] if names else "",
+    )
+    return _join_ranges(sentence, ranges) if tokens == "surface" else sentence
+
+
+def _sort_rows(rows: Iterable[_Row]) -> tuple[list[_Row], list[_Range], int]:
+    """Words, ranges, and the number of empty nodes."""
+    words: list[_Row] = []
+    ranges: list[_Range] = []
+    num_empty = 0
+    for row in rows:
+        if len(row.columns) != _NUM_COLUMNS:
+            raise _LineError(row.line, f"{len(row.columns)} columns; CoNLL-U has 10, separated by tabs")
+        name, following = row.columns[0], len(words) + 1
+        if _EMPTY_NODE.fullmatch(name):
+            num_empty += 1
+            continue
+        if not _WORD_OR_RANGE.fullmatch(name):
+            raise _LineError(row.line, f"ID {name!r}: no word, range, empty node")
+        begin, _, end = name.partition("-")
+        if end and (int(begin) != following or int(end) < following):
+            raise _LineError(row.line, f"range {name} does not begin with the next word {following}")
+        if end and ranges and ranges[-1].last >= following:
+            raise _LineError(row.line, f"range {name} begins inside the range before it")
+        if not end and int(begin) != following:
+            raise _LineError(row.line, f"ID {name} stands where {following} should")
+        if not row.word:
+            raise _LineError(row.line, "FORM is empty")
+        if end:
+            ranges.append(_Range(following - 1, int(end), row))
+        else:
+            words.append(row)
+    return words, ranges, num_empty
+
+
+def _read_heads(words: Sequence[_Row], first_line: int) -> tuple[int, ...]:
+    """The place of each word's head, -1 for the root."""
+    for number, row in enumerate(words, 1):
+        head = row.columns[6]
+        if not head.isascii() or not head.isdigit():
+            raise _LineError(row.line, f"HEAD is {head!r}: give the ID of a word, or 0")
+        if int(head) > len(words) or int(head) == number:
+            raise _LineError(row.line, f"HEAD of word {number} of {len(words)} is {int(head)}")
+    heads = tuple(int(row.columns[6]) - 1 for row in words)
+    if heads.count(-1) != 1:
+        raise _LineError(first_line, f"{heads.count(-1)} roots (HEAD 0): there must be one")
+    depths = _depths(heads)
+    for number, (row, depth) in enumerate(zip(words, depths, strict=True), 1):
+        if depth > len(words):
+            raise _LineError(row.line, f"word {number} does not lead to the root: it is in a cycle, or below one")
+    return heads
+
+
+def _depths(heads: Sequence[int]) -> list[int]:
+    """Arcs from each word up to above the root; more than there are words if it does not lead there."""
+    depths = []
+    for word in range(len(heads)):
+        depth = 0
+        while word >= 0 and depth <= len(heads):
+            word, depth = heads[word], depth + 1
+        depths.append(depth)
+    return depths
+
+
+def _join_ranges(sentence: DependencySentence, ranges: Sequence[_Range]) -> DependencySentence:
+    """Make one word of each range: it hangs as the word of the range with the fewest arcs to the root."""
+    depths, inside = _depths(sentence.heads), {span.first: span for span in ranges}
+    speakers: list[int] = []  # the word that stands for each token
+    forms: dict[int, _Row] = {}
+    token_of: list[int] = []
+    while len(token_of) < len(depths):
+        first = len(token_of)
+        last = inside[first].last if first in inside else first + 1
+        if first in inside:
+            forms[len(speakers)] = inside[first].row
+        token_of += [len(speakers)] * (last - first)
+        speakers.append(min(range(first, last), key=depths.__getitem__))
+    rows = range(len(speakers))
+    return dataclasses.replace(
+        sentence,
+        words=tuple(forms[k].word if k in forms else sentence.words[speakers[k]] for k in rows),
+        spaces=tuple(forms[k].space if k in forms else sentence.spaces[speakers[k]] for k in rows),
+        heads=tuple(-1 if sentence.heads[word] < 0 else token_of[sentence.heads[word]] for word in speakers),
+        tags=tuple(sentence.tags[word] for word in speakers),
+        own_tags=tuple(sentence.own_tags[word] for word in speakers),
+        relations=tuple(sentence.relations[word] for word in speakers),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- trees
+def drop_punctuation(sentence: DependencySentence) -> DependencySentence | None:
+    """The sentence without the words that UPOS calls PUNCT; None if no word is left.
+
+    What hangs from punctuation hangs from the next word above that is none. If the root was punctuation, the first word
+    that hung from it is the root, and the others hang from this one.
+    """
+    kept = [word for word, tag in enumerate(sentence.tags) if tag != "PUNCT"]
+    if not kept:
+        return None
+    places = {word: place for place, word in enumerate(kept)}
+
+    def above(word: int) -> int:
+        head = sentence.heads[word]
+        while head >= 0 and head not in places:
+            head = sentence.heads[head]
+        return places.get(head, -1)
+
+    heads = [above(word) for word in kept]
+    relations = [sentence.relations[word] for word in kept]
+    root = heads.index(-1)
+    if sentence.heads[kept[root]] >= 0:
+        relations[root] = "root"
+    return dataclasses.replace(
+        sentence,
+        heads=tuple(root if head < 0 and place != root else head for place, head in enumerate(heads)),
+        relations=tuple(relations),
+        words=tuple(sentence.words[word] for word in kept),
+        tags=tuple(sentence.tags[word] for word in kept),
+        own_tags=tuple(sentence.own_tags[word] for word in kept),
+        spaces=tuple(sentence.spaces[word] for word in kept),
+    )
+
+
+def crossing_arcs(heads: Sequence[int]) -> list[int]:
+    """The words whose arc to the head is not projective: a word between the two is not below the head.
+
+    Cost: O(n^2 / 64) for n words.
+    """
+    above = []  # of each word, one bit for itself and for each word above
+    for word in range(len(heads)):
+        bits, at = 0, word
+        while at >= 0:
+            bits, at = bits | 1 << at, heads[at]
+        above.append(bits)
+    return [
+        word
+        for word, head in enumerate(heads)
+        if head >= 0 and not all(above[k] >> head & 1 for k in range(min(word, head) + 1, max(word, head)))
+    ]
+
+
+def lift(sentence: DependencySentence, counts: Counter[str]) -> DependencySentence:
+    """Make a tree projective: while arcs cross, the word of the shortest (leftmost) hangs from its head's head."""
+    heads = list(sentence.heads)
+    moved = set()
+    while crossing := crossing_arcs(heads):
+        word = min(crossing, key=lambda k: (abs(heads[k] - k), k))
+        heads[word] = heads[heads[word]]
+        moved.add(word)
+        counts["lifts"] += 1
+    counts["words moved"] += len(moved)
+    return dataclasses.replace(sentence, heads=tuple(heads))
+
+
+def constituents(sentence: DependencySentence, structure: Structure, labels: Labels) -> list[LabeledSpan]:
+    """The labeled spans (label, i, j) of a projective tree, in post-order, see the top of this file.
+
+    A word without dependents has none; the one word of a sentence has one.
+    """
+    heads, words = sentence.heads, range(len(sentence.heads))
+    starts, ends = list(words), [word + 1 for word in words]
+    for word in sorted(words, key=_depths(heads).__getitem__, reverse=True):
+        head = heads[word]
+        if head >= 0:
+            starts[head], ends[head] = min(starts[head], starts[word]), max(ends[head], ends[word])
+    found: list[LabeledSpan] = []
+    for head in words:
+        a, b = starts[head], ends[head]
+        left = [starts[word] for word in words if heads[word] == head and word < head]
+        right = [ends[word] for word in words if heads[word] == head and word > head]
+        spans = {
+            "flat": [(a, b)] if left or right else [],
+            "left-first": [*((i, b) for i in left), *((head, j) for j in right)],
+            "right-first": [*((a, j) for j in right), *((i, head + 1) for i in left)],
+        }[structure]
+        label = {"X": "X", "upos": f"{sentence.tags[head]}P", "deprel": sentence.relations[head]}[labels]
+        found += [(label, *span) for span in (spans if len(words) > 1 else [(0, 1)])]
+    return sorted(found, key=lambda span: (span[2], -span[1]))

@@ -1,0 +1,132 @@
+"""Dependency treebanks as constituents: goldens of `tests/goldens/dependencies`, and what holds for every tree."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hf_synlm.cli import main
+from hf_synlm.data.dependencies import crossing_arcs, is_conllu, lift, read_conllu
+from hf_synlm.data.treebank import read_dependency_trees, read_treebank, sentence_to_brackets
+from hf_synlm.trees.spans import validate_spans
+from tests.helpers.commands import fail
+
+GOLDENS = Path(__file__).resolve().parents[1] / "goldens" / "dependencies"
+TREES: dict[str, list[str]] = json.loads((GOLDENS / "trees.json").read_text(encoding="utf-8"))
+MALFORMED: dict[str, dict[str, str]] = json.loads((GOLDENS / "malformed.json").read_text(encoding="utf-8"))
+
+
+def conllu(*rows: str) -> str:
+    """A sentence of rows "FORM UPOS HEAD DEPREL"."""
+    lines = []
+    for number, row in enumerate(rows, 1):
+        form, tag, head, relation = row.split()
+        lines.append("\t".join([str(number), form, "_", tag, "_", "_", head, relation, "_", "_"]))
+    return "\n".join([*lines, "", ""])
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_trees_are_the_goldens(name: str):
+    treebank, structure, labels, tokens, punctuation = name.split(".")
+    options = {"structure": structure, "labels": labels, "tokens": tokens, "punctuation": punctuation}
+    found = read_dependency_trees(GOLDENS / f"{treebank}.conllu", **options)
+    assert [sentence_to_brackets(sentence) for sentence in found] == TREES[name]
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_files_are_refused_by_line(name: str, tmp_path: Path):
+    path = tmp_path / f"{name}.conllu"
+    path.write_text(MALFORMED[name]["text"], encoding="utf-8")
+    with pytest.raises(ValueError) as error:
+        read_conllu(path)
+    assert str(error.value) == f"{path}:{MALFORMED[name]['error']}"
+
+
+def test_all_bad_sentences_are_listed(tmp_path: Path):
+    path = tmp_path / "bad.conllu"
+    path.write_text(conllu("a X 2 dep") * 25 + conllu("a X 0 root"), encoding="utf-8")
+    with pytest.raises(ValueError) as error:
+        read_conllu(path)
+    lines = str(error.value).split("\n")
+    assert lines[0] == f"{path}: 25 sentences cannot be read:" and lines[-1] == "..." and len(lines) == 22
+    assert lines[1] == f"{path}:1: HEAD of word 1 of 1 is 2" and lines[2].startswith(f"{path}:3: ")
+
+
+def random_heads(draw: random.Random, size: int) -> list[int]:
+    """Heads of a random tree, crossing arcs included."""
+    order = draw.sample(range(size), size)
+    return [-1 if word == order[0] else draw.choice(order[: order.index(word)]) for word in range(size)]
+
+
+def test_lifting_and_structures_of_random_trees(tmp_path: Path):
+    """Lifted trees do not cross, words move to ancestors only; flat constituents are part of the binary structures."""
+    draw = random.Random(0)
+    path = tmp_path / "random.conllu"
+    trees = [random_heads(draw, draw.randint(2, 12)) for _ in range(60)]
+    rows = [[f"w{word} X {head + 1} {'dep' if head >= 0 else 'root'}" for word, head in enumerate(t)] for t in trees]
+    path.write_text("".join(conllu(*row) for row in rows), encoding="utf-8")
+    counts = Counter[str]()
+    for sentence, heads in zip(read_conllu(path), trees, strict=True):
+        assert list(sentence.heads) == heads
+        above = {word: set() for word in range(len(heads))}
+        for word in above:
+            at = heads[word]
+            while at >= 0:
+                above[word].add(at)
+                at = heads[at]
+        lifted = lift(sentence, counts)
+        assert not crossing_arcs(lifted.heads)
+        assert all(head == -1 or head in above[word] for word, head in enumerate(lifted.heads))
+    assert counts["lifts"] >= counts["words moved"] > 20
+    flat, left, right = (list(read_dependency_trees(path, structure=s)) for s in ("flat", "left-first", "right-first"))
+    for sentences in zip(flat, left, right, strict=True):
+        number = len(sentences[0].words)
+        for sentence in sentences:
+            validate_spans(sentence.spans, number)
+        assert len(sentences[1].spans) == len(sentences[2].spans) == number - 1
+        assert set(sentences[0].spans) <= set(sentences[1].spans) & set(sentences[2].spans)
+    skipped = Counter[str]()
+    kept = list(read_dependency_trees(path, nonprojective="skip", left_out=skipped))
+    assert len(kept) + skipped["not projective"] == 60 and skipped["not projective"] > 20
+
+
+def test_the_command_writes_trees_that_every_program_reads(tmp_path: Path, capsys):
+    out = tmp_path / "de.mrg"
+    assert main(["treebank", str(GOLDENS / "de.conllu"), "--labels", "deprel", "--out", str(out)]) == 0
+    expected = TREES["de.flat.deprel.surface.keep"]
+    assert out.read_text(encoding="utf-8").splitlines() == expected
+    said = capsys.readouterr().err
+    assert "multiword tokens" in said and "crossing arcs" in said
+    facts = json.loads(Path(f"{out}.meta.json").read_text())["dependencies"]
+    assert facts["labels"] == "deprel" and facts["lifts"] == 1
+    assert [sentence_to_brackets(sentence) for sentence in read_treebank(out)] == expected
+    # Dependencies themselves can be read wherever brackets can, with the defaults.
+    assert is_conllu(GOLDENS / "de.conllu") and not is_conllu(out)
+    found = [sentence_to_brackets(sentence) for sentence in read_treebank(GOLDENS / "de.conllu")]
+    assert found == TREES["de.flat.upos.surface.keep"]
+    removed = ["treebank", str(GOLDENS / "ja.conllu"), "--punctuation", "remove", "--out", str(tmp_path / "ja.mrg")]
+    assert main(removed) == 0
+    written = (tmp_path / "ja.mrg").read_text(encoding="utf-8").splitlines()
+    assert written == TREES["ja.flat.upos.surface.remove"]
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path, capsys):
+    out = ("--out", tmp_path / "out.mrg")
+    de, mrg = GOLDENS / "de.conllu", tmp_path / "de.mrg"
+    mrg.write_text("\n".join(TREES["de.flat.X.surface.keep"]), encoding="utf-8")
+    for command, message in (
+        ((mrg, "--structure", "flat"), "holds bracketed trees, which are constituents already: leave out --structure"),
+        ((de, "--binarize", "right"), "for which there is no --binarize"),
+        ((de, "--words", "ptb-concat"), "for which there is no --words ptb-concat"),
+        ((de, "--nonprojective", "refuse"), "the arc to 'Hund' is not projective"),
+    ):
+        assert message in fail(capsys, "treebank", *command, *out)
+    untagged = tmp_path / "untagged.txt"
+    untagged.write_text(conllu("a _ 2 dep", "b _ 0 root"), encoding="utf-8")
+    assert "no word has a UPOS" in fail(capsys, "treebank", untagged, *out)
+    assert main(["treebank", str(untagged), "--labels", "X", "--out", str(out[1])]) == 0
+    assert out[1].read_text() == "(X (_ a) (_ b))\n"
