@@ -29,8 +29,6 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # as by `| head`; click ends quietly
-            raise
         # transformers raises OSError for models that it does not find, and ImportError for packages of optional parts.
         except (ValueError, OSError, ImportError) as error:
             # Messages of the Hub have several paragraphs; messages of this library break lines on purpose.

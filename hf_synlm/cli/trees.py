@@ -2,22 +2,22 @@
 
 import dataclasses
 import json
+import os
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import check_output, file_writer, write_text
+from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.parsed import ParsedSentence, read_parses
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
-from hf_synlm.evaluation.text.text_items import TextItem, read_files, table_text, text_files
+from hf_synlm.evaluation.text.text_items import TextItem, read_files, read_items, table_text, text_files
 from hf_synlm.viz import SentenceView, sentences_to_page
 
 if TYPE_CHECKING:
@@ -396,12 +396,19 @@ def surprisal(
         synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
         synlm surprisal novels/ page.txt --model model_cards/rnng-mini --tokenize ptb --cache done.cache --out all.tsv
     """
+    are_several = len(texts) > 1 or texts[0].is_dir()
+    if lmzoo and are_several:
+        raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
+    if out is not None and any(place.is_dir() and out.resolve().is_relative_to(place.resolve()) for place in texts):
+        raise ValueError(f"--out {out} lies in a folder whose files are read: write it elsewhere")
     texts = text_files(texts)
     options.check_out(out, overwrite, *texts, scoring.cache, model=model, check=_check_table, beside=options.meta_file)
     if lmzoo and unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
     files = describe_files(texts)
-    items = read_files(texts, kind=file_format, text_column=text_column, item_column=item_column)
+    columns = {"text_column": text_column, "item_column": item_column}
+    read = read_files if are_several else lambda files, **how: read_items(files[0], **how)
+    items = read(texts, kind=file_format, **columns)
     if not lmzoo:
         _say_repeated_items(items)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
@@ -418,10 +425,10 @@ def surprisal(
         word_correction=word_correction,
         split=tokenize is not None,
         progress=None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}",
+        first_texts_first=out is None,
     )
     names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
     counts = _write_words(items, scores, out, names, None if lmzoo else unit)
-    options.leave_output_to_first_process()
     seconds = time.perf_counter() - start
     settings = {
         "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
@@ -444,39 +451,43 @@ def _write_words(
     names: Sequence[str],
     unit: Literal["bits", "nats"] | None,
 ) -> Counter[str]:
-    """Write the rows of each text as soon as its scores are there, without a `unit` those of lm-zoo; returns counts."""
+    """Print the rows of each text as soon as its scores are there, or write all; without a `unit` those of lm-zoo."""
     from hf_synlm.evaluation.text import surprisal as words
 
     more = words.more_columns(items)
     counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
-    with _table(out, names) as write:
-        for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
-            write(words.word_rows(number, item, found, unit, more) if unit else words.token_rows(number, found))
-            counts["texts"] += 1
-            counts["words"] += len(found.words)
-            counts["tokens"] += len(found.tokens)
-            counts["unknown_words"] += sum(found.unknown)
+    rows: list[Sequence[Any]] = []
+    for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
+        if number == 1:
+            rows.append(names)
+        rows += words.word_rows(number, item, found, unit, more) if unit else words.token_rows(number, found)
+        if out is None:
+            _print(rows)
+            rows = []
+        counts["texts"] += 1
+        counts["words"] += len(found.words)
+        counts["tokens"] += len(found.tokens)
+        counts["unknown_words"] += sum(found.unknown)
+    options.leave_output_to_first_process()
+    if out is not None:
+        write_text(out, table_text(rows))
     return counts
 
 
-@contextmanager
-def _table(out: Path | None, names: Sequence[str]) -> Iterator[Callable[[Iterable[Sequence[Any]]], object]]:
-    """A function that adds rows to a table in `out`, or prints them; only the first process writes."""
+def _print(rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows at once; end quietly when nobody reads them, as by `| head`."""
     if not options.is_first_process():
-        nothing: deque[Any] = deque(maxlen=0)
-        yield nothing.extend
-    elif out is None:
-        typer.echo(table_text([names]), nl=False)
-        yield lambda rows: typer.echo(table_text(rows), nl=False)
-    else:
-        with file_writer(out) as file:
-            file.write(table_text([names]).encode())
-            yield lambda rows: file.write(table_text(rows).encode())
+        return
+    try:
+        typer.echo(table_text(rows), nl=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
 
 
 def _say_repeated_items(items: Sequence[TextItem]) -> None:
-    counts = Counter((item.columns.get("file"), item.item) for item in items)
-    repeated = sum(count > 1 for count in counts.values())
+    repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
     if repeated:
         options.say(
             f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "

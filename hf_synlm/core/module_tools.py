@@ -30,13 +30,16 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-class LSTM(nn.LSTM):
-    """`nn.LSTM` that can be saved from a GPU: there its weights are views of one block, which safetensors refuses."""
+def saved_whole(lstm: nn.LSTM) -> nn.LSTM:
+    """Let an LSTM be saved from a GPU, where its weights are views of one block, which safetensors refuses."""
+    lstm.register_state_dict_post_hook(_own_memory)
+    return lstm
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not keep_vars:
-            destination.update({prefix + name: destination[prefix + name].clone() for name in self._parameters})
+
+def _own_memory(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name, weight in state.items():
+        if name.startswith(prefix) and weight.untyped_storage().nbytes() > weight.nbytes:
+            state[name] = weight.clone()
 
 
 class SyntacticPreTrainedModel(PreTrainedModel):

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hf_synlm.data.text import PathLike
 
@@ -25,29 +25,19 @@ TOKENIZER_FILES = tuple(
 )
 
 
-@contextmanager
-def file_writer(path: PathLike) -> Iterator[BinaryIO]:
-    """Write a file piece by piece; it has its name at the end, all at once, and never half of its content.
-
-    Missing folders are made. Symlinks are followed, so that a link stays a link.
-    """
+def write_bytes(path: PathLike, data: bytes) -> None:
+    """Write a file atomically, and make missing folders; symlinks are followed, so that a link stays a link."""
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         with partial.open("wb") as file:
-            yield file
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def write_bytes(path: PathLike, data: bytes) -> None:
-    """Write a file as `file_writer` does."""
-    with file_writer(path) as file:
-        file.write(data)
 
 
 def write_text(path: PathLike, text: str) -> None:

@@ -415,7 +415,8 @@ def _with_bytes(learned: models.BPE) -> models.BPE:
     """The same pieces, and behind them the bytes, which spell what no piece has."""
     state = json.loads(learned.__getstate__())
     vocabulary = state["vocab"]
-    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    for byte in range(256):
+        vocabulary.setdefault(f"<0x{byte:02X}>", len(vocabulary))
     merges = [tuple(pair) for pair in state["merges"]]
     return models.BPE(vocabulary, merges, unk_token=UNKNOWN_TOKEN, byte_fallback=True)
 

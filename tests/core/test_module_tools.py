@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_model
 from transformers import PreTrainedModel
 
-from hf_synlm.core.module_tools import LSTM, SyntacticPreTrainedModel
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, saved_whole
 from tests.helpers.architectures import batch, build
 
 every_architecture = pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"])
@@ -57,7 +57,7 @@ def test_only_one_device_is_accepted(places, is_refused, monkeypatch):
 def test_an_lstm_on_a_gpu_is_saved_whole(tmp_path):
     """On CUDA the weights of an LSTM are views of one block; safetensors and accelerate would drop or refuse them."""
     torch.manual_seed(0)
-    lstm = LSTM(3, 4, bidirectional=True)
+    lstm = saved_whole(torch.nn.LSTM(3, 4, bidirectional=True))
     expected = {name: weight.clone() for name, weight in lstm.state_dict().items()}
     block = torch.cat([weight.detach().flatten() for weight in lstm.parameters()])
     parts = block.split([weight.numel() for weight in lstm.parameters()])

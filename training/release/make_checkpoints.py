@@ -277,4 +277,4 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluate(name, checkpoint)
         write_card(name, checkpoint)
         pack(name)
-        write_model_tables(specifications)
+    write_model_tables(specifications)

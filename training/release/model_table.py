@@ -24,9 +24,12 @@ HEAD = (
 
 
 def model_table(specifications: dict[str, dict[str, Any]], link: str) -> str:
-    """The table in Markdown; `link` is the way from the page to `model_cards/`."""
+    """The table in Markdown of the minis that are measured; `link` is the way from the page to `model_cards/`."""
     rows = [HEAD, ["---", *["---:"] * 2, "---", *["---:"] * 5]]
-    rows += [_row(name, checkpoint, link) for name, checkpoint in specifications.items() if "in_short" in checkpoint]
+    for name, checkpoint in specifications.items():
+        results = [ROOT / "model_cards" / name / "results" / f"{result}.json" for result in checkpoint["evaluations"]]
+        if "in_short" in checkpoint and all(result.is_file() for result in results):
+            rows.append(_row(name, checkpoint, link))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -40,7 +43,7 @@ def _row(name: str, checkpoint: dict[str, Any], link: str) -> list[str]:
     of_task = {result.task: result for result in reversed(results.values())}  # the first of each task
     return [
         f"[`{name}`]({link}model_cards/{name}/README.md) ({name_of}{adapted})",
-        f"{parameters / 1e6:.1f} M",
+        f"{parameters / 1e6:.1f} M{' and the backbone' * bool(adapted)}",
         f"{size / 1e6:.1f} MB",
         checkpoint["in_short"],
         _perplexity(of_task["perplexity"], checkpoint["evaluations"]),

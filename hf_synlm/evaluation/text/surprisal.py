@@ -90,8 +90,9 @@ def iterate_words(
     split: bool = False,
     end: bool = False,
     progress: str | None = None,
+    first_texts_first: bool = False,
 ) -> Iterator[WordScores]:
-    """Score every word of texts; the scores of the first texts come first, as soon as they are there.
+    """Score every word of texts; the scores come in the order of the texts.
 
     Args:
         scorer: the model.
@@ -104,6 +105,7 @@ def iterate_words(
         split: read unknown words as the Penn Treebank splits them, see `split_as_treebank`.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
+        first_texts_first: give the scores of the first texts as soon as possible. It costs some speed.
 
     Yields:
         One element per text, with one value per word of `text.split()`.
@@ -120,20 +122,24 @@ def iterate_words(
     encoded = _encode(scorer, encode, words, items, groups, context)
     starts = word_correction and can_correct_words(scorer)
     has_one_tree = scorer.details and hasattr(scorer.model, "parse") and not scorer.searches
-    trees: Sequence[Tensor | None] = [None] * len(items)
-    if has_one_tree:
-        trees = _tree_measures(scorer, encode, words)
+    block = 8 * scorer.batch_size if first_texts_first else len(items)
+    trees: dict[int, Tensor] = {}
     results: dict[int, WordScores] = {}
     following = 0
-    for place, found in scorer.iterate(encoded, end=end, starts=starts, progress=progress, first_texts_first=True):
+    how: dict[str, Any] = {"end": end, "starts": starts, "progress": progress, "first_texts_first": first_texts_first}
+    for place, found in scorer.iterate(encoded, **how):
         group, text = groups[place], encoded[place]
         whole = _by_words(scorer, [word for k in group for word in words[k]], text, found)
         first = 0
         for k in group:
             results[k] = _slice(whole, text, first, first + len(words[k])) if len(group) > 1 else whole
-            results[k].tree = trees[k]
             first += len(words[k])
         while following in results:
+            if has_one_tree:
+                if following not in trees:
+                    part = _tree_measures(scorer, encode, words[following : following + block])
+                    trees |= dict(enumerate(part, following))
+                results[following].tree = trees.pop(following)
             yield results.pop(following)
             following += 1
 

@@ -1,11 +1,13 @@
 """Texts with item ids, read from plain text, TSV, CSV or JSON lines, or from the words of a treebank."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -185,25 +187,36 @@ def read_items(
 
 
 def text_files(places: Sequence[Path]) -> list[Path]:
-    """The files that these are, or that lie in these folders and have one of the endings of `FORMATS`, by name."""
-    files = []
+    """The files that these are, or that lie in these folders and have one of the endings of `FORMATS`, by name.
+
+    Hidden files and folders in folders are left out. Raises ValueError for a folder without such files, and for a file
+    that is named twice.
+    """
+    files: list[Path] = []
     for place in places:
-        inside = sorted(path for path in place.glob("*") if path.suffix.lower().removeprefix(".") in FORMATS)
+        inside = [path for path in sorted(place.glob("[!.]*")) if path.suffix.lower().removeprefix(".") in FORMATS]
+        inside = [path for path in inside if path.is_file()]
         if place.is_dir() and not inside:
             raise ValueError(f"the folder {place} holds no file in {', '.join('.' + name for name in FORMATS)}")
         files += inside if place.is_dir() else [place]
+    if twice := [str(path) for path, count in Counter(path.resolve() for path in files).items() if count > 1]:
+        raise ValueError(f"{twice[0]} is named twice: leave one out")
     return files
 
 
-def read_files(files: Sequence[Path], **options: Any) -> list[TextItem]:
-    """`read_items` of files; the texts of several files have a column `file`, and no document in common."""
-    if len(files) == 1:
-        return read_items(files[0], **options)
+def read_files(files: Sequence[Path], *, text_column: str | None = None, **options: Any) -> list[TextItem]:
+    """`read_items` of several files; their texts have a column `file`, and no document in common.
+
+    Columns of the input that are called `file` become `file_input`; `text_column` is that of the tables.
+    """
     items: list[TextItem] = []
     first = 0
     for file in files:
-        for item in read_items(file, **options):
-            items.append(replace(item, document=first + item.document, columns={"file": str(file), **item.columns}))
+        is_text = file_format(file, options.get("kind")) == "txt"
+        for item in read_items(file, text_column=None if is_text else text_column, **options):
+            more = {"file_input" if name == "file" else name: value for name, value in item.columns.items()}
+            columns = {"file": str(file), **more}
+            items.append(dataclasses.replace(item, document=first + item.document, columns=columns))
         first = 1 + max(item.document for item in items)
     return items
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ _UNKNOWN_CLASS = re.compile(r"<(un)?c?unk[^>]*>|UNK(-[A-Za-z]+)*")
 _SPACE_MARKS = ("\u0120", "\u2581")  # of byte-level BPE, of sentencepiece
 # Characters of printed text as the treebank's tokenizer knows them.
 _TYPEWRITER = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": " -- ", "–": "-", "…": " ... "})
+_SAME_LENGTH = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": ";", "…": ";"})
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
+_Pieces = dict[tuple[str, bool], list[str]]  # by word, and whether it is the last of its sentence
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,12 @@ def split_words(text: str) -> list[Word]:
 
 
 def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[list[list[str]]]:
-    """Split the words that a vocabulary lacks as the Penn Treebank does: `end.` is `end .`, `it's` is `it 's`.
+    """Split words as the Penn Treebank does: `end.` is `end .`, `it's` is `it 's`.
 
-    A word that is one token stays whole, for treebanks differ (`don't`, `Mr.`). Brackets and quotes become `-LRB-`,
-    `` and '' where the vocabulary has them. Models that learned without punctuation (no "." in the vocabulary) do not
-    read punctuation: it is left out.
+    A word of the vocabulary stays whole, for treebanks differ (`don't`, `Mr.`). In a vocabulary of words, brackets and
+    quotes become `-LRB-`, `` and '' where it has them. In one of pieces, a word that is one token stays whole, quotes
+    stay as they are, and a final period belongs to the last word of a sentence only (`Mr. Smith of the U.S. came.`).
+    Models that learned without punctuation (no "." in the vocabulary) do not read punctuation: it is left out.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -81,28 +85,54 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
         from nltk.tokenize.treebank import TreebankWordTokenizer
     except ImportError as error:
         raise ImportError("splitting words as the treebank does needs nltk: pip install 'hf_synlm[eval]'") from error
-    tokenize = TreebankWordTokenizer().tokenize
+    treebank = TreebankWordTokenizer()
+    has_words = type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
+    split = partial(_split_of_words if has_words else _split_of_pieces, tokenizer, treebank)
+    places = {(word, place == len(sentence)) for sentence in sentences for place, word in enumerate(sentence, 1)}
+    pieces = split(places)
+    if not _spelled(tokenizer, {"."}):
+        pieces = {key: [part for part in parts if any(map(str.isalnum, part))] for key, parts in pieces.items()}
+    return [[pieces[word, place == len(sentence)] for place, word in enumerate(sentence, 1)] for sentence in sentences]
 
-    def known(words: set[str]) -> set[str]:
-        listed = sorted(words)
-        encoded = encode_sentences(tokenizer, [[word] for word in listed])
-        return {word for word, text in zip(listed, encoded, strict=True) if len(text.ids) == 1 and not text.unknown}
 
-    words = {word for sentence in sentences for word in sentence}
-    whole = known(words)
-    split = {word: tokenize(word.translate(_TYPEWRITER)) for word in words - whole}
+def _split_of_words(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
+    """Pieces as a vocabulary of words has them."""
+    words = {word for word, _ in places}
+    split = {word: treebank.tokenize(word.translate(_TYPEWRITER)) for word in words - _spelled(tokenizer, words)}
     # What the tokenizer writes for a quote, or the quote.
     spellings = {piece: (_BRACKETS.get(piece, piece), piece) for pieces in split.values() for piece in pieces}
     spellings |= {quote: (quote, '"') for quote in ("``", "''")}
-    found = known({".", *(spelling for both in spellings.values() for spelling in both)})
+    found = _spelled(tokenizer, {spelling for both in spellings.values() for spelling in both})
+    read = {piece: next((one for one in both if one in found), piece) for piece, both in spellings.items()}
+    return {(word, last): [read[piece] for piece in split[word]] if word in split else [word] for word, last in places}
 
-    def read(piece: str) -> list[str]:
-        if "." not in found and not any(map(str.isalnum, piece)):
-            return []
-        return [next((spelling for spelling in spellings[piece] if spelling in found), piece)]
 
-    pieces = {word: [spelling for piece in split[word] for spelling in read(piece)] for word in split}
-    return [[pieces.get(word, [word]) for word in sentence] for sentence in sentences]
+def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
+    """Pieces of words that are more than one token."""
+    whole = _of_one_token(tokenizer, {word for word, _ in places})
+    found: _Pieces = {}
+    for word, is_last in places:
+        # As long as the word, so that places agree; nltk takes a period from the end of its text only.
+        text = word.translate(_SAME_LENGTH) + " a" * (not is_last)
+        parts = [word[i:j] for i, j in treebank.span_tokenize(text) if i < len(word)]
+        found[word, is_last] = [word] if word in whole else [_BRACKETS.get(part, part) for part in parts]
+    return found
+
+
+def _spelled(tokenizer: PreTrainedTokenizerBase, words: set[str]) -> set[str]:
+    """The words that are not unknown."""
+    listed = sorted(words)
+    encoded = encode_sentences(tokenizer, [[word] for word in listed])
+    return {word for word, text in zip(listed, encoded, strict=True) if not text.unknown}
+
+
+def _of_one_token(tokenizer: PreTrainedTokenizerBase, words: set[str]) -> set[str]:
+    """The words that are one token, alone or after another word."""
+    listed = sorted(words)
+    alone = encode_sentences(tokenizer, [[word] for word in listed])
+    after = encode_sentences(tokenizer, [["a", word] for word in listed])
+    counts = [{len(one.ids), two.word_of_token.count(1)} for one, two in zip(alone, after, strict=True)]
+    return {word for word, found, one in zip(listed, counts, alone, strict=True) if 1 in found and not one.unknown}
 
 
 def encode_sentences(

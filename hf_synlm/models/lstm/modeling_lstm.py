@@ -27,7 +27,7 @@ from transformers.utils import can_return_tuple
 from hf_synlm.core.hidden_states import asked_of_layers
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
 from hf_synlm.core.matrix_products import without_autocast
-from hf_synlm.core.module_tools import LSTM, is_adapted, weight_of
+from hf_synlm.core.module_tools import is_adapted, saved_whole, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import after_columns, attended_tokens, tokens_first
 from hf_synlm.models.lstm.configuration_lstm import LSTMConfig
@@ -91,13 +91,8 @@ class LSTMModel(RecurrentNetwork, LSTMPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
         self.dropout = nn.Dropout(config.dropout)
-        self.lstm = LSTM(
-            config.embedding_size,
-            config.hidden_size,
-            config.num_layers,
-            batch_first=True,
-            dropout=config.dropout if config.num_layers > 1 else 0.0,
-        )
+        options = {"batch_first": True, "dropout": config.dropout if config.num_layers > 1 else 0.0}
+        self.lstm = saved_whole(nn.LSTM(config.embedding_size, config.hidden_size, config.num_layers, **options))
         self.post_init()
 
     def embed(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_synlm.core.matrix_products import linear
-from hf_synlm.core.module_tools import LSTM, is_adapted, unwrapped, weight_of
+from hf_synlm.core.module_tools import is_adapted, saved_whole, unwrapped, weight_of
 from hf_synlm.recurrent.layers import keep_mask, lstm_layer
 
 FAR = 1e4
@@ -176,9 +176,9 @@ class RecurrentParsingNetwork(nn.Module):
 
     def __init__(self, embedding_size: int, hidden_size: int, lookback: int, dropout: float) -> None:
         super().__init__()
-        self.word_lstm = LSTM(embedding_size, hidden_size)
+        self.word_lstm = saved_whole(nn.LSTM(embedding_size, hidden_size))
         self.features = LookbackFeatures(hidden_size, hidden_size, lookback, dropout)
-        self.distance_lstm = LSTM(hidden_size, hidden_size)
+        self.distance_lstm = saved_whole(nn.LSTM(hidden_size, hidden_size))
         self.language_model_head, self.supervised_head = (
             nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, outputs))
             for outputs in (2, 1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_synlm.core.matrix_products import linear, uses_onednn
-from hf_synlm.core.module_tools import LSTM, weight_of
+from hf_synlm.core.module_tools import saved_whole, weight_of
 from hf_synlm.models.rnng.forest_lstm import batched_map, by_activation, forest_lstm, lstm_step
 from hf_synlm.models.rnng.plan import Chains
 
@@ -31,7 +31,7 @@ class BidirectionalLSTM(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         # Only the parameters are used: the layer would need padded or packed sequences.
-        self.lstm = LSTM(size, size, bidirectional=True)
+        self.lstm = saved_whole(nn.LSTM(size, size, bidirectional=True))
 
     def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
         """Of both directions: input weights, recurrent weights, and the sum of the two biases."""

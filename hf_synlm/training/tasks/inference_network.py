@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from hf_synlm.core.module_tools import LSTM
+from hf_synlm.core.module_tools import saved_whole
 from hf_synlm.training.tasks.binary_tree_crf import BinaryTreeCRF
 
 
@@ -38,7 +38,7 @@ class InferenceNetwork(nn.Module):
         }  # fmt: skip
         self.boundaries = nn.Parameter(torch.empty(2, embedding_size))
         self.positions = nn.Embedding(max_length + 2, embedding_size)
-        self.lstm = LSTM(embedding_size, hidden_size, batch_first=True, bidirectional=True)
+        self.lstm = saved_whole(nn.LSTM(embedding_size, hidden_size, batch_first=True, bidirectional=True))
         self.dropout = nn.Dropout(dropout)
         self.hidden = nn.Linear(2 * hidden_size, 2 * hidden_size)
         self.norm = nn.LayerNorm(2 * hidden_size)
