@@ -1,18 +1,18 @@
 """Which words of a treebank are punctuation: by their tags, or by their form."""
 
 import logging
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, WORD_TAGS
+from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, UNIVERSAL_WORD_TAGS, WORD_TAGS
 
 logger = logging.getLogger(__name__)
 
-# Without the single ', which in treebanks is a possessive as often as a quotation mark.
-PUNCTUATION_WORDS = frozenset(
-    ". , : ; ? ! - -- --- ... .. ` `` '' \" “ ” ‘ – — … ( ) [ ] { } -LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split()
-)
+_ESCAPES = frozenset("-LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split())
+# What Unicode calls punctuation and treebanks call words, and the single ', a possessive as often as a quotation mark.
+_WORDS = frozenset("' ’ % ‰ & @ # * / \\ § ¶ † ‡ ％ ＆ ＠ ＃ ＊ ／".split())
 Punctuation = Literal["tag", "form"]
 
 
@@ -23,7 +23,8 @@ def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuati
         words: the tokens.
         tags: one part-of-speech tag per token.
         punctuation: how to recognize it: by "tag", all words whose tag is not in `WORD_TAGS`, so also $ and #; or by
-            "form", the words in `PUNCTUATION_WORDS`, for text without tags.
+            "form", the words of punctuation marks of any script (Unicode's category P) and escapes such as -LRB-, for
+            text without tags. PUNCT, and the word tags of Universal Dependencies, are known to "tag", too.
 
     Returns:
         One bool per token, True = keep.
@@ -34,12 +35,18 @@ def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuati
     if punctuation not in get_args(Punctuation):
         raise ValueError(f"unknown punctuation_by={punctuation!r}: choose one of {', '.join(get_args(Punctuation))}")
     if punctuation == "tag":
-        return [tag in WORD_TAGS for tag in tags]
-    return [word not in PUNCTUATION_WORDS for word in words]
+        return [tag in WORD_TAGS | UNIVERSAL_WORD_TAGS for tag in tags]
+    return [not is_punctuation(word) for word in words]
+
+
+def is_punctuation(word: str) -> bool:
+    """Whether a word consists of punctuation marks, or is an escape of one, such as -LRB-."""
+    marks = all(unicodedata.category(character).startswith("P") or character == "`" for character in word)
+    return word in _ESCAPES or (marks and word not in _WORDS)
 
 
 def has_penn_tags(tags: Mapping[str, int]) -> bool:
-    """Whether at most one in twenty words of a treebank has a tag that the Penn Treebank does not have.
+    """Whether at most one in twenty words has a tag that neither the Penn Treebank nor Universal Dependencies has.
 
     Args:
         tags: how often each tag occurs.
@@ -51,7 +58,7 @@ def has_penn_tags(tags: Mapping[str, int]) -> bool:
 
 
 def _unknown_tags(tags: Mapping[str, int]) -> Counter[str]:
-    known = WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS
+    known = WORD_TAGS | UNIVERSAL_WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS
     return Counter({tag: count for tag, count in tags.items() if tag not in known})
 
 
@@ -74,12 +81,12 @@ def check_tags(
     shown = ", ".join(tag for tag, _ in unknown.most_common(5))
     if not has_penn_tags(tags):
         raise ValueError(
-            f"{unknown.total()} of {total} words have tags that are not the Penn Treebank's, such as {shown}, so tags "
-            f"do not tell punctuation here: {remedy}"
+            f"{unknown.total()} of {total} words have tags that are not those of the Penn Treebank or of Universal "
+            f"Dependencies, such as {shown}, so tags do not tell punctuation here: {remedy}"
         )
     if unknown:
         logger.warning(
             f"{unknown.total()} of {total} words count as punctuation, because their tags are not among those of words "
-            f"in the Penn Treebank: {shown}"
+            f"in the Penn Treebank or Universal Dependencies: {shown}"
         )
     return unknown.total()

@@ -38,7 +38,9 @@ WORD_TAGS = frozenset(
     "CC CD DT EX FW IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG VBN VBP "
     "VBZ WDT WP WP$ WRB".split()
 )
-PUNCTUATION_TAGS = frozenset((",", ".", ":", "``", "''", "-LRB-", "-RRB-"))
+# Of Universal Dependencies (UPOS); SYM is in both sets.
+UNIVERSAL_WORD_TAGS = frozenset("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN SCONJ SYM VERB X".split())
+PUNCTUATION_TAGS = frozenset(("PUNCT", ",", ".", ":", "``", "''", "-LRB-", "-RRB-"))
 # Other tags that are not of words: in the Penn Treebank, OntoNotes, the English Web Treebank, and GENIA.
 SYMBOL_TAGS = frozenset(("$", "#", "HYPH", "NFP", "LRB", "RRB", "-LSB-", "-RSB-", "-LCB-", "-RCB-", "PERIOD", "COMMA"))
 TRACE_TAG = "-NONE-"

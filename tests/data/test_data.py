@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from hf_synlm.data.collate import (
     word_ends_from_word_ids,
 )
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
-from hf_synlm.data.punctuation import keep_words
+from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.samples import SAMPLE_NAMES, sample_path
 from hf_synlm.data.text import read_lines, split_sentences
 from hf_synlm.data.tokenizers import train_bpe_tokenizer
@@ -96,6 +97,26 @@ def test_dropping_punctuation():
     assert sentence.labeled_spans == (("NP", 0, 1), ("VP", 1, 2), ("S", 0, 2), ("S", 0, 2))
     assert not second.select_words(keep_words(second.words, second.tags, "tag")).words
     assert len(WORD_TAGS) == 36
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (". , ; ? ! - -- ... `` '' ' % & # $ -LRB- 3.5 U.S. n't '", "' % & # $ 3.5 U.S. n't '"),
+        ("« oui » – non … ¿ qué ? ‚so‘ “ ” ' ’", "oui non qué ‚so‘ ' ’"),
+        ("太郎 。 、 「 本 」 ・ ！ ５％ ％", "太郎 本 ５％ ％"),
+        ("كتاب ، ؛ ؟ राम । ॥ שלום ־ שלום", "كتاب राम שלום שלום"),
+    ],
+)
+def test_punctuation_by_form_is_that_of_every_script(words, kept):
+    found = keep_words(words.split(), ["X"] * len(words.split()), "form")
+    assert [word for word, keep in zip(words.split(), found, strict=True) if keep] == kept.split()
+
+
+def test_tags_of_universal_dependencies_tell_punctuation():
+    tags = "DET NOUN VERB PUNCT SYM NNP , X".split()
+    assert keep_words(["w"] * 8, tags, "tag") == [True, True, True, False, True, True, False, True]
+    assert check_tags(Counter(tags)) == 0
 
 
 def test_one_word_and_deep_trees():

@@ -130,3 +130,18 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, capsys):
     assert "no word has a UPOS" in fail(capsys, "treebank", untagged, *out)
     assert main(["treebank", str(untagged), "--labels", "X", "--out", str(out[1])]) == 0
     assert out[1].read_text() == "(X (_ a) (_ b))\n"
+
+
+def test_programs_read_dependencies(tmp_path: Path, capsys):
+    """Training and evaluation take CoNLL-U where they take brackets; punctuation is told by UPOS."""
+    treebank = str(GOLDENS / "en.conllu")
+    run = ["train", "rnng", "--config", "rnng_tiny", "--train_file", treebank, "--validation_file", treebank]
+    run += ["--test_files", "--max_train_steps", "1", "--evaluation_steps", "0", "--search_sentences", "0"]
+    run += ["--final_search_sentences", "0", "--output_dir", str(tmp_path / "run")]
+    assert main(run) == 0
+    labels = json.loads((tmp_path / "run" / "model" / "config.json").read_text())["nonterminals"]
+    assert {"NOUNP", "VERBP", "ADVP"} <= set(labels)
+    capsys.readouterr()
+    model = str(tmp_path / "run" / "model")
+    assert main(["evaluate", "parsing", "--treebank", treebank, "--model", model, "--num-beams", "2"]) == 0
+    assert "punctuation removed before parsing" in capsys.readouterr().out

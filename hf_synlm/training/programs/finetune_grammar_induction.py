@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_contexts, encode_words
-from hf_synlm.data.punctuation import PUNCTUATION_WORDS
+from hf_synlm.data.punctuation import is_punctuation
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import describe_files
@@ -130,7 +130,7 @@ class InductionArguments:
             for line in read_lines(path):
                 words = line.lower().split() if self.lowercase else line.split()
                 if self.punctuation == "remove":
-                    words = [word for word in words if word not in PUNCTUATION_WORDS]
+                    words = [word for word in words if not is_punctuation(word)]
                 if words:
                     yield words
 
