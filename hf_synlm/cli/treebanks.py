@@ -18,8 +18,8 @@ from hf_synlm.data.treebank import (
     TreebankSentence,
     binarize_sentence,
     list_bad_lines,
+    parse_treebank,
     read_dependency_trees,
-    read_treebank,
     sentence_to_brackets,
     to_ptb_concat,
 )
@@ -29,7 +29,7 @@ OutFile = Annotated[Path, typer.Option(help="File to write.")]
 PunctuationBy = Annotated[
     Literal["tag", "form"],
     typer.Option(
-        help="Recognize punctuation by the tags of the Penn Treebank, or by its form if the parser gives no tags."
+        help="Recognize punctuation by tags (Penn Treebank, Universal Dependencies), or by its form if there are none."
     ),
 ]
 
@@ -82,7 +82,8 @@ class DependencyOptions:
 
 def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], brackets_only: Sequence[str]) -> bool:
     """Whether a file is CoNLL-U; ValueError for options that do not belong to its kind."""
-    found = kind == "conllu" if kind else is_conllu(path)
+    first = next((line for line in read_lines(path) if line.strip()), "") if kind is None else ""
+    found = kind == "conllu" if kind else is_conllu(path, first)
     if found and brackets_only:
         raise ValueError(
             f"{path} holds dependencies, for which there is no {brackets_only[0]}: leave it out. To make trees binary, "
@@ -97,9 +98,9 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
 
 
 def _read_trees_of(path: Path, left_out: Counter[str]) -> list[TreebankSentence]:
-    """All trees of a file; an error lists all lines that have none."""
+    """All trees of a file of brackets; an error lists all lines that have none."""
     try:
-        return list(read_treebank(path, left_out=left_out))
+        return list(parse_treebank(read_lines(path), source=str(path), left_out=left_out))
     except ValueError as error:
         problems = list_bad_lines(path)
         if len(problems) < 2:
@@ -153,11 +154,12 @@ def treebank(
     inputs = describe_files(trees)
     given = dependencies.chosen()
     brackets_only = ["--binarize"] * (binarize is not None) + ["--words ptb-concat"] * (words == "ptb-concat")
+    brackets_only += ["--punctuation-by form"] * (punctuation_by == "form")
     sentences: list[tuple[TreebankSentence, bool]] = []  # with True if it was made of dependencies
     for path in trees:
         if _holds_dependencies(path, kind, given, brackets_only):
-            how: dict[str, Any] = {**given, "punctuation": punctuation, "left_out": left_out, "counts": changed}
-            sentences += [(sentence, True) for sentence in read_dependency_trees(path, **how)]
+            found: dict[str, Any] = {"punctuation": punctuation, "left_out": left_out, "counts": changed}
+            sentences += [(sentence, True) for sentence in read_dependency_trees(path, **given, **found)]
         else:
             sentences += [(sentence, False) for sentence in _read_trees_of(path, left_out)]
     unknown_tags = 0
@@ -183,7 +185,8 @@ def treebank(
     write_text(out, "\n".join(lines) + "\n")
     facts = {"trees": len(lines), "words": num_words, "left_out": dict(left_out)}
     facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
-    facts |= {"dependencies": {**given, **+changed}} if any(converted for _, converted in sentences) else {}
+    how = {"structure": "flat", "labels": "upos", "tokens": "surface", "tags": "upos", "nonprojective": "lift", **given}
+    facts |= {"dependencies": {**how, **changed}} if any(converted for _, converted in sentences) else {}
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]

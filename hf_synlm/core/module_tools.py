@@ -38,7 +38,8 @@ def saved_whole(lstm: nn.LSTM) -> nn.LSTM:
 
 def _own_memory(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     for name, weight in state.items():
-        if name.startswith(prefix) and weight.untyped_storage().nbytes() > weight.nbytes:
+        shares = not isinstance(weight, nn.Parameter) and weight.untyped_storage().nbytes() > weight.nbytes
+        if name.startswith(prefix) and shares:
             state[name] = weight.clone()
 
 

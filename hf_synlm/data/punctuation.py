@@ -11,8 +11,8 @@ from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, UNIVERSAL_WORD
 logger = logging.getLogger(__name__)
 
 _ESCAPES = frozenset("-LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split())
-# What Unicode calls punctuation and treebanks call words, and the single ', a possessive as often as a quotation mark.
-_WORDS = frozenset("' ’ % ‰ & @ # * / \\ § ¶ † ‡ ％ ＆ ＠ ＃ ＊ ／".split())
+# What Unicode calls punctuation and treebanks call words, and the other way round.
+_WORDS, _MARKS = frozenset("%‰&@#*/\\§¶†‡％＆＠＃＊／"), frozenset("`´¨<>|^~～")
 Punctuation = Literal["tag", "form"]
 
 
@@ -22,9 +22,10 @@ def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuati
     Args:
         words: the tokens.
         tags: one part-of-speech tag per token.
-        punctuation: how to recognize it: by "tag", all words whose tag is not in `WORD_TAGS`, so also $ and #; or by
+        punctuation: how to recognize it: by "tag", all words whose tag is not one of words in the Penn Treebank or in
+            Universal Dependencies, so also $ and #; or by
             "form", the words of punctuation marks of any script (Unicode's category P) and escapes such as -LRB-, for
-            text without tags. PUNCT, and the word tags of Universal Dependencies, are known to "tag", too.
+            text without tags.
 
     Returns:
         One bool per token, True = keep.
@@ -41,8 +42,10 @@ def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuati
 
 def is_punctuation(word: str) -> bool:
     """Whether a word consists of punctuation marks, or is an escape of one, such as -LRB-."""
-    marks = all(unicodedata.category(character).startswith("P") or character == "`" for character in word)
-    return word in _ESCAPES or (marks and word not in _WORDS)
+    # A single ' is a possessive as often as a quotation mark.
+    if word in _ESCAPES or word in ("'", "’") or _WORDS.issuperset(word):
+        return word in _ESCAPES
+    return all(unicodedata.category(character).startswith("P") or character in _MARKS for character in word)
 
 
 def has_penn_tags(tags: Mapping[str, int]) -> bool:

@@ -22,6 +22,7 @@ import pyarrow.parquet
 
 from hf_synlm.data.files import file_sha256
 from hf_synlm.data.punctuation import check_tags, keep_words
+from hf_synlm.data.text import read_tsv
 from hf_synlm.data.treebank import count_tags, read_treebank
 
 BLOCK_CHARACTERS = 1 << 20
@@ -39,6 +40,7 @@ CUT_LINES = "lines longer than 1,048,576 characters cut"
 BAD_ROWS = "dropped rows (not JSON objects)"
 ODD_ROWS = "dropped rows (text not a string)"
 EMPTY_ROWS = "rows without text dropped"
+LONG_ROWS = "rows over several lines, by a quotation mark"
 
 
 class TextSource(ABC):
@@ -226,27 +228,49 @@ class JSONFiles(TableFiles):
 class CSVFiles(TableFiles):
     """Comma-separated values with a line of column names."""
 
-    kind, delimiter = "csv", ","
+    kind = "csv"
 
     def _read(self, path: str, counts: Counter[str]) -> Iterator[str]:
         csv.field_size_limit(2**31 - 1)  # a cell may be a long document
         with _open(path, newline="") as file:
-            table = csv.reader(file, delimiter=self.delimiter)
+            table = csv.reader(file, strict=True)
+            line = 1
             try:
                 names = next(table, [])
-                if self.table.column not in names:
-                    raise _no_column(self.table.column, path, names)
-                column = names.index(self.table.column)
+                column = self._column(names, path)
                 for record in table:
+                    counts[LONG_ROWS] += table.line_num > line + 1
+                    line = table.line_num
                     yield from self.table.row(record[column] if column < len(record) else None, counts)
             except csv.Error as error:
-                raise ValueError(f"{path} cannot be read as CSV near line {table.line_num}: {error}.") from error
+                raise ValueError(
+                    f"{path} cannot be read as CSV: {error}, in a row that begins at line {line + 1}. Double the "
+                    "quotation marks that are text, and quote their field."
+                ) from error
+
+    def _column(self, names: list[str], path: str) -> int:
+        if self.table.column not in names:
+            raise _no_column(self.table.column, path, names)
+        return names.index(self.table.column)
 
 
 class TSVFiles(CSVFiles):
-    """Tab-separated values with a line of column names."""
+    """Tab-separated values with a line of column names; a line is a row, see `read_tsv`."""
 
-    kind, delimiter = "tsv", "\t"
+    kind = "tsv"
+
+    def _read(self, path: str, counts: Counter[str]) -> Iterator[str]:
+        with _open(path) as file:
+            rows = read_tsv(line.rstrip("\n") for line in file)
+            names = next(rows, [])
+            column = self._column(names, path)
+            for number, row in enumerate(rows, 2):
+                if row != [""] and len(row) != len(names):
+                    raise ValueError(
+                        f"{path}:{number}: {len(row)} fields, but the header names {len(names)}: {names}. Write a row "
+                        "on one line, or save the table as .csv or .jsonl."
+                    )
+                yield from self.table.row(row[column] if column < len(row) else None, counts)
 
 
 class ParquetFiles(TableFiles):

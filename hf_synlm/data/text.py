@@ -1,9 +1,11 @@
 """Lines of text files, and the sentences of running text by sentencex (rules for about 300 languages)."""
 
+import csv
 import io
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +14,24 @@ from typing import BinaryIO, TypeAlias
 import sentencex
 
 PathLike: TypeAlias = str | os.PathLike[str]
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+
+
+def read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Fields of tab-separated lines without their ends: a line is a row, for TSV has no quoting.
+
+    Quotation marks are text. Some programs quote as in CSV, which is undone where it shows: in a field with doubled
+    marks inside, in a row that has too many fields otherwise, and in all rows if all columns are named in marks.
+    """
+    names: list[str] = []
+    for line in lines:
+        fields = line.split("\t")
+        names = names or fields
+        is_quoted = len(fields) > len(names) or all(map(_QUOTED.fullmatch, names))
+        if is_quoted or any(_QUOTED.fullmatch(field) and '""' in field[1:-1] for field in fields):
+            fields = next(csv.reader([line], delimiter="\t"))
+        yield fields
 
 
 def read_bytes(path: PathLike) -> bytes:

@@ -13,7 +13,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from typing import Any, Literal
 
 from hf_synlm.data.brackets import read_brackets, unescape_word
@@ -38,8 +38,10 @@ WORD_TAGS = frozenset(
     "CC CD DT EX FW IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG VBN VBP "
     "VBZ WDT WP WP$ WRB".split()
 )
-# Of Universal Dependencies (UPOS); SYM is in both sets.
-UNIVERSAL_WORD_TAGS = frozenset("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN SCONJ SYM VERB X".split())
+# Of Universal Dependencies (UPOS) and its first version; SYM is in both sets.
+UNIVERSAL_WORD_TAGS = frozenset(
+    "ADJ ADP ADV AUX CCONJ CONJ DET INTJ NOUN NUM PART PRON PROPN PRT SCONJ SYM VERB X".split()
+)
 PUNCTUATION_TAGS = frozenset(("PUNCT", ",", ".", ":", "``", "''", "-LRB-", "-RRB-"))
 # Other tags that are not of words: in the Penn Treebank, OntoNotes, the English Web Treebank, and GENIA.
 SYMBOL_TAGS = frozenset(("$", "#", "HYPH", "NFP", "LRB", "RRB", "-LSB-", "-RSB-", "-LCB-", "-RCB-", "PERIOD", "COMMA"))
@@ -137,12 +139,20 @@ def read_treebank(path: PathLike, *, encoding: str = "utf-8", **options: Any) ->
     Raises:
         ValueError: as `parse_treebank`, or the file is not text in this encoding; the message names file and line.
 
-    Cost: O(file size) time, memory for one tree.
+    Cost: O(file size) time, memory for one tree, or for all sentences of a file of dependencies.
     """
-    if is_conllu(path, encoding):
-        yield from read_dependency_trees(path, left_out=options.get("left_out"))
+    # A pipe can be opened once.
+    lines = read_lines(path, encoding=encoding)
+    head = []
+    for line in lines:
+        head.append(line)
+        if line.strip():
+            break
+    lines = chain(head, lines)
+    if is_conllu(path, head[-1] if head else ""):
+        yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines)
     else:
-        yield from parse_treebank(read_lines(path, encoding=encoding), source=str(path), **options)
+        yield from parse_treebank(lines, source=str(path), **options)
 
 
 def read_dependency_trees(
@@ -156,6 +166,7 @@ def read_dependency_trees(
     nonprojective: NonProjective = "lift",
     left_out: Counter[str] | None = None,
     counts: Counter[str] | None = None,
+    lines: Iterable[str] | None = None,
 ) -> Iterator[TreebankSentence]:
     """Read a dependency treebank in CoNLL-U as constituents, see `hf_synlm.data.dependencies`.
 
@@ -165,10 +176,12 @@ def read_dependency_trees(
         labels: of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
         tokens: "surface": a multiword token is one word; "syntactic": its words are.
         tags: of words.
-        punctuation: "remove" removes what UPOS calls PUNCT, before everything else.
+        punctuation: "remove" removes what UPOS calls PUNCT (in CoNLL-X: a tag of punctuation of the Penn Treebank),
+            before everything else.
         nonprojective: "lift" makes trees projective, "skip" leaves out sentences that are not, "refuse" is an error.
         left_out: counts the sentences that are left out.
         counts: of what was changed: multiword tokens, empty nodes, sentences with crossing arcs, these arcs, lifts ...
+        lines: of the file, if it is open already.
 
     Yields:
         One sentence per tree that is not left out. Parentheses in words are -LRB- and -RRB-.
@@ -177,13 +190,16 @@ def read_dependency_trees(
         ValueError: as `read_conllu`; no word has a UPOS, but labels need it; a tree is not projective and refused.
     """
     counts, left_out = Counter() if counts is None else counts, Counter() if left_out is None else left_out
-    sentences = read_conllu(path, tokens, counts)
+    sentences = read_conllu(path, tokens, counts, lines)
     if not sentences:
         raise ValueError(f"{path} contains no sentence: is it a file in CoNLL-U?")
     if labels == "upos" and all(tag == "_" for sentence in sentences for tag in sentence.tags):
-        raise ValueError(f"{path}: no word has a UPOS, which labels are made of: take the labels X or deprel")
+        raise ValueError(
+            f"{path}: no word has a UPOS, which labels are made of: make trees by synlm treebank --labels X"
+        )
     for found in sentences:
-        sentence = drop_punctuation(found) if punctuation == "remove" else found
+        sentence = drop_punctuation(found, PUNCTUATION_TAGS) if punctuation == "remove" else found
+        counts["punctuation removed"] += len(found.words) - (len(sentence.words) if sentence else 0)
         if sentence is None:
             left_out["no words"] += 1
             continue
@@ -202,7 +218,7 @@ def read_dependency_trees(
         yield TreebankSentence(
             words=tuple(map(_escape, sentence.words)),
             tags=tuple(map(_escape, sentence.tags if tags == "upos" else sentence.own_tags)),
-            labeled_spans=tuple(constituents(sentence, structure, labels)),
+            labeled_spans=tuple((_escape(label), i, j) for label, i, j in constituents(sentence, structure, labels)),
             source=sentence.source,
         )
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from hf_synlm.cli import main
-from hf_synlm.data.dependencies import crossing_arcs, is_conllu, lift, read_conllu
-from hf_synlm.data.treebank import read_dependency_trees, read_treebank, sentence_to_brackets
+from hf_synlm.data.dependencies import crossing_arcs, lift, read_conllu
+from hf_synlm.data.treebank import parse_treebank, read_dependency_trees, read_treebank, sentence_to_brackets
+from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.trees.spans import validate_spans
 from tests.helpers.commands import fail
 
@@ -105,7 +109,6 @@ def test_the_command_writes_trees_that_every_program_reads(tmp_path: Path, capsy
     assert facts["labels"] == "deprel" and facts["lifts"] == 1
     assert [sentence_to_brackets(sentence) for sentence in read_treebank(out)] == expected
     # Dependencies themselves can be read wherever brackets can, with the defaults.
-    assert is_conllu(GOLDENS / "de.conllu") and not is_conllu(out)
     found = [sentence_to_brackets(sentence) for sentence in read_treebank(GOLDENS / "de.conllu")]
     assert found == TREES["de.flat.upos.surface.keep"]
     removed = ["treebank", str(GOLDENS / "ja.conllu"), "--punctuation", "remove", "--out", str(tmp_path / "ja.mrg")]
@@ -123,6 +126,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, capsys):
         ((de, "--binarize", "right"), "for which there is no --binarize"),
         ((de, "--words", "ptb-concat"), "for which there is no --words ptb-concat"),
         ((de, "--nonprojective", "refuse"), "the arc to 'Hund' is not projective"),
+        ((de, "--punctuation-by", "form"), "for which there is no --punctuation-by form"),
+        ((de, "--from", "brackets"), "'#' stands outside of all trees"),
     ):
         assert message in fail(capsys, "treebank", *command, *out)
     untagged = tmp_path / "untagged.txt"
@@ -130,6 +135,63 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, capsys):
     assert "no word has a UPOS" in fail(capsys, "treebank", untagged, *out)
     assert main(["treebank", str(untagged), "--labels", "X", "--out", str(out[1])]) == 0
     assert out[1].read_text() == "(X (_ a) (_ b))\n"
+
+
+def test_what_files_hold_beside_universal_dependencies(tmp_path: Path, capsys):
+    """CoNLL-X with tags of the Penn Treebank, labels with parentheses, white space in words, no heads."""
+    path, out = tmp_path / "x.conllx", tmp_path / "out.mrg"
+    path.write_text(conllu("It PRP 2 nsubj", "rains$ $( 0 root", ". . 2 p", "- : 2 p"), encoding="utf-8")
+    assert main(["treebank", str(path), "--punctuation", "remove", "--out", str(out)]) == 0
+    assert out.read_text(encoding="utf-8") == "($-LRB-P (PRP It) ($-LRB- rains$))\n"
+    assert "2 punctuation removed" in capsys.readouterr().err
+    facts = json.loads(Path(f"{out}.meta.json").read_text())["dependencies"]
+    assert facts["structure"] == "flat" and facts["empty nodes"] == 0
+    spaces = conllu("a\u00a0\u00a0b X 0 root".replace("\u00a0", "~")).replace("~", "\u00a0")
+    path.write_text(spaces.replace("1\t", "1-1\t\u00a0c" + "\t_" * 8 + "\n1\t"), encoding="utf-8")
+    counts = Counter[str]()
+    assert read_conllu(path, "syntactic")[0].words == ("a__b",)
+    assert read_conllu(path, counts=counts)[0].words == ("_c",) and counts["words with white space"] == 1
+    path.write_text(conllu("a X _ dep") * 3, encoding="utf-8")
+    with pytest.raises(ValueError, match="no word has a HEAD: parse the text first"):
+        read_conllu(path)
+    for row, message in (
+        ("a X 0 ~", "DEPREL is empty"),
+        ("a ~ 0 root", "UPOS is empty"),
+        ("a X~X 0 root", "white space"),
+    ):
+        path.write_text(conllu(row).replace("X~X", "X X").replace("~", ""), encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            read_conllu(path)
+
+
+def test_evalb_removes_punctuation():
+    (gold,) = parse_treebank(["(VERBP (NOUNP (DET the) (NOUN cat)) (PUNCT ,) (VERB sleeps) (PUNCT .))"])
+    scores = labeled_f1([(["NOUNP", "VERBP"], [(0, 3), (0, 5)])], [gold])
+    assert scores.f1 == 100 and labeled_f1([gold], [gold]).f1 == 100
+
+
+def test_pipes_are_read_once(tmp_path: Path):
+    trees = "\n".join(TREES["de.flat.X.surface.keep"] * 1000)
+    for text in (trees, (GOLDENS / "de.conllu").read_text(encoding="utf-8") * 300):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=lambda: pipe.write_text(text, encoding="utf-8"), daemon=True)  # noqa: B023
+        writer.start()
+        number = len(list(read_treebank(pipe)))
+        assert number == (3000 if text is trees else 900)
+        pipe.unlink()
+
+
+def test_many_lifts_take_little_time(tmp_path: Path):
+    """A chain through the odd and then the even places: each lift moves one word, and 2,775 are needed."""
+    order = [*range(0, 150, 2), *range(1, 150, 2)]
+    heads = {word: before for before, word in itertools.pairwise(order)}
+    rows = [f"w X {heads[k] + 1 if k in heads else 0} {'dep' if k in heads else 'root'}" for k in range(150)]
+    path = tmp_path / "chain.conllu"
+    path.write_text(conllu(*rows), encoding="utf-8")
+    counts = Counter[str]()
+    (sentence,) = read_conllu(path)
+    assert not crossing_arcs(lift(sentence, counts).heads) and counts["lifts"] > 2000
 
 
 def test_programs_read_dependencies(tmp_path: Path, capsys):

@@ -504,6 +504,11 @@ def test_tables_of_all_formats(tmp_path):
     ]  # fmt: skip
     (tmp_path / "b.jsonl").write_text('{"item": 7, "sentence": "a"}\n{"item": null, "sentence": "b"}\n')
     assert [item.item for item in read_items(tmp_path / "b.jsonl")] == ["7", "2"]
+    # A line of a TSV is a row, and quotation marks are text, unless a program quoted the whole field.
+    (tmp_path / "d.tsv").write_text('item\tsentence\n1\t"We agree .\n2\tThey ask ."\n3\t"She said ""no"" ."\n')
+    assert [item.text for item in read_items(tmp_path / "d.tsv")] == ['"We agree .', 'They ask ."', 'She said "no" .']
+    (tmp_path / "e.tsv").write_text('"item"\t"sentence"\n"1"\t"We agree ."\n')
+    assert [item.text for item in read_items(tmp_path / "e.tsv")] == ["We agree ."]
     (tmp_path / "c.json").write_text('{"sentence": "pair \\ud83d\\ude42", "document": 2.5}\n')
     assert [item.text for item in read_items(tmp_path / "c.json", kind="jsonl")] == ["pair \U0001f642"]
 
@@ -513,7 +518,8 @@ def test_tables_of_all_formats(tmp_path):
     [
         ("a.tsv", b"item\ttext\n1\ta\n", "no column 'sentence'"),
         ("a.tsv", b"item\tsentence\n1\n", "a.tsv:2: 1 fields"),
-        ("a.tsv", b'item\tsentence\n1\t"open\n2\tb\n', "quotation mark"),
+        ("a.csv", b'item,sentence\n1,"open\n2,b\n', "quotation mark"),
+        ("a.csv", b'item,sentence\n1,"We agree .\n2,They ask ."\n3,b\n', r"a.csv:2: the row goes on to line 3"),
         ("a.csv", b"sentence,sentence\na,b\n", "a column twice"),
         ("a.csv", b"", "is empty"),
         ("a.jsonl", b'{"sentence": 3}\n', "3 in the column 'sentence'"),

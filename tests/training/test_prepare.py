@@ -426,9 +426,26 @@ def test_rows_and_cells_of_csv(tmp_path):
     data = b'n,text\r\n1,"quoted \r\nline,\rtwo"\r\n3\n4,NA'
     source = sources.CSVFiles([write(tmp_path / "a.csv", data)], "text", True)
     assert lines_of(source) == ["quoted", "line,", "two", "", "NA", ""]
-    assert counts_of(source) == {sources.EMPTY_ROWS: 1}
-    table = sources.TSVFiles([write(tmp_path / "a.tsv", data.replace(b",", b"\t"))], "text", True)
-    assert lines_of(table) == ["quoted", "line", "two", "", "NA", ""]
+    assert counts_of(source) == {sources.EMPTY_ROWS: 1, sources.LONG_ROWS: 1}
+
+
+def test_quotation_marks_in_tables_lose_no_rows(tmp_path):
+    """A line of a TSV is a row. A CSV whose marks do not balance is refused; rows over several lines are counted."""
+    rows = ['1\t"we agree', '2\tthey are here ."', "3\tthe people agree .", '4\t"She said ""no"" ."', '5\t"all of it"']
+    path = write(tmp_path / "a.tsv", "\n".join(["id\ttext", *rows]).encode())
+    texts = ['"we agree', 'they are here ."', "the people agree .", 'She said "no" .', '"all of it"']
+    assert list(filter(None, lines_of(sources.TSVFiles([path], "text", True)))) == texts
+    quoted = write(tmp_path / "b.tsv", b'"id"\t"text"\n"1"\t"all of it"\n')
+    assert list(filter(None, lines_of(sources.TSVFiles([quoted], "text", True)))) == ["all of it"]
+    with pytest.raises(ValueError, match=r"c\.tsv:3: 1 fields, but the header names 2"):
+        lines_of(sources.TSVFiles([write(tmp_path / "c.tsv", b'id\ttext\n1\t"two\nlines"\n')], "text", True))
+    commas = "\n".join(["id,text", *rows]).replace("\t", ",").encode()
+    merged = sources.CSVFiles([write(tmp_path / "a.csv", commas)], "text", True)
+    lines_of(merged)
+    assert counts_of(merged)[sources.LONG_ROWS] == 1
+    open_mark = write(tmp_path / "b.csv", b'id,text\n1,"we agree\n2,they\n')
+    with pytest.raises(ValueError, match="in a row that begins at line 2"):
+        lines_of(sources.CSVFiles([open_mark], "text", True))
 
 
 def test_line_ends_and_cut_lines(tmp_path, monkeypatch):

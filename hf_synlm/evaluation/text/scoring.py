@@ -369,7 +369,7 @@ class TextScorer:
             reads_end = self.searches and self.closing_ids and (end or starts)
             options |= {"closing_ids": self.closing_ids} if reads_end else {}
             cache = ResultCache(self.cache, self.model, options)
-        blocks = _growing_blocks(unique) if first_texts_first else [unique]
+        blocks = _growing_blocks(unique, 64 * self.batch_size) if first_texts_first else [unique]
         computed = iterate_batches(
             partial(self._score_batch, end, starting),
             [batch for block in blocks for batch in batches_by_cost(block, self.batch_size, budget)],
@@ -609,12 +609,13 @@ def batches_by_cost(texts: Sequence[T], batch_size: int, budget: int) -> list[li
     return batches
 
 
-def _growing_blocks(texts: list[T]) -> list[list[T]]:
-    """1, 2, 4, ... texts at a time, in their order: the first are read soon, and most in batches of equal length."""
+def _growing_blocks(texts: list[T], most: int) -> list[list[T]]:
+    """1, 2, 4, ..., `most` texts at a time, in their order: the first are read soon, and most with others as long."""
     blocks, first = [], 0
     while first < len(texts):
-        blocks.append(texts[first : 2 * first + 1])
-        first = 2 * first + 1
+        last = first + min(first + 1, most)
+        blocks.append(texts[first:last])
+        first = last
     return blocks
 
 

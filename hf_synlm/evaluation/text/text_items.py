@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.text import PathLike, read_lines, read_tsv
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
 # Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
@@ -47,7 +47,7 @@ def file_format(path: PathLike, given: str | None = None) -> str:
 
 
 def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
-    """Rows of a TSV, CSV or JSON lines file by column name; tables have a header and quotes as in CSV.
+    """Rows of a TSV, CSV or JSON lines file by column name; tables have a header. A row is a line, see `read_tsv`.
 
     Semicolons separate a CSV file whose header has some and no comma, as Excel writes it in many countries.
     """
@@ -74,25 +74,37 @@ def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
 
 
 def _separated(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
-    # Line ends stay, so that a quoted field may hold some.
+    rows = enumerate(read_tsv(read_lines(path)), 1) if kind == "tsv" else _read_csv(path)
+    _, header = next(rows, (0, None))
+    if header is None:
+        raise ValueError(f"{path} is empty: the first line must name the columns")
+    if len(set(header)) < len(header):
+        raise ValueError(f"{path}: the header {header} names a column twice")
+    for number, fields in rows:
+        if fields in ([], [""]):
+            continue
+        if len(fields) != len(header):
+            raise ValueError(f"{path}:{number}: {len(fields)} fields, but the header names {len(header)}: {header}")
+        yield dict(zip(header, fields, strict=True))
+
+
+def _read_csv(path: PathLike) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a CSV file, each with the number of its line."""
+    # Line ends stay, so that a field that holds some is seen.
     lines = [line + "\n" for line in read_lines(path)]
     # Where commas are decimal points, Excel writes .csv with semicolons.
     semicolons = lines and ";" in lines[0] and "," not in lines[0]
-    reader = csv.reader(lines, delimiter="\t" if kind == "tsv" else ";" if semicolons else ",", strict=True)
+    reader = csv.reader(lines, delimiter=";" if semicolons else ",", strict=True)
+    before = 0
     try:
-        header = next(reader, None)
-        if header is None:
-            raise ValueError(f"{path} is empty: the first line must name the columns")
-        if len(set(header)) < len(header):
-            raise ValueError(f"{path}: the header {header} names a column twice")
         for fields in reader:
-            if not fields:
-                continue
-            if len(fields) != len(header):
+            if reader.line_num > before + 1:
                 raise ValueError(
-                    f"{path}:{reader.line_num}: {len(fields)} fields, but the header names {len(header)}: {header}"
+                    f"{path}:{before + 1}: the row goes on to line {reader.line_num}: a quotation mark is open. If it "
+                    "is text, double it and quote the field; if not, take the line end out of the field."
                 )
-            yield dict(zip(header, fields, strict=True))
+            before = reader.line_num
+            yield before, fields
     except csv.Error as error:
         raise ValueError(
             f"{path}:{reader.line_num}: {error}. A field that begins with a quotation mark must be quoted as a whole, "
@@ -204,16 +216,22 @@ def text_files(places: Sequence[Path]) -> list[Path]:
     return files
 
 
-def read_files(files: Sequence[Path], *, text_column: str | None = None, **options: Any) -> list[TextItem]:
+def read_files(
+    files: Sequence[Path], *, kind: str | None = None, text_column: str | None = None, item_column: str | None = None
+) -> list[TextItem]:
     """`read_items` of several files; their texts have a column `file`, and no document in common.
 
-    Columns of the input that are called `file` become `file_input`; `text_column` is that of the tables.
+    Columns of the input that are called `file` become `file_input`. The columns that are named are those of the tables,
+    if there are some.
     """
     items: list[TextItem] = []
     first = 0
+    has_tables = any(file_format(file, kind) != "txt" for file in files)
     for file in files:
-        is_text = file_format(file, options.get("kind")) == "txt"
-        for item in read_items(file, text_column=None if is_text else text_column, **options):
+        named = {"text_column": text_column, "item_column": item_column}
+        if has_tables and file_format(file, kind) == "txt":
+            named = {}
+        for item in read_items(file, kind=kind, **named):
             more = {"file_input" if name == "file" else name: value for name, value in item.columns.items()}
             columns = {"file": str(file), **more}
             items.append(dataclasses.replace(item, document=first + item.document, columns=columns))

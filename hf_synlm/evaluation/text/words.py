@@ -113,7 +113,7 @@ def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: 
     found: _Pieces = {}
     for word, is_last in places:
         # As long as the word, so that places agree; nltk takes a period from the end of its text only.
-        text = word.translate(_SAME_LENGTH) + " a" * (not is_last)
+        text = word.translate(_SAME_LENGTH) + " a" * (word.endswith(".") and not is_last)
         parts = [word[i:j] for i, j in treebank.span_tokenize(text) if i < len(word)]
         found[word, is_last] = [word] if word in whole else [_BRACKETS.get(part, part) for part in parts]
     return found

@@ -215,7 +215,8 @@ def labeled_f1(
             its own. None = the sentence has no parse: like in EVALB, it is left out of all scores and counted
             in `num_skipped`; give ([], []) to have its gold brackets counted as missed.
         gold: the gold trees.
-        parameters: what to count; the default is COLLINS.prm.
+        parameters: what to count; the default is COLLINS.prm. Where it decides what is removed, so is punctuation of
+            Universal Dependencies (the tag PUNCT), which the program EVALB does not know.
 
     Returns:
         The scores.
@@ -228,6 +229,8 @@ def labeled_f1(
     """
     if len(predicted) != len(gold):
         raise ValueError(f"there are {len(predicted)} predicted and {len(gold)} gold trees: give one per sentence")
+    if parameters.delete_labels == COLLINS.delete_labels and any("PUNCT" in tree.tags for tree in gold):
+        parameters = dataclasses.replace(parameters, delete_labels=(*parameters.delete_labels, "PUNCT"))
     sentences: list[EvalbSentence] = []
     num_errors = 0
     for number, (prediction, truth) in enumerate(zip(predicted, gold, strict=True)):

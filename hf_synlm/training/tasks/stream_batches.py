@@ -106,6 +106,8 @@ class StreamDataArguments(SentenceFileArguments):
 def check_text(*paths: str) -> None:
     """Raise ValueError for a file that begins with a tree: its brackets and labels would be learned as words."""
     for path in paths:
+        if any(line.count("\t") == 9 for line in islice(read_lines(path), TREE_TEST_LINES)):
+            raise ValueError(f"{path!r} is a treebank in CoNLL-U. Use --file_format treebank, or pass a file of words.")
         trees = parse_treebank(islice(read_lines(path), TREE_TEST_LINES), split_leaves=True)
         try:
             tree = next(trees, None)
