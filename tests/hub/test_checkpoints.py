@@ -81,7 +81,7 @@ def test_card_is_what_the_results_say(name: str):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_table_of_the_minis_is_what_the_results_say(page: str):
-    table = model_table(SPECIFICATIONS, "../" * page.count("/"))
+    table = model_table(SPECIFICATIONS, page)
     assert f"{BEGIN.format(COMMAND)}\n{table}\n{END}" in (ROOT / page).read_text(encoding="utf-8")
 
 

@@ -23,17 +23,17 @@ HEAD = (
 )  # fmt: skip
 
 
-def model_table(specifications: dict[str, dict[str, Any]], link: str) -> str:
-    """The table in Markdown of the minis that are measured; `link` is the way from the page to `model_cards/`."""
+def model_table(specifications: dict[str, dict[str, Any]], page: str) -> str:
+    """The table in Markdown of the minis that are measured; the README links their cards, which the site lacks."""
     rows = [HEAD, ["---", *["---:"] * 2, "---", *["---:"] * 5]]
     for name, checkpoint in specifications.items():
         results = [ROOT / "model_cards" / name / "results" / f"{result}.json" for result in checkpoint["evaluations"]]
         if "in_short" in checkpoint and all(result.is_file() for result in results):
-            rows.append(_row(name, checkpoint, link))
+            rows.append(_row(name, checkpoint, page == "README.md"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _row(name: str, checkpoint: dict[str, Any], link: str) -> list[str]:
+def _row(name: str, checkpoint: dict[str, Any], is_linked: bool) -> list[str]:
     folder = ROOT / "model_cards" / name
     results = {stated: load_result(folder / "results" / f"{stated}.json") for stated in checkpoint["evaluations"]}
     parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
@@ -42,7 +42,7 @@ def _row(name: str, checkpoint: dict[str, Any], link: str) -> list[str]:
     adapted = f", LoRA on {checkpoint['base_model'].partition('/')[2]}" if "base_model" in checkpoint else ""
     of_task = {result.task: result for result in reversed(results.values())}  # the first of each task
     return [
-        f"[`{name}`]({link}model_cards/{name}/README.md) ({name_of}{adapted})",
+        f"{f'[`{name}`](model_cards/{name}/README.md)' if is_linked else f'`{name}`'} ({name_of}{adapted})",
         f"{parameters / 1e6:.1f} M{' and the backbone' * bool(adapted)}",
         f"{size / 1e6:.1f} MB",
         checkpoint["in_short"],
@@ -76,4 +76,4 @@ def write_between(page: Path, command: str, text: str) -> None:
 def write_model_tables(specifications: dict[str, dict[str, Any]]) -> None:
     """Write the table into both pages."""
     for page in PAGES:
-        write_between(ROOT / page, COMMAND, model_table(specifications, "../" * page.count("/")))
+        write_between(ROOT / page, COMMAND, model_table(specifications, page))
