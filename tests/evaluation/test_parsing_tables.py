@@ -213,7 +213,7 @@ def test_tags_that_are_not_those_of_the_penn_treebank(caplog):
     treebank = make_treebank(mostly)
     assert treebank.words == [["the", "cat", "sleeps"] + ["time"] * 14]
     assert treebank.convention == "punctuation removed before parsing, with 1 words of unknown tags"
-    assert "1 of 20 words count as punctuation" in caplog.text and "Penn Treebank: AFX" in caplog.text
+    assert "1 of 20 words count as punctuation" in caplog.text and "Universal Dependencies: AFX" in caplog.text
     with pytest.raises(ValueError, match="1 of 19 words have tags"):
         make_treebank(brown)
     with pytest.raises(ValueError, match="no sentence has words"):
