@@ -35,6 +35,8 @@ PunctuationBy = Annotated[
 
 
 _DEPENDENCIES = "Dependencies (CoNLL-U)"
+# Of `read_dependency_trees`, for OUT.meta.json.
+_DEFAULTS = {"structure": "flat", "labels": "upos", "tokens": "surface", "tags": "upos", "nonprojective": "lift"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,7 @@ def treebank(
         synlm treebank de_gsd-ud-train.conllu --structure flat --labels deprel --out de.train.mrg
     """
     options.check_out(out, overwrite, *trees, check=options.check_with_meta, beside=options.meta_file)
-    from hf_synlm.data.punctuation import check_tags, keep_words
+    from hf_synlm.data.punctuation import check_tags
 
     left_out, changed, lines, num_words = Counter[str](), Counter[str](), list[str](), 0
     inputs = describe_files(trees)
@@ -167,12 +169,9 @@ def treebank(
     if tags and punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":
         unknown_tags = check_tags(tags, "tell it by form (--punctuation-by form)")
     for sentence, converted in sentences:
-        kept: TreebankSentence | None = sentence
-        if words == "ptb-concat":
-            kept = to_ptb_concat(sentence)
-        elif punctuation == "remove" and not converted:
-            is_word = keep_words(sentence.words, sentence.tags, punctuation_by)
-            kept = sentence.select_words(is_word) if any(is_word) else None
+        removes = punctuation == "remove" and not converted
+        kept = to_ptb_concat(sentence) if words == "ptb-concat" else sentence
+        kept = _without_punctuation(sentence, punctuation_by) if removes and words == "keep" else kept
         if kept is None:
             left_out["no words left"] += 1
         elif max_words is not None and len(kept.words) > max_words:
@@ -185,13 +184,20 @@ def treebank(
     write_text(out, "\n".join(lines) + "\n")
     facts = {"trees": len(lines), "words": num_words, "left_out": dict(left_out)}
     facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
-    how = {"structure": "flat", "labels": "upos", "tokens": "surface", "tags": "upos", "nonprojective": "lift", **given}
-    facts |= {"dependencies": {**how, **changed}} if any(converted for _, converted in sentences) else {}
+    facts |= {"dependencies": {**_DEFAULTS, **given, **changed}} if any(made for _, made in sentences) else {}
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
     remarks += [f"{count:,} {what}" for what, count in (+changed).items()]
     options.say(", ".join([f"wrote {len(lines):,} trees of {num_words:,} words to {out}", *remarks]))
+
+
+def _without_punctuation(sentence: TreebankSentence, by: Literal["tag", "form"]) -> TreebankSentence | None:
+    """The sentence without punctuation; None if no word is left."""
+    from hf_synlm.data.punctuation import keep_words
+
+    is_word = keep_words(sentence.words, sentence.tags, by)
+    return sentence.select_words(is_word) if any(is_word) else None
 
 
 def silver(

@@ -396,19 +396,12 @@ def surprisal(
         synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
         synlm surprisal novels/ page.txt --model model_cards/rnng-mini --tokenize ptb --cache done.cache --out all.tsv
     """
-    are_several = len(texts) > 1 or texts[0].is_dir()
-    if lmzoo and are_several:
-        raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
-    if out is not None and any(place.is_dir() and out.resolve().is_relative_to(place.resolve()) for place in texts):
-        raise ValueError(f"--out {out} lies in a folder whose files are read: write it elsewhere")
-    texts = text_files(texts)
-    options.check_out(out, overwrite, *texts, scoring.cache, model=model, check=_check_table, beside=options.meta_file)
-    if lmzoo and unit != "bits":
-        raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-    files = describe_files(texts)
-    columns = {"text_column": text_column, "item_column": item_column}
-    read = read_files if are_several else lambda files, **how: read_items(files[0], **how)
-    items = read(texts, kind=file_format, **columns)
+    found = text_files(texts)
+    options.check_out(out, overwrite, *found, scoring.cache, model=model, check=_check_table, beside=options.meta_file)
+    _check_places(texts, out, unit, lmzoo)
+    files = describe_files(found)
+    columns = {"kind": file_format, "text_column": text_column, "item_column": item_column}
+    items = read_items(texts[0], **columns) if texts == found[:1] else read_files(found, **columns)
     if not lmzoo:
         _say_repeated_items(items)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
@@ -442,6 +435,16 @@ def surprisal(
         write_text(options.meta_file(out), result.to_json())
         options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
     _say_what_was_cut(scorer, counts, tokenize)
+
+
+def _check_places(texts: Sequence[Path], out: Path | None, unit: str, lmzoo: bool) -> None:
+    """Refuse an output among the inputs, and what the columns of lm-zoo cannot hold."""
+    if lmzoo and (len(texts) > 1 or texts[0].is_dir()):
+        raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
+    if lmzoo and unit != "bits":
+        raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
+    if out is not None and any(place.is_dir() and out.resolve().is_relative_to(place.resolve()) for place in texts):
+        raise ValueError(f"--out {out} lies in a folder whose files are read: write it elsewhere")
 
 
 def _write_words(

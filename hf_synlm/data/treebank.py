@@ -31,7 +31,7 @@ from hf_synlm.data.dependencies import (
 )
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.trees.binary import binarize_spans
-from hf_synlm.trees.spans import Span, labeled_spans_to_brackets
+from hf_synlm.trees.spans import Span, escape_word, labeled_spans_to_brackets
 
 # The 36 part-of-speech tags of the Penn Treebank that words have: everything but punctuation, $, # and empty elements.
 WORD_TAGS = frozenset(
@@ -216,15 +216,13 @@ def read_dependency_trees(
                 continue
             sentence = lift(sentence, counts)
         yield TreebankSentence(
-            words=tuple(map(_escape, sentence.words)),
-            tags=tuple(map(_escape, sentence.tags if tags == "upos" else sentence.own_tags)),
-            labeled_spans=tuple((_escape(label), i, j) for label, i, j in constituents(sentence, structure, labels)),
+            words=tuple(map(escape_word, sentence.words)),
+            tags=tuple(map(escape_word, sentence.tags if tags == "upos" else sentence.own_tags)),
+            labeled_spans=tuple(
+                (escape_word(label), i, j) for label, i, j in constituents(sentence, structure, labels)
+            ),
             source=sentence.source,
         )
-
-
-def _escape(word: str) -> str:
-    return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def parse_treebank(

@@ -63,6 +63,7 @@ def test_an_lstm_on_a_gpu_is_saved_whole(tmp_path):
     parts = block.split([weight.numel() for weight in lstm.parameters()])
     for weight, part in zip(lstm.parameters(), parts, strict=True):
         weight.data = part.view_as(weight)
+    assert lstm.state_dict(keep_vars=True)["weight_hh_l0"] is lstm.weight_hh_l0
     save_model(lstm, str(tmp_path / "lstm.safetensors"))
     Accelerator(cpu=True).save_model(lstm, str(tmp_path))
     for file in ("lstm.safetensors", "model.safetensors"):

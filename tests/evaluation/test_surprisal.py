@@ -550,6 +550,17 @@ def test_columns_that_are_named_must_be_there(tmp_path):
             read_items(tmp_path / "a.txt", **{column: "id"})
 
 
+@pytest.mark.parametrize("architecture", ["on_lstm", "gpst"])
+def test_scores_that_come_early_are_the_same(architecture):
+    """Trees of ON-LSTM are made block by block, too."""
+    items = [TextItem(str(k), " ".join(["we ask for peace"] * (k % 3))) for k in range(20)]
+    scorer = scorer_of(architecture, details=True, batch_size=2)
+    early, whole = (word_table(items, score_words(scorer, items, first_texts_first=first)) for first in (True, False))
+    assert len(early) == len(whole) > 50
+    for one, other in zip(early, whole, strict=True):
+        assert one == pytest.approx(other, abs=1e-5, nan_ok=True)
+
+
 def test_scores_of_the_first_texts_come_before_the_last_are_read(monkeypatch):
     """In the order of the texts, though batches hold texts of about equal length; equal texts are read once."""
     lengths = [2, 9, 3, 3, 8, 1, 4, 2, 9, 5, 2, 7]
