@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
+from hf_synlm.cli.treebanks import DependencyOptions
 from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.parsed import ParsedSentence, read_parses
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
@@ -95,12 +96,14 @@ class CountingOptions:
             raise ValueError(f"--prm and --unlabeled belong to --convention evalb, not to {self.convention}")
         return resolve_convention(self.convention, **changes)
 
-    def treebank(self, path: Path, limit: int | None) -> "Treebank":
+    def treebank(self, path: Path, limit: int | None, dependencies: DependencyOptions) -> "Treebank":
         """The gold trees, with punctuation as the options say."""
         from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
 
         usual = "keep" if self.convention == "evalb" else "remove"
-        return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by)
+        return load_treebank(
+            path, self.punctuation or usual, limit, self.punctuation_by, dependencies=dependencies.chosen()
+        )
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
         """The options as the result states them."""
@@ -121,6 +124,7 @@ class CountingOptions:
 def parsing(
     treebank: options.Treebank,
     counting: CountingOptions,
+    dependencies: DependencyOptions,
     parsing: options.Parsing,
     model: Annotated[
         str | None,
@@ -156,7 +160,7 @@ def parsing(
     options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=model, flag="--save-trees")
     if (model is None) == (not trees):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
-    rule, bank = counting.rule(), counting.treebank(treebank, limit)
+    rule, bank = counting.rule(), counting.treebank(treebank, limit, dependencies)
     settings = counting.describe(rule, bank)
     data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
     if model is None:
@@ -207,6 +211,7 @@ def _score(
 def compare(
     treebank: options.Treebank,
     counting: CountingOptions,
+    dependencies: DependencyOptions,
     first: Annotated[
         Path,
         typer.Argument(
@@ -232,7 +237,7 @@ def compare(
 
     if first.resolve() == second.resolve():
         raise ValueError(f"{first} is given twice: give the trees of two parsers")
-    rule, bank = counting.rule(), counting.treebank(treebank, limit)
+    rule, bank = counting.rule(), counting.treebank(treebank, limit, dependencies)
     if isinstance(rule, EvalbParameters):
         raise ValueError("--convention evalb: choose a convention of unlabeled F1")
     parses = _read_trees((first, second), tree_style, limit)

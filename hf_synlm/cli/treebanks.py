@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.dependencies import Labels, NonProjective, Structure, Tokens, is_conllu
+from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens, holds_dependencies
 from hf_synlm.data.files import write_json, write_text
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import (
@@ -35,8 +35,6 @@ PunctuationBy = Annotated[
 
 
 _DEPENDENCIES = "Dependencies (CoNLL-U)"
-# Of `read_dependency_trees`, for OUT.meta.json.
-_DEFAULTS = {"structure": "flat", "labels": "upos", "tokens": "surface", "tags": "upos", "nonprojective": "lift"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,10 +63,6 @@ class DependencyOptions:
             rich_help_panel=_DEPENDENCIES,
         ),
     ] = None
-    tags: Annotated[
-        Literal["upos", "xpos"] | None,
-        typer.Option(help="Tags of words. Default: upos.", rich_help_panel=_DEPENDENCIES),
-    ] = None
     nonprojective: Annotated[
         NonProjective | None,
         typer.Option(
@@ -84,8 +78,7 @@ class DependencyOptions:
 
 def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], brackets_only: Sequence[str]) -> bool:
     """Whether a file is CoNLL-U; ValueError for options that do not belong to its kind."""
-    first = next((line for line in read_lines(path) if line.strip()), "") if kind is None else ""
-    found = kind == "conllu" if kind else is_conllu(path, first)
+    found = kind == "conllu" if kind else holds_dependencies(path)
     if found and brackets_only:
         raise ValueError(
             f"{path} holds dependencies, for which there is no {brackets_only[0]}: leave it out. To make trees binary, "
@@ -93,8 +86,8 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
         )
     if given and not found:
         raise ValueError(
-            f"{path} holds bracketed trees, which are constituents already: leave out --{next(iter(given))}, or say "
-            "--from conllu"
+            f"{path} holds bracketed trees, which are constituents already: leave out "
+            f"--{next(iter(given)).replace('_', '-')}, or say --from conllu"
         )
     return found
 
@@ -118,6 +111,18 @@ def treebank(
     ],
     dependencies: DependencyOptions,
     out: OutFile,
+    tags: Annotated[
+        Literal["upos", "xpos"] | None,
+        typer.Option(help="Tags of words. Default: upos.", rich_help_panel=_DEPENDENCIES),
+    ] = None,
+    mark_heads: Annotated[
+        bool,
+        typer.Option(
+            "--mark-heads",
+            help="Add -HD to the part of a constituent that holds its head.",
+            rich_help_panel=_DEPENDENCIES,
+        ),
+    ] = False,
     overwrite: options.Overwrite = False,
     kind: Annotated[
         Literal["brackets", "conllu"] | None,
@@ -154,7 +159,7 @@ def treebank(
 
     left_out, changed, lines, num_words = Counter[str](), Counter[str](), list[str](), 0
     inputs = describe_files(trees)
-    given = dependencies.chosen()
+    given = dependencies.chosen() | ({"tags": tags} if tags else {}) | ({"mark_heads": True} if mark_heads else {})
     brackets_only = ["--binarize"] * (binarize is not None) + ["--words ptb-concat"] * (words == "ptb-concat")
     brackets_only += ["--punctuation-by form"] * (punctuation_by == "form")
     sentences: list[tuple[TreebankSentence, bool]] = []  # with True if it was made of dependencies
@@ -184,7 +189,8 @@ def treebank(
     write_text(out, "\n".join(lines) + "\n")
     facts = {"trees": len(lines), "words": num_words, "left_out": dict(left_out)}
     facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
-    facts |= {"dependencies": {**_DEFAULTS, **given, **changed}} if any(made for _, made in sentences) else {}
+    if any(converted for _, converted in sentences):
+        facts["dependencies"] = {**DEPENDENCY_OPTIONS, "tags": "upos", **given, **changed}
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]

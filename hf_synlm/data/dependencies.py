@@ -21,6 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hf_synlm.data.text import PathLike, read_lines
@@ -31,6 +32,8 @@ Tokens = Literal["surface", "syntactic"]
 NonProjective = Literal["lift", "skip", "refuse"]
 LabeledSpan = tuple[str, int, int]
 
+# What training programs and evaluations can choose, with the default.
+DEPENDENCY_OPTIONS = {"structure": "flat", "labels": "upos", "tokens": "surface", "nonprojective": "lift"}
 _ENDINGS = (".conllu", ".conll", ".conllx")
 _NUM_COLUMNS = 10
 _SPACE = re.compile(r"\s")
@@ -97,7 +100,12 @@ class _LineError(ValueError):
 def is_conllu(path: PathLike, first_line: str) -> bool:
     """Whether a file is CoNLL-U: by its ending, or by its first line, which is a comment or has ten columns."""
     is_row = first_line.count("\t") == _NUM_COLUMNS - 1
-    return str(path).endswith(_ENDINGS) or first_line.startswith("#") or is_row
+    return Path(path).name.lower().removesuffix(".gz").endswith(_ENDINGS) or first_line.startswith("#") or is_row
+
+
+def holds_dependencies(path: PathLike) -> bool:
+    """Whether a file is CoNLL-U, by `is_conllu`."""
+    return is_conllu(path, next((line for line in read_lines(path) if line.strip()), ""))
 
 
 def read_conllu(
@@ -335,10 +343,13 @@ def lift(sentence: DependencySentence, counts: Counter[str]) -> DependencySenten
     return dataclasses.replace(sentence, heads=tuple(heads))
 
 
-def constituents(sentence: DependencySentence, structure: Structure, labels: Labels) -> list[LabeledSpan]:
+def constituents(
+    sentence: DependencySentence, structure: Structure, labels: Labels, head_mark: str = ""
+) -> list[LabeledSpan]:
     """The labeled spans (label, i, j) of a projective tree, in post-order, see the top of this file.
 
-    A word without dependents has none; the one word of a sentence has one.
+    A word without dependents has none; the one word of a sentence has one. `head_mark` is added to the label of a
+    constituent that is a part of another one of the same word.
     """
     heads, words = sentence.heads, range(len(sentence.heads))
     starts, ends = list(words), [word + 1 for word in words]
@@ -357,5 +368,6 @@ def constituents(sentence: DependencySentence, structure: Structure, labels: Lab
             "right-first": [*((a, j) for j in right), *((i, head + 1) for i in left)],
         }[structure]
         label = {"X": "X", "upos": f"{sentence.tags[head]}P", "deprel": sentence.relations[head]}[labels]
-        found += [(label, *span) for span in (spans if len(words) > 1 else [(0, 1)])]
+        spans = sorted(spans, key=lambda span: span[0] - span[1]) if len(words) > 1 else [(0, 1)]
+        found += [(label + head_mark * (inner > 0), *span) for inner, span in enumerate(spans)]
     return sorted(found, key=lambda span: (span[2], -span[1]))

@@ -12,8 +12,9 @@ and so is the wrapper around a single word; its label is ROOT if it has none.
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, compress
+from types import MappingProxyType
 from typing import Any, Literal
 
 from hf_synlm.data.brackets import read_brackets, unescape_word
@@ -46,6 +47,7 @@ PUNCTUATION_TAGS = frozenset(("PUNCT", ",", ".", ":", "``", "''", "-LRB-", "-RRB
 # Other tags that are not of words: in the Penn Treebank, OntoNotes, the English Web Treebank, and GENIA.
 SYMBOL_TAGS = frozenset(("$", "#", "HYPH", "NFP", "LRB", "RRB", "-LSB-", "-RSB-", "-LCB-", "-RCB-", "PERIOD", "COMMA"))
 TRACE_TAG = "-NONE-"
+HEAD_MARK = "-HD"
 ROOT_LABELS = frozenset(("", "ROOT", "TOP", "S1", "VROOT"))
 
 _PTB_NUMBER = re.compile(r"(?=.*[0-9])[0-9.,:\-\\/]+|%")
@@ -125,12 +127,20 @@ def clean_label(label: str) -> str:
     return label if label.startswith("-") else _LABEL_END.split(label, maxsplit=1)[0]
 
 
-def read_treebank(path: PathLike, *, encoding: str = "utf-8", **options: Any) -> Iterator[TreebankSentence]:
+def read_treebank(
+    path: PathLike,
+    *,
+    encoding: str = "utf-8",
+    dependencies: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
+) -> Iterator[TreebankSentence]:
     """Read the sentences of a treebank file.
 
     Args:
         path: file of bracketed trees, or of dependencies in CoNLL-U, which `read_dependency_trees` reads.
         encoding: character encoding of a file of brackets.
+        dependencies: options of `read_dependency_trees`. For brackets, which are constituents already, an error, but
+            for `punctuation`, which they keep.
         **options: of `parse_treebank`: `keep_functions`, `split_leaves`, `left_out`.
 
     Yields:
@@ -150,8 +160,13 @@ def read_treebank(path: PathLike, *, encoding: str = "utf-8", **options: Any) ->
             break
     lines = chain(head, lines)
     if is_conllu(path, head[-1] if head else ""):
-        yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines)
+        yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines, **dependencies)
     else:
+        if given := sorted({*dependencies} - {"punctuation"}):
+            raise ValueError(
+                f"{path} holds bracketed trees, which are constituents already: leave out the options of dependencies "
+                f"({', '.join(given)})"
+            )
         yield from parse_treebank(lines, source=str(path), **options)
 
 
@@ -164,6 +179,7 @@ def read_dependency_trees(
     tags: Literal["upos", "xpos"] = "upos",
     punctuation: Literal["keep", "remove"] = "keep",
     nonprojective: NonProjective = "lift",
+    mark_heads: bool = False,
     left_out: Counter[str] | None = None,
     counts: Counter[str] | None = None,
     lines: Iterable[str] | None = None,
@@ -179,6 +195,8 @@ def read_dependency_trees(
         punctuation: "remove" removes what UPOS calls PUNCT (in CoNLL-X: a tag of punctuation of the Penn Treebank),
             before everything else.
         nonprojective: "lift" makes trees projective, "skip" leaves out sentences that are not, "refuse" is an error.
+        mark_heads: add -HD to the label or tag of the part of a constituent that holds its head. Readers of function
+            tags cut it off.
         left_out: counts the sentences that are left out.
         counts: of what was changed: multiword tokens, empty nodes, sentences with crossing arcs, these arcs, lifts ...
         lines: of the file, if it is open already.
@@ -215,12 +233,14 @@ def read_dependency_trees(
                 left_out["not projective"] += 1
                 continue
             sentence = lift(sentence, counts)
+        mark = HEAD_MARK if mark_heads else ""
+        heads = {*sentence.heads} | ({0} if len(sentence.words) == 1 else set())
+        own_tags = map(escape_word, sentence.tags if tags == "upos" else sentence.own_tags)
+        found_spans = constituents(sentence, structure, labels, mark)
         yield TreebankSentence(
             words=tuple(map(escape_word, sentence.words)),
-            tags=tuple(map(escape_word, sentence.tags if tags == "upos" else sentence.own_tags)),
-            labeled_spans=tuple(
-                (escape_word(label), i, j) for label, i, j in constituents(sentence, structure, labels)
-            ),
+            tags=tuple(tag + mark * (word in heads) for word, tag in enumerate(own_tags)),
+            labeled_spans=tuple((escape_word(label), i, j) for label, i, j in found_spans),
             source=sentence.source,
         )
 
@@ -282,12 +302,12 @@ def list_bad_lines(path: PathLike) -> list[str]:
     return problems if 2 * len(problems) <= num_lines else []
 
 
-def count_tags(paths: Iterable[PathLike], *, split_leaves: bool = False) -> Counter[str]:
-    """Count the tags in files of bracketed trees.
+def count_tags(paths: Iterable[PathLike], **reading: Any) -> Counter[str]:
+    """Count the tags in treebanks.
 
     Args:
         paths: the files.
-        split_leaves: as in `parse_treebank`.
+        **reading: options of `read_treebank`.
 
     Returns:
         The counts of the words that `read_treebank` gives.
@@ -295,9 +315,7 @@ def count_tags(paths: Iterable[PathLike], *, split_leaves: bool = False) -> Coun
     Raises:
         ValueError: as `read_treebank`.
     """
-    return Counter(
-        tag for path in paths for sentence in read_treebank(path, split_leaves=split_leaves) for tag in sentence.tags
-    )
+    return Counter(tag for path in paths for sentence in read_treebank(path, **reading) for tag in sentence.tags)
 
 
 def _read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterator[_Node]:

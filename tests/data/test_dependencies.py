@@ -6,16 +6,20 @@ import itertools
 import json
 import os
 import random
+import re
 import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 
 from hf_synlm.cli import main
 from hf_synlm.data.dependencies import crossing_arcs, lift, read_conllu
 from hf_synlm.data.treebank import parse_treebank, read_dependency_trees, read_treebank, sentence_to_brackets
 from hf_synlm.evaluation.trees.evalb import labeled_f1
+from hf_synlm.training.tasks.stream_batches import StreamDataArguments, read_trees
+from hf_synlm.training.tasks.tree_batches import TreeDataArguments, load_trees, row_to_sentence
 from hf_synlm.trees.spans import validate_spans
 from tests.helpers.commands import fail
 
@@ -199,11 +203,82 @@ def test_programs_read_dependencies(tmp_path: Path, capsys):
     treebank = str(GOLDENS / "en.conllu")
     run = ["train", "rnng", "--config", "rnng_tiny", "--train_file", treebank, "--validation_file", treebank]
     run += ["--test_files", "--max_train_steps", "1", "--evaluation_steps", "0", "--search_sentences", "0"]
-    run += ["--final_search_sentences", "0", "--output_dir", str(tmp_path / "run")]
-    assert main(run) == 0
+    run += ["--final_search_sentences", "0", "--tree_labels", "deprel", "--tree_tokens", "syntactic"]
+    assert main([*run, "--output_dir", str(tmp_path / "run")]) == 0
     labels = json.loads((tmp_path / "run" / "model" / "config.json").read_text())["nonterminals"]
-    assert {"NOUNP", "VERBP", "ADVP"} <= set(labels)
+    assert {"root", "acl:relcl"} <= set(labels)
     capsys.readouterr()
     model = str(tmp_path / "run" / "model")
     assert main(["evaluate", "parsing", "--treebank", treebank, "--model", model, "--num-beams", "2"]) == 0
     assert "punctuation removed before parsing" in capsys.readouterr().out
+    # Brackets have none of these options.
+    brackets = tmp_path / "en.mrg"
+    brackets.write_text("\n".join(TREES["en.flat.X.surface.keep"]), encoding="utf-8")
+    run[run.index(treebank)] = str(brackets)
+    said = fail(capsys, *run, "--output_dir", tmp_path / "other")
+    assert "constituents already: leave out the options of dependencies (labels, tokens)" in said
+
+
+def test_the_programs_hand_over_every_option(tmp_path: Path):
+    treebank = str(GOLDENS / "de.conllu")
+    given = {"structure": "left-first", "labels": "X", "punctuation": "remove", "nonprojective": "lift"}
+    arguments = {f"tree_{name}": value for name, value in given.items()}
+    expected = [sentence_to_brackets(sentence) for sentence in read_dependency_trees(treebank, **given)]
+    rows = TreeDataArguments([treebank], [treebank], **arguments)
+    found = load_trees(Accelerator(cpu=True), rows.train_files, rows.reading)
+    assert [sentence_to_brackets(row_to_sentence(row)) for row in found] == expected
+    stream = StreamDataArguments([treebank], [treebank], **arguments)
+    assert [sentence_to_brackets(tree) for tree in read_trees(stream.train_files, reading=stream.reading)] == expected
+
+
+def test_evaluation_chooses_constituents_of_dependencies(tmp_path: Path, capsys):
+    """Punctuation goes before conversion; the recall of flat constituents stands beside F1 and its bound."""
+    treebank, trees = GOLDENS / "de.conllu", tmp_path / "trees.txt"
+    found = read_dependency_trees(treebank, structure="right-first", punctuation="remove")
+    trees.write_text("\n".join(map(sentence_to_brackets, found)), encoding="utf-8")
+    command = ["evaluate", "parsing", "--treebank", str(treebank), "--trees", str(trees), "--tree-style", "treebank"]
+    for structure, f1 in (("right-first", 100.0), ("flat", None)):
+        out = tmp_path / f"{structure}.json"
+        assert main([*command, "--structure", structure, "--out", str(out)]) == 0
+        result = json.loads(out.read_text(encoding="utf-8"))
+        assert result["scores"]["recall"] == 100 and (f1 is None or result["scores"]["f1"] == f1)
+    rows = {row["trees"]: row for row in result["tables"]["unlabeled F1 (%)"]}
+    assert result["scores"]["f1"] < 100 and rows["binarized gold"]["recall"] == 100
+    assert rows["right"]["recall"] < 100
+    assert "leave out the options of dependencies (structure)" in fail(
+        capsys, "evaluate", "parsing", "--treebank", trees, "--trees", trees, "--structure", "flat"
+    )
+
+
+def test_marked_heads_give_the_dependencies_back(tmp_path: Path):
+    """In every structure, from the word that is marked all the way down, to the head of what is around it."""
+    out = tmp_path / "marked.mrg"
+    for structure in ("flat", "left-first", "right-first"):
+        command = ["treebank", str(GOLDENS / "de.conllu"), "--structure", structure, "--mark-heads", "--overwrite"]
+        assert main([*command, "--out", str(out)]) == 0
+        written = out.read_text(encoding="utf-8")
+        cut = [sentence_to_brackets(sentence) for sentence in parse_treebank(written.splitlines())]
+        assert cut == TREES[f"de.{structure}.upos.surface.keep"]
+        for line, sentence in zip(written.splitlines(), read_conllu(GOLDENS / "de.conllu"), strict=True):
+            assert heads_of_marks(line) == list(lift(sentence, Counter()).heads)
+
+
+def heads_of_marks(line: str) -> list[int]:
+    """Heads of a tree whose parts that hold the head are marked."""
+    heads: dict[int, int] = {}
+    open_nodes: list[list[tuple[str, int]]] = [[]]
+    labels, count = [], 0
+    for symbol in re.findall(r"\([^\s()]+|\)|[^\s()]+", line):
+        if symbol.startswith("("):
+            labels.append(symbol[1:])
+            open_nodes.append([])
+        elif symbol == ")":
+            parts = open_nodes.pop()
+            head = next(word for label, word in parts if label == "" or label.endswith("-HD"))
+            heads |= {word: head for _, word in parts if word != head}
+            open_nodes[-1].append((labels.pop(), head))
+        else:
+            open_nodes[-1].append(("", count))
+            count += 1
+    (_, root) = open_nodes[0][0]
+    return [heads.get(word, -1) if word != root else -1 for word in range(count)]

@@ -16,6 +16,7 @@ from hf_synlm.training.tasks.tree_planting import (
     TreePlantingArguments,
     TreePlantingCollator,
     TreePlantingTrainer,
+    dependency_edges,
     edge_counts,
     encode_sentence,
     tree_planting_loss,
@@ -72,6 +73,32 @@ def test_edges_are_those_of_the_paths() -> None:
     (tree, *_) = parse_treebank(TREES)
     edges = edge_counts([(i, j) for _, i, j in tree.labeled_spans], 4)
     assert edges[1].tolist() == [4, 0, 2, 2, 4, 4] and edges[0, 5] == 2
+
+
+def test_arcs_are_those_of_the_dependency_tree() -> None:
+    """Den Hund hat sie zu füttern vergessen, whose arcs cross: what is above only one of two words."""
+    edges = dependency_edges([1, 5, 6, 6, 5, 6, -1])
+    above = [[0, 1, 5, 6], [1, 5, 6], [2, 6], [3, 6], [4, 5, 6], [5, 6], [6]]
+    for i, first in enumerate(above, 1):
+        for j, second in enumerate(above, 1):
+            assert edges[i, j] == len(set(first) ^ set(second))
+        assert edges[0, i] == edges[i, 0] == edges[8, i] == len(first) + 1
+    assert edges[0, 8] == 2 and edges.diagonal().sum() == 0
+
+
+def test_program_plants_dependencies_as_they_are(tmp_path: Path) -> None:
+    conllu = Path(__file__).resolve().parents[1] / "goldens" / "dependencies" / "de.conllu"
+    command = ["--config", "tree_planting_tiny", "--train_file", str(conllu), "--validation_file", str(conllu)]
+    command += ["--config_overrides", "n_embd=16,n_layer=2", "--max_steps", "1", "--use_cpu", "--disable_tqdm", "True"]
+    losses = []
+    for name, more in (("arcs", []), ("flat", ["--tree_structure", "flat"]), ("words", ["--tree_tokens", "syntactic"])):
+        train_tree_planting.main([*command, *more, "--output_dir", str(tmp_path / name)])
+        losses.append(json.loads((tmp_path / name / "eval_results.json").read_text())["eval_planting_loss"])
+    assert len(set(losses)) == 3
+    (sentence, *_) = train_tree_planting.read_trees(str(conllu), {"punctuation": "remove"})
+    assert sentence.words[-1] != "." and len(sentence.heads) == len(sentence.words)
+    with pytest.raises(ValueError, match="tree_labels belongs to constituents"):
+        train_tree_planting.main([*command, "--tree_labels", "X", "--output_dir", str(tmp_path / "labels")])
 
 
 def test_loss_and_its_gradient_word_by_word() -> None:

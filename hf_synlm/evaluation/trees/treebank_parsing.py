@@ -111,11 +111,16 @@ def load_treebank(
     path: str | Path,
     punctuation: str = "remove",
     max_sentences: int | None = None,
-    split_leaves: bool = False,
     punctuation_by: Punctuation = "tag",
+    **reading: Any,
 ) -> Treebank:
-    """Read a file of bracketed trees with tags by `read_treebank` and `make_treebank`, which explain the options."""
-    trees = read_treebank(path, split_leaves=split_leaves)
+    """Read a treebank by `read_treebank` and `make_treebank`, which explain the options.
+
+    Punctuation is removed from dependencies before they become constituents.
+    """
+    if (punctuation, punctuation_by) == ("remove", "tag"):
+        reading["dependencies"] = {**reading.get("dependencies", {}), "punctuation": "remove"}
+    trees = read_treebank(path, **reading)
     try:
         return make_treebank(trees, punctuation, max_sentences, punctuation_by)
     except ValueError as error:
@@ -444,10 +449,14 @@ def report_parsing(
         values["f1_standard_deviation"] = statistics.stdev(each["f1"] for each in numbers)
         values["agreement"] = round(100 * agreement(list(trees.values()), lengths, convention), 2)
     first = next(iter(trees))
-    f1_rows = {name: score.numbers() for name, score in (scores | baselines).items()}
+    f1_rows = {
+        name: {**score.numbers(), "recall": round(100 * score.recall, 2)}
+        for name, score in (scores | baselines).items()
+    }
     tables = {
         "unlabeled F1 (%)": [
-            {"trees": name, **{title: row[key] for key, title in F1_TITLES.items()}} for name, row in f1_rows.items()
+            {"trees": name, **{title: row[key] for key, title in F1_TITLES.items()}, "recall": row["recall"]}
+            for name, row in f1_rows.items()
         ],
         "shape of the trees": [{"trees": name, **shape} for name, shape in shapes.items()],
         **_recall_tables(trees[first], gold, treebank, convention, "" if len(runs) == 1 else f", {first}"),

@@ -27,13 +27,13 @@ from hf_synlm.trees.spans import Span
 
 
 def load_report_treebanks(
-    path: str | None, treatments: Sequence[str], max_sentences: int | None = None, split_leaves: bool = False
+    path: str | None, treatments: Sequence[str], max_sentences: int | None = None, **reading: Any
 ) -> dict[str, Treebank]:
     """The trees of the report by treatment of punctuation (`make_treebank`); empty without a path."""
     treebanks = {}
     for name in treatments if path is not None else ():
         with errors_at(f"trees of the final report (report_punctuation {name!r})"):
-            treebanks[name] = load_treebank(str(path), name, max_sentences, split_leaves)
+            treebanks[name] = load_treebank(str(path), name, max_sentences, **reading)
     return treebanks
 
 

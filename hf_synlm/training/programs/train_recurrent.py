@@ -196,7 +196,7 @@ class RecurrentRecipe(Recipe):
         parsing = self.parsing
         if not model.config.gives_trees or not paths or limit == 0:
             return None
-        bank, size = parsing.treebank(paths, self.data.split_leaves), parsing.parse_batch_size
+        bank, size = parsing.treebank(paths, self.data.reading), parsing.parse_batch_size
         options: Any = parsing.parse_options  # a mapping, once the command line is parsed
         scorer = TreeScorer(bank, self.tokenizer, parsing.parsing_convention, options, size, limit)
         scorer.rehearse(model)
@@ -273,7 +273,7 @@ class RecurrentRecipe(Recipe):
         """Parse the first test sentences with the saved model, as its users will, and generate one."""
         parsing, test = self.parsing, results.get("test", {})
         if parsing.final_report:
-            bank = parsing.treebank(parsing.report_files, self.data.split_leaves, REPORT_SENTENCES)
+            bank = parsing.treebank(parsing.report_files, self.data.reading, REPORT_SENTENCES)
             methods: dict[str, Any] = {"model": parsing.parse_options}
             banks, convention = {str(parsing.punctuation): bank}, parsing.parsing_convention
             seed = self.arguments.seed

@@ -165,7 +165,7 @@ def load_data(
 ) -> tuple[Splits, list[str], PreTrainedTokenizerBase, PreTrainedModel]:
     """Read and encode the trees; make or load tokenizer and model. Returns trees, their labels, tokenizer and model."""
     parts = (data.train_files, data.validation_files, data.test_files)
-    trees = [load_trees(accelerator, files, data.split_leaves) for files in parts if files]
+    trees = [load_trees(accelerator, files, data.reading) for files in parts if files]
     backbone = getattr(model_arguments, "backbone", None)
     source = data.tokenizer_name or model_arguments.model_name_or_path or backbone
     ends = backbone is not None or model_arguments.architecture == "pushdown"
@@ -207,7 +207,7 @@ class RNNGRecipe(Recipe):
         output_dir = Path(self.arguments.output_dir)
         files = self.data.test_files if self.evaluation.final_report else []
         self.report_treebanks = load_report_treebanks(
-            next(iter(files), None), self.evaluation.report_punctuation, REPORT_SENTENCES, self.data.split_leaves
+            next(iter(files), None), self.evaluation.report_punctuation, REPORT_SENTENCES, **self.data.reading
         )
         loaded = load_data(self.accelerator, self.model_arguments, self.data, output_dir)
         self.trees, self.labels, self.tokenizer, model = loaded

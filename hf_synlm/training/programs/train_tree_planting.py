@@ -4,15 +4,19 @@
 
 Models and options are those of `train_treereg.py`, with `--planting_layer`, `--planting_head` and `--planting_weight`;
 `--planting_weight 0` trains the same model on the same sentences without the trees. At the end, perplexity and the loss
-of tree-planting are measured on the validation sentences. Paper: Yoshida, Someya and Oseki, "Tree-Planted Transformers:
-Unidirectional Transformer Language Models with Implicit Syntactic Supervision" (Findings of ACL 2024).
+of tree-planting are measured on the validation sentences. Dependency trees (CoNLL-U) are planted as they are, and with
+`--tree_structure` as constituents. Paper: Yoshida, Someya and Oseki, "Tree-Planted Transformers: Unidirectional
+Transformer Language Models with Implicit Syntactic Supervision" (Findings of ACL 2024).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.data.dependencies import DependencySentence, drop_punctuation, holds_dependencies, read_conllu
+from hf_synlm.data.treebank import PUNCTUATION_TAGS, TreebankSentence, read_treebank
 from hf_synlm.training.programs.train_treereg import prepare_training, train_and_measure
 from hf_synlm.training.tasks.tree_planting import (
     TreePlantingArguments,
@@ -35,13 +39,33 @@ def measure_planting(trainer: TreePlantingTrainer, examples: list[dict[str, Any]
     return total / count
 
 
+def read_trees(path: str, dependencies: Mapping[str, Any]) -> Iterable[TreebankSentence | DependencySentence]:
+    """The sentences of a file: dependency trees as they are, where no `structure` of constituents is asked for."""
+    if "structure" in dependencies or not holds_dependencies(path):
+        return read_treebank(path, dependencies=dependencies)
+    if unused := sorted({"labels", "nonprojective"} & {*dependencies}):
+        raise ValueError(f"tree_{unused[0]} belongs to constituents. Pass --tree_structure flat, or leave it out.")
+    sentences = read_conllu(path, dependencies.get("tokens", "surface"))
+    if dependencies.get("punctuation") != "remove":
+        return sentences
+    return filter(None, (drop_punctuation(sentence, PUNCTUATION_TAGS) for sentence in sentences))
+
+
+def encode_tree(tokenizer: PreTrainedTokenizerBase, tree: TreebankSentence | DependencySentence) -> dict[str, Any]:
+    """The example of a sentence with its tree."""
+    if isinstance(tree, DependencySentence):
+        return encode_sentence(tokenizer, tree.words, heads=tree.heads)
+    return encode_sentence(tokenizer, tree.words, tree.labeled_spans)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program with a command line (default: the process's)."""
     planting, options, pad, _ = prepare_training(
         argv,
         "tree-planting",
         TreePlantingArguments,
-        lambda tokenizer, tree: encode_sentence(tokenizer, tree.words, tree.labeled_spans),
+        encode_tree,
+        read_trees,
     )
     trainer = TreePlantingTrainer(planting=planting, data_collator=TreePlantingCollator(pad), **options)
     train_and_measure(trainer, lambda: {"eval_planting_loss": measure_planting(trainer, options["eval_dataset"])})

@@ -10,10 +10,10 @@ with Tree Regularization" (NAACL 2025).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import (
@@ -28,13 +28,14 @@ from transformers import (
 )
 
 from hf_synlm.data.arguments import option
+from hf_synlm.data.dependencies import DependencySentence
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import check_minimum, check_overrides, parse_arguments
-from hf_synlm.training.tasks.sentence_files import check_files
+from hf_synlm.training.tasks.sentence_files import DependencyArguments, check_files
 from hf_synlm.training.tasks.treereg import (
     TreeRegArguments,
     TreeRegCollator,
@@ -43,9 +44,11 @@ from hf_synlm.training.tasks.treereg import (
     greedy_parse,
 )
 
+Sentence: TypeAlias = TreebankSentence | DependencySentence
+
 
 @dataclass
-class ModelAndDataArguments:
+class ModelAndDataArguments(DependencyArguments):
     """The model and the treebanks."""
 
     model_name_or_path: str | None = option(None, "Continue from the weights of this model, with its tokenizer.")
@@ -57,7 +60,7 @@ class ModelAndDataArguments:
         None, "Tokenizer of a new model, with an end token; default: made from the trees, for pieces of words."
     )
     tokenizer_vocab_size: int = option(2000, "Size of the vocabulary of pieces that a new model gets.")
-    train_files: list[str] = option([EMBEDDED], "Files of bracketed trees; default: the embedded treebank.")
+    train_files: list[str] = option([EMBEDDED], "Treebanks to train on; default: the embedded one.")
     validation_files: list[str] = option([EMBEDDED], "Treebanks for validation; default: the embedded one.")
     max_words: int = option(100, "Leave longer sentences out.")
 
@@ -70,11 +73,12 @@ class ModelAndDataArguments:
         self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]
         check_files(*self.train_files, *self.validation_files)
 
-    def read(self, files: Sequence[str]) -> list[TreebankSentence]:
-        """Sentences of some files."""
-        return [tree for path in files for tree in read_treebank(path) if len(tree.words) <= self.max_words]
+    def read(self, files: Sequence[str], read: Callable[..., Iterable[Sentence]]) -> list[Sentence]:
+        """Sentences of some files; `read` takes a path and the options of dependencies."""
+        found = (tree for path in files for tree in read(path, dependencies=self.dependencies))
+        return [tree for tree in found if len(tree.words) <= self.max_words]
 
-    def load(self, sentences: Sequence[TreebankSentence]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def load(self, sentences: Sequence[Sentence]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The model, and its tokenizer, which is made from the words of the sentences where it is not named."""
         if self.model_name_or_path is not None:
             name = self.model_name_or_path
@@ -122,18 +126,23 @@ def prepare_training(
     argv: Sequence[str] | None,
     name: str,
     arguments_type: type,
-    encode: Callable[[PreTrainedTokenizerBase, TreebankSentence], dict[str, Any]],
-) -> tuple[Any, dict[str, Any], int, list[TreebankSentence]]:
+    encode: Callable[[PreTrainedTokenizerBase, Any], dict[str, Any]],
+    read: Callable[..., Iterable[Sentence]] = read_treebank,
+) -> tuple[Any, dict[str, Any], int, list[Any]]:
     """Read the command line of a program that adds the loss `name` on trees, its treebanks, and its model.
 
-    `arguments_type` has the options of the loss, `encode` turns tokenizer and sentence into an example. Returns the
-    options of the loss, those of `Trainer`, the padding of the batches, and the validation sentences.
+    `arguments_type` has the options of the loss, `read` gives the sentences of a file, `encode` turns tokenizer and
+    sentence into an example. Returns the options of the loss, those of `Trainer`, the padding of the batches, and the
+    validation sentences.
     """
     types = (ModelAndDataArguments, arguments_type, TrainingArguments)
     data, method, arguments = parse_arguments(types, argv, ["config_overrides"], f"Train a language model with {name}.")
     check_output_folder(arguments)
     set_seed(arguments.seed)
-    sentences = {"train_dataset": data.read(data.train_files), "eval_dataset": data.read(data.validation_files)}
+    sentences = {
+        "train_dataset": data.read(data.train_files, read),
+        "eval_dataset": data.read(data.validation_files, read),
+    }
     model, tokenizer = data.load(sentences["train_dataset"])
     examples = {part: [encode(tokenizer, tree) for tree in trees] for part, trees in sentences.items()}
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id

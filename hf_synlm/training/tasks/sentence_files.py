@@ -5,13 +5,14 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
+from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
@@ -32,8 +33,35 @@ def check_files(*paths: str) -> None:
             raise ValueError(f"There is no file {path!r}.")
 
 
+@dataclass(kw_only=True)
+class DependencyArguments:
+    """How dependencies (CoNLL-U) become trees; bracketed trees have none of these options."""
+
+    tree_structure: Structure | None = option(
+        None, "Constituents of dependencies: 'flat' (default), or the binary trees 'left-first' and 'right-first'."
+    )
+    tree_labels: Labels | None = option(
+        None, "Labels of these constituents: 'upos' (default), the relation 'deprel', or 'X'."
+    )
+    tree_tokens: Tokens | None = option(
+        None, "A multiword token (German im) is one word, 'surface' (default), or several, 'syntactic'."
+    )
+    tree_punctuation: Literal["keep", "remove"] | None = option(
+        None, "Whether what UPOS calls PUNCT is removed from dependencies. Default: keep."
+    )
+    tree_nonprojective: NonProjective | None = option(
+        None, "Crossing arcs of dependencies: 'lift' them (default), 'skip' the sentence, or 'refuse' the file."
+    )
+
+    @property
+    def dependencies(self) -> dict[str, Any]:
+        """The options of `read_dependency_trees` that were given."""
+        given = {name: getattr(self, f"tree_{name}") for name in (*DEPENDENCY_OPTIONS, "punctuation")}
+        return {name: value for name, value in given.items() if value is not None}
+
+
 @dataclass
-class SentenceFileArguments:
+class SentenceFileArguments(DependencyArguments):
     """Files of sentences (if none is named, the embedded treebank), and the tokenizer for their words."""
 
     train_files: list[str] = option([], "Files to train on; default, if no file is named: the embedded treebank.")
@@ -69,6 +97,11 @@ class SentenceFileArguments:
         if not self.validation_files:
             raise ValueError("validation_files are not set. Pass files that are not trained on.")
         check_files(*self.files)
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options of `read_treebank`."""
+        return {"split_leaves": self.split_leaves, "dependencies": self.dependencies}
 
     @property
     def files(self) -> list[str]:

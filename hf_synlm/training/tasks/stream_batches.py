@@ -5,6 +5,7 @@ or as single sentences between boundary tokens. Order and lengths of the batches
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -120,13 +121,14 @@ def check_text(*paths: str) -> None:
 
 # ---------------------------------------------------------------------------------------------- text
 def read_trees(
-    paths: Sequence[str], preprocessing: Preprocessing = "none", split_leaves: bool = False
+    paths: Sequence[str], preprocessing: Preprocessing = "none", reading: dict[str, Any] | None = None
 ) -> Iterator[TreebankSentence]:
     """Read treebank files and preprocess their sentences; those without words are left out."""
+    reading = reading or {}
     if preprocessing == "words-only":
-        _check_tags(tuple(paths), split_leaves)
+        _check_tags(tuple(paths), json.dumps(reading))
     for path in paths:
-        for sentence in read_treebank(path, split_leaves=split_leaves):
+        for sentence in read_treebank(path, **reading):
             if preprocessing == "words-only":
                 prepared = sentence.select_words(keep_words(sentence.words, sentence.tags, "tag"))
             else:
@@ -136,10 +138,10 @@ def read_trees(
 
 
 @cache
-def _check_tags(paths: tuple[str, ...], split_leaves: bool) -> None:
+def _check_tags(paths: tuple[str, ...], reading: str) -> None:
     """Raise ValueError where tags do not tell words; files that are read again were checked."""
     remedy = f"leave out the preprocessing 'words-only' of {', '.join(paths)}"
-    check_tags(count_tags(paths, split_leaves=split_leaves), remedy)
+    check_tags(count_tags(paths, **json.loads(reading)), remedy)
 
 
 def read_words(paths: Sequence[str], data: StreamDataArguments) -> Iterator[Sequence[str]]:
@@ -148,7 +150,7 @@ def read_words(paths: Sequence[str], data: StreamDataArguments) -> Iterator[Sequ
     Blank lines of a text are sentences without words, as in WikiText's counts.
     """
     if data.file_format == "treebank":
-        trees = read_trees(paths, data.preprocessing, data.split_leaves)
+        trees = read_trees(paths, data.preprocessing, data.reading)
         sentences: Iterable[Sequence[str]] = (tree.words for tree in trees)
     else:
         sentences = (line.split() for path in paths for line in read_lines(path))
@@ -171,7 +173,7 @@ def load_stream(
     if gold is None:
         codes = _encode_lines(read_words(paths, data), tokenizer)
     else:
-        trees, limit = read_trees(paths, data.preprocessing, data.split_leaves), data.max_sentence_words or math.inf
+        trees, limit = read_trees(paths, data.preprocessing, data.reading), data.max_sentence_words or math.inf
         kept = (tree for tree in trees if len(tree.words) <= limit)
         codes = (_encode_tree(tree, tokenizer, gold, data.binarized_spans) for tree in kept)
     return make_stream(codes, tokenizer.eos_token_id)

@@ -89,9 +89,9 @@ class ParsingArguments:
         """Trees that the final report parses: those of the test, or else of the evaluations."""
         return self.final_parsing_files or self.parsing_files
 
-    def treebank(self, paths: list[str], split_leaves: bool, max_sentences: int | None = None) -> Treebank:
+    def treebank(self, paths: list[str], reading: dict[str, Any], max_sentences: int | None = None) -> Treebank:
         """Read gold trees."""
-        trees = read_trees(paths, self.parsing_preprocessing or "none", split_leaves)
+        trees = read_trees(paths, self.parsing_preprocessing or "none", reading)
         return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
 
     def _is_short(self, sentence: TreebankSentence) -> bool:

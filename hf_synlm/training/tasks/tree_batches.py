@@ -6,7 +6,7 @@ are written once to the cache of `datasets` and shared by all processes and runs
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,14 +97,17 @@ class TreeDataArguments(SentenceFileArguments):
 
 
 # ---------------------------------------------------------------------------------------------- trees
-def load_trees(accelerator: Accelerator, paths: Sequence[str], split_leaves: bool = False) -> Dataset:
-    """Read bracketed trees: columns of `TREE_FEATURES`. The main process reads first, the others use its cache."""
+def load_trees(accelerator: Accelerator, paths: Sequence[str], reading: Mapping[str, Any] | None = None) -> Dataset:
+    """Read treebanks: columns of `TREE_FEATURES`; `reading` are options of `read_treebank`.
+
+    The main process reads first, the others use its cache.
+    """
     # Time stamps are part of the cache key, so that an edited file is read again.
     stamps = [(os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
     with accelerator.main_process_first():
         try:
             given = {"paths": [str(Path(path).resolve()) for path in paths], "stamps": stamps}
-            given["split_leaves"] = split_leaves
+            given["reading"] = dict(reading or {})
             return Dataset.from_generator(_read_rows, gen_kwargs=given, features=Features(TREE_FEATURES))
         except DatasetGenerationError as error:
             # Report the error in the trees, not the call stack of the library.
@@ -113,9 +116,9 @@ def load_trees(accelerator: Accelerator, paths: Sequence[str], split_leaves: boo
             raise
 
 
-def _read_rows(paths: list[str], stamps: list, split_leaves: bool) -> Iterator[dict[str, Any]]:
+def _read_rows(paths: list[str], stamps: list, reading: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for path in paths:
-        for sentence in read_treebank(path, split_leaves=split_leaves):
+        for sentence in read_treebank(path, **reading):
             yield {
                 "words": sentence.words,
                 "tags": sentence.tags,

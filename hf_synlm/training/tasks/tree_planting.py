@@ -6,8 +6,8 @@
     loss = mean over words i of KL(target(i, .) || a(i, .))
 
 The begin token is the first word and the end token the last one; both hang from a node above the tree, beside it. The
-trees may be n-ary or binary, with unary chains, and have no tags above the words. Nothing is added to the model: its
-checkpoint loads everywhere as before. It gives no trees.
+trees are dependency trees, or constituents: n-ary or binary, with unary chains, without tags above the words. Nothing
+is added to the model: its checkpoint loads everywhere as before. It gives no trees.
 
     examples = [encode_sentence(tokenizer, sentence.words, sentence.labeled_spans) for sentence in treebank]
     trainer = TreePlantingTrainer(
@@ -15,9 +15,9 @@ checkpoint loads everywhere as before. It gives no trees.
     )
 
 Source: Yoshida, Someya and Oseki, "Tree-Planted Transformers: Unidirectional Transformer Language Models with Implicit
-Syntactic Supervision" (Findings of ACL 2024), with constituency trees and exponential supervision; `train.py` and
-`preprocess_constituency.py` of the authors' code. Theirs leaves the tags of a treebank in the trees, if it has any:
-two edges more between all words.
+Syntactic Supervision" (Findings of ACL 2024), with exponential supervision; `train.py` and
+`preprocess_constituency.py` of the authors' code. Theirs leaves the tags of a treebank in constituency trees, if it has
+any: two edges more between all words.
 
 Shapes: B sentences, T tokens, W words, begin and end token included. Spans are half-open.
 """
@@ -82,6 +82,24 @@ def edge_counts(spans: Sequence[tuple[int, int]], num_words: int) -> Tensor:
     return (around[:, None] + around - 2 * both + 2).fill_diagonal_(0)
 
 
+def dependency_edges(heads: Sequence[int]) -> Tensor:
+    """Number of arcs between the words of a sentence in its dependency tree, as `edge_counts` has them.
+
+    `heads` has the place of each word's head, -1 for the root, which hangs from the node above the tree; the tree need
+    not be projective. Source: the targets of the authors' own models. Cost: O(n^2 d) for trees of depth d.
+    """
+    ways = []  # of each word, itself and the words above it
+    for word in range(len(heads)):
+        ways.append([word])
+        while heads[ways[-1][-1]] >= 0:
+            ways[-1].append(heads[ways[-1][-1]])
+    above = torch.zeros(len(heads) + 2, len(heads))
+    for word, way in enumerate(ways, 1):
+        above[word, way] = 1
+    depth = above.sum(1).clamp_min(1)  # below the node above the tree
+    return (depth[:, None] + depth - 2 * (above @ above.T)).fill_diagonal_(0)
+
+
 def tree_planting_loss(attention: Tensor, word_spans: Tensor, edges: Tensor) -> Tensor:
     """The loss of tree-planting in nats: the mean over the words of the batch but the first one of each sentence.
 
@@ -106,16 +124,20 @@ def tree_planting_loss(attention: Tensor, word_spans: Tensor, edges: Tensor) -> 
 
 # ---------------------------------------------------------------------------------------------- examples
 def encode_sentence(
-    tokenizer: PreTrainedTokenizerBase, words: Sequence[str], labeled_spans: Sequence[tuple[str, int, int]]
+    tokenizer: PreTrainedTokenizerBase,
+    words: Sequence[str],
+    labeled_spans: Sequence[tuple[str, int, int]] = (),
+    heads: Sequence[int] | None = None,
 ) -> dict[str, list[Any]]:
-    """Encode a sentence and its tree of (label, i, j) for `TreePlantingCollator`.
+    """Encode a sentence and its tree for `TreePlantingCollator`: of (label, i, j), or of `heads` (-1 = the root).
 
-    Returns `input_ids`; `word_spans`, begin and end token included; and `spans` of the tree, in words.
+    Returns `input_ids`; `word_spans`, begin and end token included; and `spans` of the tree, in words, or `heads`.
     """
     encoded = encode_framed(tokenizer, words)
     length = len(encoded["input_ids"])
     word_spans = [(0, 1), *encoded["word_spans"], (length - 1, length)]
-    return {**encoded, "word_spans": word_spans, "spans": [(i, j) for _, i, j in labeled_spans]}
+    tree = {"spans": [(i, j) for _, i, j in labeled_spans]} if heads is None else {"heads": list(heads)}
+    return {**encoded, "word_spans": word_spans, **tree}
 
 
 @dataclass
@@ -126,7 +148,10 @@ class TreePlantingCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Collate sentences: `input_ids`, `attention_mask`, `labels`, `word_spans` and `edges`."""
-        edges = [edge_counts(row["spans"], len(row["word_spans"]) - 2) for row in rows]
+        edges = [
+            dependency_edges(row["heads"]) if "heads" in row else edge_counts(row["spans"], len(row["word_spans"]) - 2)
+            for row in rows
+        ]
         most = max(map(len, edges))
         edges = [F.pad(row, (0, most - len(row))) for row in edges]
         return {**collate_framed(rows, self.pad_token_id), "edges": pad_sequence(edges, True)}
