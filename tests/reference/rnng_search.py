@@ -180,6 +180,8 @@ class Grammar:
         if self.normalization == "train":
             log_probs = logits.log_softmax(0)
         else:
+            if self.model.config.model_type == "tree_lm":  # one softmax: only words that may come are words
+                logits = logits.index_fill(0, torch.tensor(SHIFT), float(self.words(actions).logsumexp(0)))
             log_probs = torch.full_like(logits, -math.inf)
             log_probs[legal] = logits[legal].log_softmax(0) if legal else logits[legal]
         return {action: float(log_probs[action]) for action in legal}
@@ -187,10 +189,17 @@ class Grammar:
     def word_log_probs(self, actions: Actions) -> torch.Tensor:
         """Log-probabilities [V] of the next word after a prefix that SHIFT may follow."""
         self.learn([actions])
-        logits = self.known[actions][1].clone()
+        return self.words(actions).log_softmax(0)
+
+    def words(self, actions: Actions) -> torch.Tensor:
+        """Logits [V] of the words that may come after a known prefix."""
+        logits, config = self.known[actions][1].clone(), self.model.config
         if self.normalization == "search":
-            logits[self.model.config.pad_token_id] = -math.inf
-        return logits.log_softmax(0)
+            never = [config.pad_token_id]
+            if config.model_type == "tree_lm":
+                never += [token for token in (config.bos_token_id, config.eos_token_id) if token is not None]
+            logits[never] = -math.inf
+        return logits
 
     def log_prob(self, actions: Actions, phase_after: Callable[[int], str]) -> float:
         """log p(actions, their words); `phase_after` gives the phase after so many words."""

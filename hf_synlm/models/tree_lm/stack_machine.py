@@ -32,7 +32,7 @@ from hf_synlm.search.word_head import PackedWordHead, rows_at_once
 
 # Numbers that are gathered for one call of a layer: memory does not grow with the beam.
 _GATHERED_ELEMENTS = 1 << 24
-_NUM_SUMS = 3  # of `_sum_words`
+_NUM_SUMS = 2  # of `_sum_words`
 
 
 def action_logits(
@@ -165,12 +165,21 @@ class TreeLMStackMachine(RNNGStackMachine):
         pool.features["predictor"].flatten(0, 1)[own] = torch.cat([hidden.float(), sums], 1)
 
     def _sum_words(self, hidden: Tensor) -> Tensor:
-        """Log-sum-exp of all words, logit of the end token, log-sum-exp of the words that may be generated [M, 3]."""
+        """Log-sum-exp of the words that may be generated, and logit of the end token [M, 2]."""
         logits = self._head.logits(hidden)
-        shift, finish = split_words(logits, self.config)
-        special = self.special_ids
-        allowed = shift if special is None else logits.index_fill_(1, special, NEG_INF).logsumexp(1)
-        return torch.stack([shift, finish, allowed], 1)
+        finish = logits[:, self.config.eos_token_id or 0].clone()  # top-down nobody reads it
+        if self.special_ids is not None:
+            logits.index_fill_(1, self.special_ids, NEG_INF)
+        return torch.stack([logits.logsumexp(1), finish], 1)
+
+    @functools.cached_property
+    def special_ids(self) -> Tensor | None:
+        """Words that may not be generated [E]: under "search" padding, begin and end tokens; None = all may."""
+        special, config = super().special_ids, self.config
+        if special is None:
+            return None
+        known = [token for token in (config.bos_token_id, config.eos_token_id) if token is not None]
+        return torch.cat([special, torch.tensor(known).to(special)])
 
     @functools.cached_property
     @in_full_precision
@@ -180,7 +189,7 @@ class TreeLMStackMachine(RNNGStackMachine):
     # --------------------------------------------------------------------------------------------- probabilities
     def action_logits(self, seen: Seen) -> Tensor:
         """Logits [B, R, A] of the next action, float32."""
-        hidden, (shift, finish, _) = self._known(seen.predictor.flatten(0, 1))
+        hidden, (shift, finish) = self._known(seen.predictor.flatten(0, 1))
         labels = torch.where(seen.state(0).open >= 0, seen.state(1).action - self.first, -1).flatten()
         logits = action_logits(shift, finish, self.label_logits(hidden), labels, self.config)
         return logits.view(*seen.nodes.shape, -1)
@@ -191,7 +200,7 @@ class TreeLMStackMachine(RNNGStackMachine):
         return hidden.to(self.dtype), sums.unbind(-1)
 
     def word_logits(self, predictor: Tensor) -> Tensor:
-        """Logits [..., V] of the next word, float32; under "search" -inf at padding and end tokens."""
+        """Logits [..., V] of the next word, float32; under "search" -inf at padding, begin and end tokens."""
         return super().word_logits(self._known(predictor)[0])
 
     @in_full_precision
@@ -207,7 +216,7 @@ class TreeLMStackMachine(RNNGStackMachine):
     @in_full_precision
     def log_probs_bound(self, predictor: Tensor, tokens: Tensor) -> Tensor:
         """Upper bounds [B, R] of `log_probs_of`; in float32 they are exact."""
-        hidden, (*_, allowed) = self._known(predictor)
+        hidden, (allowed, _) = self._known(predictor)
         if self.dtype != torch.float32:
             return super().log_probs_bound(hidden, tokens)
         logits = torch.bmm(hidden, self._head.weight[tokens, :, None]).squeeze(2).float()

@@ -34,9 +34,10 @@ from hf_synlm.generation.mixin import SyntacticGenerationMixin
 from hf_synlm.models.urnng.configuration_urnng import URNNGConfig
 from hf_synlm.models.urnng.layers import BinaryTreeLSTM, URNNGStackLSTM
 from hf_synlm.models.urnng.plan import URNNGPlan, make_plan
-from hf_synlm.models.urnng.stack_machine import URNNGStackMachine
+from hf_synlm.models.urnng.stack_machine import URNNGStackMachine, URNNGWordSearch
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids
+from hf_synlm.search.words import WordBeamSearch
 from hf_synlm.trees.actions import GEN, PAD_ACTION
 from hf_synlm.trees.given import counted_words
 
@@ -135,6 +136,18 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         self.action_head = nn.Linear(config.hidden_size, 1)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
+
+    def word_search(
+        self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
+    ) -> WordBeamSearch:
+        """See `SyntacticGenerationMixin`; the end token of the configuration always ends a sentence."""
+        own = [] if self.config.eos_token_id is None else [self.config.eos_token_id]
+        ends = torch.tensor(own, device=self.device)
+        if eos_token_ids is not None:
+            ends = torch.cat([ends, eos_token_ids.to(ends)]).unique()
+        search = URNNGWordSearch if len(ends) else WordBeamSearch
+        width = self.config.scoring_num_beams if num_beams is None else num_beams
+        return search(self.stack_machine_class(self), width, ends if len(ends) else None, renormalize)
 
     def action_log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [..., 2] of GEN and COMP where both are legal, float32 or wider."""

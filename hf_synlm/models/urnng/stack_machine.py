@@ -1,8 +1,11 @@
 """The stack machine of URNNG for the search: GEN and COMP as for GPST, states from a stack LSTM.
 
-Shapes: B sentences, R rows, P rows of several levels, L layers, h width.
+The end token is the right part of the whole tree, so GEN of it needs one tree, and COMP follows.
+
+Shapes: B sentences, K hypotheses, R rows, P rows of several levels, L layers, h width, V vocabulary.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,8 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_synlm.search.level_machine import LevelMachine
+from hf_synlm.search.proposals import Process
 from hf_synlm.search.stack import Levels, NodePool, Nodes
-from hf_synlm.search.state import WordEdges
+from hf_synlm.search.state import NEG_INF, Block, Candidates, SearchState, WordEdges
+from hf_synlm.search.words import Selection, WordBeamSearch
 
 
 class URNNGStackMachine(LevelMachine):
@@ -83,3 +88,39 @@ class URNNGStackMachine(LevelMachine):
         """Inputs [B, R, h] of the word head."""
         size = self.config.hidden_size
         return pool.feature("state", nodes)[..., -2 * size : -size]
+
+
+class URNNGWordSearch(WordBeamSearch):
+    """Word-synchronous beam search, in which COMP after the end token counts; `eos_token_ids` [E] are never None."""
+
+    def _select_given(
+        self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
+    ) -> Selection:
+        """As `WordBeamSearch` does; the end token needs one tree."""
+        barred = torch.isin(tokens, self.eos_token_ids)[:, None] & ~self.machine.is_complete(state.pool, block.nodes)
+        generated = block.log_probs[..., :1].masked_fill(barred[..., None], NEG_INF)
+        block = replace(block, log_probs=torch.cat([generated, block.log_probs[..., 1:]], 2))
+        return super()._select_given(state, block, tokens, synced, first_id)
+
+    def propose_words(
+        self, state: SearchState, process: Process | None, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """As `WordBeamSearch` does; the scores of candidates that end have their COMP."""
+        chosen, ended, summed = super().propose_words(state, process, keep_scores)
+        return chosen, self._closed(state, ended), summed
+
+    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+        """As `WordBeamSearch` does; the score of a candidate that ends has its COMP."""
+        chosen, scores = super().draw_word(state, process)
+        is_end = torch.isin(chosen.tokens, self.eos_token_ids)
+        return replace(chosen, scores=torch.where(is_end, self._closed(state, chosen).scores, chosen.scores)), scores
+
+    def _closed(self, state: SearchState, ended: Candidates) -> Candidates:
+        """Candidates that end, with COMP after the end token; the state does not change."""
+        pool, size, count = state.pool, state.pool.size, state.num_tokens + 1
+        first = self.machine.push(pool, ended.parents, count, tokens=ended.tokens)
+        nodes = torch.arange(first, pool.size, device=ended.parents.device).expand_as(ended.parents)
+        comp = self.machine.action_log_probs(pool, nodes, count, None)[..., 1]
+        pool.truncate(size)
+        # Without a hypothesis there is no COMP, either.
+        return replace(ended, scores=torch.where(ended.scores == NEG_INF, NEG_INF, ended.scores + comp))

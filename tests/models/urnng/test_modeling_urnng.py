@@ -96,7 +96,7 @@ def all_derivations(num_tokens: int) -> Tensor:
 
 
 def test_search_finds_the_sum_over_all_trees() -> None:
-    model, words = tiny(), torch.tensor([[3, 4, 3, 7, 5]])
+    model, words = tiny(eos_token_id=None), torch.tensor([[3, 4, 3, 7, 5]])
     trees = all_derivations(5)
     joint = model(words.expand(len(trees), -1), actions=trees).joint_log_prob
     output = model.parse(F.pad(words, (0, 1)), num_return_sequences=14, stepwise=True)
@@ -111,6 +111,41 @@ def test_search_finds_the_sum_over_all_trees() -> None:
     # A sentence of one word has one tree, in which nothing is chosen.
     one = model(words[:, :1], actions=torch.tensor([[GEN]]))
     torch.testing.assert_close(one.joint_log_prob, output.token_log_probs[:, 0])
+
+
+def test_the_end_token_is_the_right_part_of_the_whole_tree() -> None:
+    """In the sum over trees, in next words, and in the scores of texts that `generate` ends."""
+    model, words, end = tiny(), torch.tensor([[3, 4, 3, 7]]), 2
+
+    def joint(ids: Tensor, trees: Tensor) -> Tensor:
+        ids, trees = F.pad(ids, (0, 1), value=end), torch.cat([trees, torch.tensor([[GEN, COMP]] * len(trees))], 1)
+        return model(ids.expand(len(trees), -1), actions=trees).joint_log_prob
+
+    expected = joint(words, all_derivations(4)).logsumexp(0)
+    found = model.parse(F.pad(words, (0, 1), value=end), stepwise=True)
+    torch.testing.assert_close(found.text_log_probs[0], expected)
+    # Before COMP: the whole trees, then the end token.
+    closed, of_words = found.token_log_probs.sum(), model.parse(words).text_log_probs[0]
+    assert closed > expected and closed < of_words
+    # The distribution shares out what an end inside a tree would have.
+    longer = torch.cat([words.expand(11, -1), torch.arange(11)[:, None]], 1)
+    prefix = model.parse(words).token_log_probs.sum()
+    next_words = torch.stack([model.parse(row[None]).token_log_probs.sum() for row in longer[1:]]) - prefix
+    padding = model.model.config.pad_token_id
+    logits = model(words).logits[0, -1]
+    kept = torch.cat([logits[:padding], logits[padding + 1 :]])
+    torch.testing.assert_close(kept.log_softmax(0), next_words.log_softmax(0), atol=1e-5, rtol=0)
+    prompt, start = words[:, :2], model.parse(words[:, :2]).token_log_probs.sum()
+    for options in ({"num_beams": 20, "length_penalty": 0.0}, {"do_sample": True}):
+        torch.manual_seed(1)
+        more = {"num_return_sequences": 20, "max_new_tokens": 3, "return_dict_in_generate": True, **options}
+        out = model.generate(prompt, eos_token_id=end, **more)
+        ended = [row for row, ids in enumerate(out.sequences.tolist()) if end in ids]
+        assert ended
+        for row in ended:
+            ids = out.sequences[row][: out.sequences[row].tolist().index(end)]
+            actions = out.actions[row][out.actions[row] >= 0]
+            torch.testing.assert_close(out.sequences_scores[row], joint(ids[None], actions[None])[0] - start)
 
 
 @pytest.mark.parametrize(
