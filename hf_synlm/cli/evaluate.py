@@ -48,8 +48,8 @@ MaxTrees = Annotated[
 
 # ------------------------------------------------------------------------------------------------------- parsing
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CountingOptions:
-    """What counts in the score."""
+class CountingOptions(options.TreebankReading):
+    """How gold trees are read, and what counts in the score."""
 
     convention: Annotated[
         str,
@@ -65,9 +65,7 @@ class CountingOptions:
             "score it (default of evalb)."
         ),
     ] = None
-    punctuation_by: Annotated[
-        Literal["tag", "form"], typer.Option(help="Recognize punctuation by its tag, or by its form.")
-    ] = "tag"
+    punctuation_by: options.PunctuationBy = "tag"
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Parse and score only sentences of at most this many words.")
     ] = None
@@ -100,7 +98,8 @@ class CountingOptions:
         from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
 
         usual = "keep" if self.convention == "evalb" else "remove"
-        return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by)
+        reading = self.reading()
+        return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by, **reading)
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
         """The options as the result states them."""
@@ -114,6 +113,7 @@ class CountingOptions:
             "convention": convention,
             "unlabeled": self.unlabeled or None,
             "punctuation": punctuation,
+            **self.reading(),
             "unit": "percent",
         }
 
@@ -283,6 +283,7 @@ def perplexity(
     texts: options.Texts,
     model: options.Model,
     scoring: options.Scoring,
+    trees: options.TreebankReading,
     out: options.Output = None,
     overwrite: options.Overwrite = False,
     context: options.Context = "sentence",
@@ -295,8 +296,9 @@ def perplexity(
     ] = None,
     punctuation: Annotated[
         Literal["remove", "keep"] | None,
-        typer.Option(help="Of a treebank: keep it (default), or remove it by its tags before scoring."),
+        typer.Option(help="Of a treebank: keep it (default), or remove it before scoring."),
     ] = None,
+    punctuation_by: options.PunctuationBy = "tag",
     text_column: options.TextColumn = None,
     tokenize: options.Tokenize = None,
     proposals: ProposalFiles = None,
@@ -316,20 +318,24 @@ def perplexity(
     if file_format == "treebank":
         if text_column is not None:
             raise ValueError("--text-column: a treebank has no columns, leave it out")
-        items, settings["punctuation"] = read_treebank_items(texts, punctuation or "keep")
+        reading = trees.reading()
+        items, settings["punctuation"] = read_treebank_items(texts, punctuation or "keep", punctuation_by, **reading)
+        settings |= reading
     elif punctuation is not None:
         raise ValueError("--punctuation belongs to --format treebank, which has tags; remove it from the text yourself")
+    elif given := ["punctuation_by"] * (punctuation_by != "tag") + [*trees.reading()]:
+        raise ValueError(f"--{given[0].replace('_', '-')} belongs to --format treebank: leave it out")
     else:
         items = read_items(texts, kind=file_format, text_column=text_column)
     data = {"files": describe_files([texts])}
-    trees = _read_proposals(proposals, max_trees)
-    if trees is not None:
+    proposed = _read_proposals(proposals, max_trees)
+    if proposed is not None:
         from hf_synlm.evaluation.text.proposals import evaluate_proposals
 
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
         result = evaluate_proposals(
-            scoring.scorer(model), items, trees, split=tokenize is not None, data=data, options=settings
+            scoring.scorer(model), items, proposed, split=tokenize is not None, data=data, options=settings
         )
         return options.report(result, out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity

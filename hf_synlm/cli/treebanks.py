@@ -26,13 +26,6 @@ from hf_synlm.data.treebank import (
 from hf_synlm.evaluation.results import describe_files
 
 OutFile = Annotated[Path, typer.Option(help="File to write.")]
-PunctuationBy = Annotated[
-    Literal["tag", "form"],
-    typer.Option(
-        help="Recognize punctuation by tags (Penn Treebank, Universal Dependencies), or by its form if there are none."
-    ),
-]
-
 
 _DEPENDENCIES = "Dependencies (CoNLL-U)"
 # Of `read_dependency_trees`, for OUT.meta.json.
@@ -99,12 +92,12 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
     return found
 
 
-def _read_trees_of(path: Path, left_out: Counter[str]) -> list[TreebankSentence]:
+def _read_trees_of(path: Path, left_out: Counter[str], **reading: Any) -> list[TreebankSentence]:
     """All trees of a file of brackets; an error lists all lines that have none."""
     try:
-        return list(parse_treebank(read_lines(path), source=str(path), left_out=left_out))
+        return list(parse_treebank(read_lines(path), source=str(path), left_out=left_out, **reading))
     except ValueError as error:
-        problems = list_bad_lines(path)
+        problems = list_bad_lines(path, **reading)
         if len(problems) < 2:
             raise
         listed = "\n  ".join([*problems[:20], *(["..."] if len(problems) > 20 else [])])
@@ -117,6 +110,7 @@ def treebank(
         typer.Argument(help="Files of bracketed trees, or of dependencies in CoNLL-U.", **options.INPUT_FILE),
     ],
     dependencies: DependencyOptions,
+    brackets: options.TreebankReading,
     out: OutFile,
     overwrite: options.Overwrite = False,
     kind: Annotated[
@@ -124,7 +118,7 @@ def treebank(
         typer.Option("--from", help="Format of the input; default: by the ending of its name, or its first line."),
     ] = None,
     punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep",
-    punctuation_by: PunctuationBy = "tag",
+    punctuation_by: options.PunctuationBy = "tag",
     words: Annotated[
         Literal["keep", "ptb-concat"],
         typer.Option(
@@ -154,16 +148,17 @@ def treebank(
 
     left_out, changed, lines, num_words = Counter[str](), Counter[str](), list[str](), 0
     inputs = describe_files(trees)
-    given = dependencies.chosen()
+    given, reading = dependencies.chosen(), brackets.reading()
     brackets_only = ["--binarize"] * (binarize is not None) + ["--words ptb-concat"] * (words == "ptb-concat")
     brackets_only += ["--punctuation-by form"] * (punctuation_by == "form")
+    brackets_only += [f"--{name.replace('_', '-')}" for name in reading]
     sentences: list[tuple[TreebankSentence, bool]] = []  # with True if it was made of dependencies
     for path in trees:
         if _holds_dependencies(path, kind, given, brackets_only):
             found: dict[str, Any] = {"punctuation": punctuation, "left_out": left_out, "counts": changed}
             sentences += [(sentence, True) for sentence in read_dependency_trees(path, **given, **found)]
         else:
-            sentences += [(sentence, False) for sentence in _read_trees_of(path, left_out)]
+            sentences += [(sentence, False) for sentence in _read_trees_of(path, left_out, **reading)]
     unknown_tags = 0
     tags = Counter(tag for sentence, converted in sentences for tag in sentence.tags if not converted)
     if tags and punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":

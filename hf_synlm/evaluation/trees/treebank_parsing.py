@@ -113,9 +113,10 @@ def load_treebank(
     max_sentences: int | None = None,
     split_leaves: bool = False,
     punctuation_by: Punctuation = "tag",
+    **reading: Any,
 ) -> Treebank:
     """Read a file of bracketed trees with tags by `read_treebank` and `make_treebank`, which explain the options."""
-    trees = read_treebank(path, split_leaves=split_leaves)
+    trees = read_treebank(path, split_leaves=split_leaves, **reading)
     try:
         return make_treebank(trees, punctuation, max_sentences, punctuation_by)
     except ValueError as error:
