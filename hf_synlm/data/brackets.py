@@ -177,10 +177,8 @@ def _check_label(path: Sequence[Node], source: str) -> None:
     """Raise ValueError if the innermost bracket has no label, or that of another tree."""
     root, node = path[0], path[-1]
     if not node.label:
-        raise ValueError(
-            f"{source}:{node.line}: a bracket inside the tree has no label: add one, or close the tree that begins in "
-            f"line {root.line} before it"
-        )
+        remedy = f"add one, or close the tree that begins in line {root.line}" if root.line < node.line else "add one"
+        raise ValueError(f"{source}:{node.line}: a bracket inside the tree has no label: {remedy}")
     if node.label == root.label and any(outer.children or outer.label not in ROOT_LABELS for outer in path[:-1]):
         raise ValueError(
             f"{source}:{root.line}: '(' is never closed before {node.label} begins in line {node.line}: add its ')'"

@@ -106,7 +106,7 @@ def test_other_parentheses_are_refused_with_advice() -> None:
     ],
 )
 def test_a_missing_bracket_does_not_merge_trees(text: str, first: int, second: int) -> None:
-    refuse(text, f"(?s)(:{first}: .*never closed.*line {second}|:{second}: .*line {first} )")
+    refuse(text, f"(?s)(:{first}: .*never closed.*line {second}|:{second}: .*line {first}$)")
 
 
 def test_trees_over_several_lines() -> None:
