@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.cli.treebanks import DependencyOptions
 from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.parsed import ParsedSentence, read_parses
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
@@ -49,8 +48,8 @@ MaxTrees = Annotated[
 
 # ------------------------------------------------------------------------------------------------------- parsing
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CountingOptions:
-    """What counts in the score."""
+class CountingOptions(options.TreebankReading):
+    """How gold trees are read, and what counts in the score."""
 
     convention: Annotated[
         str,
@@ -66,9 +65,7 @@ class CountingOptions:
             "score it (default of evalb)."
         ),
     ] = None
-    punctuation_by: Annotated[
-        Literal["tag", "form"], typer.Option(help="Recognize punctuation by its tag, or by its form.")
-    ] = "tag"
+    punctuation_by: options.PunctuationBy = "tag"
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Parse and score only sentences of at most this many words.")
     ] = None
@@ -96,14 +93,12 @@ class CountingOptions:
             raise ValueError(f"--prm and --unlabeled belong to --convention evalb, not to {self.convention}")
         return resolve_convention(self.convention, **changes)
 
-    def treebank(self, path: Path, limit: int | None, dependencies: DependencyOptions) -> "Treebank":
+    def treebank(self, path: Path, limit: int | None) -> "Treebank":
         """The gold trees, with punctuation as the options say."""
         from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
 
         usual = "keep" if self.convention == "evalb" else "remove"
-        return load_treebank(
-            path, self.punctuation or usual, limit, self.punctuation_by, dependencies=dependencies.chosen()
-        )
+        return load_treebank(path, self.punctuation or usual, limit, self.punctuation_by, **self.reading())
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
         """The options as the result states them."""
@@ -117,6 +112,7 @@ class CountingOptions:
             "convention": convention,
             "unlabeled": self.unlabeled or None,
             "punctuation": punctuation,
+            **self.reading(),
             "unit": "percent",
         }
 
@@ -124,7 +120,6 @@ class CountingOptions:
 def parsing(
     treebank: options.Treebank,
     counting: CountingOptions,
-    dependencies: DependencyOptions,
     parsing: options.Parsing,
     model: Annotated[
         str | None,
@@ -160,7 +155,7 @@ def parsing(
     options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=model, flag="--save-trees")
     if (model is None) == (not trees):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
-    rule, bank = counting.rule(), counting.treebank(treebank, limit, dependencies)
+    rule, bank = counting.rule(), counting.treebank(treebank, limit)
     settings = counting.describe(rule, bank)
     data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
     if model is None:
@@ -211,7 +206,6 @@ def _score(
 def compare(
     treebank: options.Treebank,
     counting: CountingOptions,
-    dependencies: DependencyOptions,
     first: Annotated[
         Path,
         typer.Argument(
@@ -237,7 +231,7 @@ def compare(
 
     if first.resolve() == second.resolve():
         raise ValueError(f"{first} is given twice: give the trees of two parsers")
-    rule, bank = counting.rule(), counting.treebank(treebank, limit, dependencies)
+    rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
         raise ValueError("--convention evalb: choose a convention of unlabeled F1")
     parses = _read_trees((first, second), tree_style, limit)
@@ -288,6 +282,7 @@ def perplexity(
     texts: options.Texts,
     model: options.Model,
     scoring: options.Scoring,
+    trees: options.TreebankReading,
     out: options.Output = None,
     overwrite: options.Overwrite = False,
     context: options.Context = "sentence",
@@ -300,8 +295,9 @@ def perplexity(
     ] = None,
     punctuation: Annotated[
         Literal["remove", "keep"] | None,
-        typer.Option(help="Of a treebank: keep it (default), or remove it by its tags before scoring."),
+        typer.Option(help="Of a treebank: keep it (default), or remove it before scoring."),
     ] = None,
+    punctuation_by: options.PunctuationBy = "tag",
     text_column: options.TextColumn = None,
     tokenize: options.Tokenize = None,
     proposals: ProposalFiles = None,
@@ -321,20 +317,24 @@ def perplexity(
     if file_format == "treebank":
         if text_column is not None:
             raise ValueError("--text-column: a treebank has no columns, leave it out")
-        items, settings["punctuation"] = read_treebank_items(texts, punctuation or "keep")
+        reading = trees.reading()
+        items, settings["punctuation"] = read_treebank_items(texts, punctuation or "keep", punctuation_by, **reading)
+        settings |= reading
     elif punctuation is not None:
         raise ValueError("--punctuation belongs to --format treebank, which has tags; remove it from the text yourself")
+    elif given := ["punctuation_by"] * (punctuation_by != "tag") + trees.given():
+        raise ValueError(f"--{given[0].replace('_', '-')} belongs to --format treebank: leave it out")
     else:
         items = read_items(texts, kind=file_format, text_column=text_column)
     data = {"files": describe_files([texts])}
-    trees = _read_proposals(proposals, max_trees)
-    if trees is not None:
+    proposed = _read_proposals(proposals, max_trees)
+    if proposed is not None:
         from hf_synlm.evaluation.text.proposals import evaluate_proposals
 
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
         result = evaluate_proposals(
-            scoring.scorer(model), items, trees, split=tokenize is not None, data=data, options=settings
+            scoring.scorer(model), items, proposed, split=tokenize is not None, data=data, options=settings
         )
         return options.report(result, out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 
 import typer
 
+from hf_synlm.data.brackets import LABEL_SEPARATORS
+from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
 from hf_synlm.evaluation.text.text_items import rows_text
@@ -30,6 +32,8 @@ INPUT_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
 _MODEL: dict[str, Any] = {"rich_help_panel": "Model"}
 _BEAM: dict[str, Any] = {"rich_help_panel": "Estimator and beam"}
 _COMPUTATION: dict[str, Any] = {"rich_help_panel": "Computation"}
+_BRACKETS: dict[str, Any] = {"rich_help_panel": "Bracketed trees"}
+DEPENDENCIES: dict[str, Any] = {"rich_help_panel": "Dependencies (CoNLL-U)"}
 
 Positive = Annotated[int, typer.Option(min=1)]
 Model = Annotated[str, typer.Option(help="Folder of a model, or its name on the Hub.", **_MODEL)]
@@ -92,6 +96,12 @@ Tokenize = Annotated[
     ),
 ]
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
+PunctuationBy = Annotated[
+    Literal["tag", "form"],
+    typer.Option(
+        help="Recognize punctuation by tags (Penn Treebank, Universal Dependencies), or by its form if there are none."
+    ),
+]
 Treebank = Annotated[Path, typer.Option(help="Gold trees in the format of the Penn Treebank.")]
 TreeStyleName: TypeAlias = Literal["unlabeled", "labeled", "treebank"]
 TreeStyle = Annotated[
@@ -112,6 +122,74 @@ ItemsOutput = Annotated[
     Path | None, typer.Option(help="TSV file for the measurements of every item: one row per pair or region.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreebankReading:
+    """How trees are read."""
+
+    drop_tags: Annotated[
+        str | None,
+        typer.Option(help="Leave out words with these tags, separated by spaces: '-DFL- SYM'.", **_BRACKETS),
+    ] = None
+    drop_labels: Annotated[
+        str | None,
+        typer.Option(help="Leave out the brackets of these constituents, but not what is in them.", **_BRACKETS),
+    ] = None
+    label_separators: Annotated[
+        str,
+        typer.Option(help="Characters before the function tags of constituents, which are removed.", **_BRACKETS),
+    ] = LABEL_SEPARATORS
+    lemma_separator: Annotated[
+        str | None,
+        typer.Option(help="Character between word and lemma, if leaves have both; '-' for cats-cat.", **_BRACKETS),
+    ] = None
+    split_leaves: Annotated[
+        bool,
+        typer.Option("--split-leaves", help="Read a leaf of several words, (NN New York), as several.", **_BRACKETS),
+    ] = False
+
+    structure: Annotated[
+        Structure | None,
+        typer.Option(
+            help="flat: a constituent for every word with dependents; left-first, right-first: binary trees that split "
+            "off the dependents on the left (right) first. Default: flat.",
+            **DEPENDENCIES,
+        ),
+    ] = None
+    labels: Annotated[
+        Labels | None,
+        typer.Option(
+            help="Label of a word's constituents: its UPOS with P (NOUNP), X, or its relation. Default: upos.",
+            **DEPENDENCIES,
+        ),
+    ] = None
+    tokens: Annotated[
+        Tokens | None,
+        typer.Option(
+            help="surface: a multiword token (German im) is one word; syntactic: its words are. Default: surface.",
+            **DEPENDENCIES,
+        ),
+    ] = None
+    nonprojective: Annotated[
+        NonProjective | None,
+        typer.Option(
+            help="Trees with crossing arcs: lift the arcs, skip the sentences, or refuse the file. Default: lift.",
+            **DEPENDENCIES,
+        ),
+    ] = None
+
+    def given(self) -> list[str]:
+        """Names of the options that were given."""
+        names = [field.name for field in dataclasses.fields(TreebankReading)]
+        return [name for name in names if getattr(self, name) != getattr(TreebankReading, name)]
+
+    def reading(self) -> dict[str, Any]:
+        """The options of `read_treebank` that were given."""
+        given = {name: getattr(self, name) for name in self.given()}
+        given |= {name: given[name].split() for name in ("drop_tags", "drop_labels") if name in given}
+        dependencies = {name: given.pop(name) for name in DEPENDENCY_OPTIONS if name in given}
+        return given | ({"dependencies": dependencies} if dependencies else {})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

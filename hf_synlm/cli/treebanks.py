@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens, holds_dependencies
+from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import write_json, write_text
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import (
@@ -26,54 +26,6 @@ from hf_synlm.data.treebank import (
 from hf_synlm.evaluation.results import describe_files
 
 OutFile = Annotated[Path, typer.Option(help="File to write.")]
-PunctuationBy = Annotated[
-    Literal["tag", "form"],
-    typer.Option(
-        help="Recognize punctuation by tags (Penn Treebank, Universal Dependencies), or by its form if there are none."
-    ),
-]
-
-
-_DEPENDENCIES = "Dependencies (CoNLL-U)"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DependencyOptions:
-    """How the dependencies of a CoNLL-U file become constituents."""
-
-    structure: Annotated[
-        Structure | None,
-        typer.Option(
-            help="flat: a constituent for every word with dependents; left-first, right-first: binary trees that split "
-            "off the dependents on the left (right) first. Default: flat.",
-            rich_help_panel=_DEPENDENCIES,
-        ),
-    ] = None
-    labels: Annotated[
-        Labels | None,
-        typer.Option(
-            help="Label of a word's constituents: its UPOS with P (NOUNP), X, or its relation. Default: upos.",
-            rich_help_panel=_DEPENDENCIES,
-        ),
-    ] = None
-    tokens: Annotated[
-        Tokens | None,
-        typer.Option(
-            help="surface: a multiword token (German im) is one word; syntactic: its words are. Default: surface.",
-            rich_help_panel=_DEPENDENCIES,
-        ),
-    ] = None
-    nonprojective: Annotated[
-        NonProjective | None,
-        typer.Option(
-            help="Trees with crossing arcs: lift the arcs, skip the sentences, or refuse the file. Default: lift.",
-            rich_help_panel=_DEPENDENCIES,
-        ),
-    ] = None
-
-    def chosen(self) -> dict[str, Any]:
-        """The options that were given."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], brackets_only: Sequence[str]) -> bool:
@@ -92,12 +44,12 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
     return found
 
 
-def _read_trees_of(path: Path, left_out: Counter[str]) -> list[TreebankSentence]:
+def _read_trees_of(path: Path, left_out: Counter[str], **reading: Any) -> list[TreebankSentence]:
     """All trees of a file of brackets; an error lists all lines that have none."""
     try:
-        return list(parse_treebank(read_lines(path), source=str(path), left_out=left_out))
+        return list(parse_treebank(read_lines(path), source=str(path), left_out=left_out, **reading))
     except ValueError as error:
-        problems = list_bad_lines(path)
+        problems = list_bad_lines(path, **reading)
         if len(problems) < 2:
             raise
         listed = "\n  ".join([*problems[:20], *(["..."] if len(problems) > 20 else [])])
@@ -109,18 +61,18 @@ def treebank(
         list[Path],
         typer.Argument(help="Files of bracketed trees, or of dependencies in CoNLL-U.", **options.INPUT_FILE),
     ],
-    dependencies: DependencyOptions,
+    trees_as: options.TreebankReading,
     out: OutFile,
     tags: Annotated[
         Literal["upos", "xpos"] | None,
-        typer.Option(help="Tags of words. Default: upos.", rich_help_panel=_DEPENDENCIES),
+        typer.Option(help="Tags of words. Default: upos.", **options.DEPENDENCIES),
     ] = None,
     mark_heads: Annotated[
         bool,
         typer.Option(
             "--mark-heads",
             help="Add -HD to the part of a constituent that holds its head.",
-            rich_help_panel=_DEPENDENCIES,
+            **options.DEPENDENCIES,
         ),
     ] = False,
     overwrite: options.Overwrite = False,
@@ -129,7 +81,7 @@ def treebank(
         typer.Option("--from", help="Format of the input; default: by the ending of its name, or its first line."),
     ] = None,
     punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep",
-    punctuation_by: PunctuationBy = "tag",
+    punctuation_by: options.PunctuationBy = "tag",
     words: Annotated[
         Literal["keep", "ptb-concat"],
         typer.Option(
@@ -159,16 +111,19 @@ def treebank(
 
     left_out, changed, lines, num_words = Counter[str](), Counter[str](), list[str](), 0
     inputs = describe_files(trees)
-    given = dependencies.chosen() | ({"tags": tags} if tags else {}) | ({"mark_heads": True} if mark_heads else {})
+    reading = trees_as.reading()
+    given = reading.pop("dependencies", {}) | ({"tags": tags} if tags else {})
+    given |= {"mark_heads": True} if mark_heads else {}
     brackets_only = ["--binarize"] * (binarize is not None) + ["--words ptb-concat"] * (words == "ptb-concat")
     brackets_only += ["--punctuation-by form"] * (punctuation_by == "form")
+    brackets_only += [f"--{name.replace('_', '-')}" for name in reading]
     sentences: list[tuple[TreebankSentence, bool]] = []  # with True if it was made of dependencies
     for path in trees:
         if _holds_dependencies(path, kind, given, brackets_only):
             found: dict[str, Any] = {"punctuation": punctuation, "left_out": left_out, "counts": changed}
             sentences += [(sentence, True) for sentence in read_dependency_trees(path, **given, **found)]
         else:
-            sentences += [(sentence, False) for sentence in _read_trees_of(path, left_out)]
+            sentences += [(sentence, False) for sentence in _read_trees_of(path, left_out, **reading)]
     unknown_tags = 0
     tags = Counter(tag for sentence, converted in sentences for tag in sentence.tags if not converted)
     if tags and punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":

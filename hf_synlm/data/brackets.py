@@ -1,17 +1,49 @@
-"""Reading brackets, and trees as nested tuples: a leaf is its position, an inner node the tuple of its children.
+r"""Reading brackets: as the nodes of a treebank, or as nested tuples.
 
-Functions lead from each form of a tree (brackets, nested tuples, spans) to the others, without recursion.
+Of a treebank, `read_nodes` knows several styles:
+
+* Lines between trees that are SGML (`<S ID=1>`) or a header of `*x*` are skipped.
+* Parentheses that are characters become -LRB- and -RRB- where only that reading is a tree: `(-LRB- ()`, `(-RRB- \))`,
+  `(VB like(d))`, the German tag of `($( ")`. Elsewhere they are an error.
+* A word may stand in a bracket of its own, `(PRP (He))`, if all words of its tree do.
+* In the Penn-Helsinki style, an unlabeled wrapper holds `(ID ...)`, `(CODE ...)` or such beside the tree. These are no
+  words, nor are, as in CorpusSearch, 0 and what begins with *. In other trees, only the tag -NONE- marks what is empty.
+* A tree that begins in column 0 holds no bracket there with the same label, and none at all if most trees of the file
+  hold none: then a bracket was not closed. ROOT, TOP, ... does not stand inside of its like either.
+
+In nested tuples, a leaf is its position, an inner node the tuple of its children. Functions lead from each form of a
+tree (brackets, nested tuples, spans) to the others, without recursion.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from hf_synlm.trees.spans import Span, in_post_order, spans_to_brackets
+from hf_synlm.trees.spans import Span, escape_word, in_post_order, spans_to_brackets
 
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 
-_BRACKET_OR_WORD = re.compile(r"[()]|[^\s()]+")
+# White space is that of ASCII: a no-break space (1 000) or an ideographic one is part of a word.
+_BRACKET_OR_WORD = re.compile(r"[()]|[^\s()]+", re.ASCII)
+
+TRACE_TAG = "-NONE-"
+ROOT_LABELS = frozenset(("", "ROOT", "TOP", "S1", "VROOT"))
+LABEL_SEPARATORS = "-=|"
+# In trees in the Penn-Helsinki style, and in Switchboard.
+_ABOUT_TEXT = frozenset("CODE COMMENT ID LB META METADATA VERSION".split())
+
+MARKUP = re.compile(r"\s*(?:<.*>|\*x\*.*)\s*", re.ASCII)
+# Parentheses that touch each other or a character on the wrong side: in the lines that are worth the next expression.
+_SUSPECT = re.compile(r"\((?:\)|(?<=[^\s()]\())|\)[^\s()]|RRB-?\s+\\?\)\)", re.ASCII)
+_LEAF_WITH_PARENTHESIS = re.compile(
+    r"""\((?:
+      (-?LRB-? | -?RRB-? | \$\() \s+ (\\?[()])                                                # (-RRB- ))
+    | ([^\s()]+) \s+ (\\?\() (?=\)(?!\)))                                                      # (PUNCT ()
+    | (\$\( | [^\s()]+) \s+ ((?:\([^\s()]+\))* [^\s()] (?: \([^\s()]+\) | [^\s()] )*)         # (PRP (s)he)
+    )\)""",
+    re.ASCII | re.VERBOSE,
+)
 
 
 def unescape_word(word: str) -> str:
@@ -58,14 +90,164 @@ def read_brackets(
                 open_places.append(place)
             elif symbol == ")":
                 if not open_places:
-                    raise ValueError(f"{describe(symbol, place)} closes nothing: remove it or add its '('")
+                    raise ValueError(
+                        f"{describe(symbol, place)} closes nothing: add its '(', or write -RRB- if it is a word"
+                    )
                 open_places.pop()
             yield symbol, place, is_first
             is_first = symbol == "("
     if open_places:
-        raise ValueError(f"{describe('(', open_places[-1])} is never closed: add its ')'")
+        raise ValueError(
+            f"{describe('(', open_places[-1])} is never closed: add its ')', or write -LRB- if it is a word"
+        )
 
 
+# ------------------------------------------------------------------------------------------------- nodes of a treebank
+@dataclasses.dataclass
+class Node:
+    """A bracket with its label, its line, and its children or words."""
+
+    label: str
+    line: int
+    children: list["Node"] = dataclasses.field(default_factory=list)
+    words: list[str] = dataclasses.field(default_factory=list)
+
+
+def read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterator[Node]:
+    """Yield the outermost brackets of the text."""
+
+    def describe(symbol: str, place: tuple[int, int]) -> str:
+        return f"{source}:{place[0]}: {symbol!r}"
+
+    path: list[Node] = []
+    layout = _Layout(source)
+    for symbol, place, is_first in read_brackets(_tidy(lines, path), describe):
+        if symbol == "(":
+            if is_first and len(path) > 1:
+                _check_label(path, source)
+            if path and path[-1].words:
+                raise ValueError(
+                    f"{describe(symbol, place)} after the word {path[-1].words[-1]!r}: give the word its own (TAG ), "
+                    "and write a parenthesis that belongs to it as -LRB-"
+                )
+            path.append(Node("", place[0]))
+            if not place[1]:
+                layout.margin.append(path[-1])
+        elif symbol == ")":
+            node = path.pop()
+            if not node.words and not node.children:
+                layout.bare.append((node, path[-1] if path else node))
+            if path:
+                path[-1].children.append(node)
+            else:
+                layout.end_tree(node)
+                yield node
+        elif not path:
+            raise ValueError(f"{describe(symbol, place)} stands outside of all trees: trees begin with '('")
+        elif is_first:
+            path[-1].label = symbol
+            if symbol in ROOT_LABELS and len(path) > 1:
+                _check_label(path, source)
+        elif path[-1].children or (path[-1].words and not split_leaves):
+            raise ValueError(
+                f"{source}:{place[0]}: the word {symbol!r} has no bracket of its own: write it as (TAG {symbol}), or, "
+                "if it belongs to the leaf before it, split such leaves (--split-leaves of this command or of synlm "
+                "treebank; in Python split_leaves=True)"
+            )
+        else:
+            path[-1].words.append(symbol)
+
+
+def _tidy(lines: Iterable[str], path: Sequence[Node]) -> Iterator[str]:
+    """The lines without mark-up between trees, `path` being empty there, and with -LRB- and -RRB- for characters."""
+    for line in lines:
+        if not path and MARKUP.fullmatch(line):
+            yield ""
+        else:
+            yield _LEAF_WITH_PARENTHESIS.sub(_escape_leaf, line) if _SUSPECT.search(line) else line
+
+
+def _escape_leaf(match: re.Match[str]) -> str:
+    tag, word = filter(None, match.groups())
+    word = re.sub(r"\\([()])", r"\1", word)
+    return f"({escape_word(tag)} {escape_word(word)})"
+
+
+def _check_label(path: Sequence[Node], source: str) -> None:
+    """Raise ValueError if the innermost bracket has no label, or that of another tree."""
+    root, node = path[0], path[-1]
+    if not node.label:
+        remedy = f"add one, or close the tree that begins in line {root.line}" if root.line < node.line else "add one"
+        raise ValueError(f"{source}:{node.line}: a bracket inside the tree has no label: {remedy}")
+    if node.label == root.label and any(outer.children or outer.label not in ROOT_LABELS for outer in path[:-1]):
+        raise ValueError(
+            f"{source}:{root.line}: '(' is never closed before {node.label} begins in line {node.line}: add its ')'"
+        )
+
+
+class _Layout:
+    """What shows only at the end of a tree, or after several trees."""
+
+    def __init__(self, source: str):
+        self.source = source
+        self.margin: list[Node] = []  # brackets of a tree that begin in column 0
+        self.bare: list[tuple[Node, Node]] = []  # brackets of a tree with nothing but a label, each with its parent
+        self.broken: list[tuple[int, int]] = []  # lines of trees in column 0, and of the first bracket there inside
+        self.num_whole = 0
+
+    def end_tree(self, root: Node) -> None:
+        """Check a tree, and make it one of the usual style."""
+        if self.bare:
+            _open_words(root, self.bare, self.source)
+        if not root.label and any(child.label in _ABOUT_TEXT for child in root.children):
+            _leave_out_remarks(root)
+        is_same = False
+        if len(self.margin) > 1 and self.margin[0] is root:
+            self.broken.append((root.line, self.margin[1].line))
+            is_same = all(node.label == root.label for node in self.margin)
+        else:
+            self.num_whole += 1
+        if is_same or (self.broken and self.num_whole > len(self.broken)):
+            first, second = self.broken[-1 if is_same else 0]
+            raise ValueError(
+                f"{self.source}:{first}: '(' is never closed before the next tree begins in line {second}: add its "
+                f"')', or a space before line {second} if it goes on with the same tree"
+            )
+        self.margin.clear()
+        self.bare.clear()
+
+
+def _open_words(root: Node, bare: Sequence[tuple[Node, Node]], source: str) -> None:
+    """Read words in brackets of their own; ValueError if such a bracket may be something else."""
+    nodes = [root]
+    for node in nodes:
+        nodes.extend(node.children)
+    is_style = len(bare) > 1 and not any(node.words for node in nodes)
+    for node, parent in bare:
+        if not is_style or not parent.label or len(parent.children) != 1:
+            raise ValueError(
+                f"{source}:{node.line}: ({node.label}) contains neither a word nor a constituent: write words as "
+                "(TAG word), and a parenthesis that is a word as -LRB- or -RRB-"
+            )
+        parent.children, parent.words = [], [node.label]
+        parent.label = TRACE_TAG if _is_empty(node.label) else parent.label
+
+
+def _leave_out_remarks(root: Node) -> None:
+    """Leave out what is about the text in a tree of the Penn-Helsinki style, and mark what is empty."""
+    nodes = [root]
+    for node in nodes:
+        node.children = [child for child in node.children if child.label not in _ABOUT_TEXT]
+        nodes.extend(node.children)
+        if any(map(_is_empty, node.words)):
+            node.label = TRACE_TAG
+
+
+def _is_empty(word: str) -> bool:
+    return word == "0" or word.startswith("*")
+
+
+# ------------------------------------------------------------------------------------------------------ nested tuples
 def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
     """Read unlabeled brackets such as `((fruit flies) (like (a banana)))`.
 

@@ -22,8 +22,9 @@ import pyarrow.parquet
 
 from hf_synlm.data.files import file_sha256
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.text import read_tsv
+from hf_synlm.data.text import errors_at, read_tsv
 from hf_synlm.data.treebank import count_tags, read_treebank
+from hf_synlm.trees.spans import check_words
 
 BLOCK_CHARACTERS = 1 << 20
 LINE_LIMIT = 1 << 20  # characters of a line; longer ones are cut
@@ -315,6 +316,8 @@ class TreebankFiles(TextFiles):
         for sentence in read_treebank(path):
             kept = keep_words(sentence.words, sentence.tags, "tag") if self.drop_punctuation else repeat(True)
             if words := list(compress(sentence.words, kept)):
+                with errors_at(sentence.source):
+                    check_words(words)
                 yield " ".join(words)
 
 

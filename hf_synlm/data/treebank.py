@@ -3,7 +3,8 @@
 `( (S (NP-SBJ (DT The) (NN cat)) (VP (VBZ sleeps)) (. .)) )` becomes words, part-of-speech tags and labeled spans. A
 line may contain several trees, and a tree several lines. Removed are traces (tag -NONE-) and constituents that contain
 nothing else, function tags (NP-SBJ-1, NP=2, ADVP|PRT become NP, NP, ADVP) and the root wrapper. Kept are unary chains,
-as labeled spans, and words as in the file (-LRB- for a parenthesis).
+as labeled spans, and words as in the file (-LRB- for a parenthesis). White space is that of ASCII: a no-break space is
+part of a word. `hf_synlm.data.brackets` says what else is read, such as the Penn-Helsinki style.
 
 Every tree has a constituent over the whole sentence. A wrapper around several constituents or words is a constituent,
 and so is the wrapper around a single word; its label is ROOT if it has none.
@@ -12,12 +13,22 @@ and so is the wrapper around a single word; its label is ROOT if it has none.
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain, compress
 from types import MappingProxyType
 from typing import Any, Literal
 
-from hf_synlm.data.brackets import read_brackets, unescape_word
+from hf_synlm.data.brackets import (
+    LABEL_SEPARATORS,
+    MARKUP,
+    ROOT_LABELS,
+    TRACE_TAG,
+    Node,
+    read_brackets,
+    read_nodes,
+    unescape_word,
+)
 from hf_synlm.data.dependencies import (
     Labels,
     NonProjective,
@@ -46,16 +57,13 @@ UNIVERSAL_WORD_TAGS = frozenset(
 PUNCTUATION_TAGS = frozenset(("PUNCT", ",", ".", ":", "``", "''", "-LRB-", "-RRB-"))
 # Other tags that are not of words: in the Penn Treebank, OntoNotes, the English Web Treebank, and GENIA.
 SYMBOL_TAGS = frozenset(("$", "#", "HYPH", "NFP", "LRB", "RRB", "-LSB-", "-RSB-", "-LCB-", "-RCB-", "PERIOD", "COMMA"))
-TRACE_TAG = "-NONE-"
 HEAD_MARK = "-HD"
-ROOT_LABELS = frozenset(("", "ROOT", "TOP", "S1", "VROOT"))
 
 _PTB_NUMBER = re.compile(r"(?=.*[0-9])[0-9.,:\-\\/]+|%")
 _PTB_DROPPED_WORDS = frozenset(
     "`` '' , . : ; - ? ! ¨ ^ \\ \\\\ | ~ -lrb- -rrb- -lcb- -rcb- ( ) [ ] { } < > -- ... `".split()
 )
 _PTB_DROPPED_PAIRS = frozenset((("wa", "NNP"), ("'", "''")))
-_LABEL_END = re.compile(r"(?<=.)[-=|]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,26 +113,21 @@ class TreebankSentence:
         )
 
 
-@dataclasses.dataclass
-class _Node:
-    """A bracket with its label, its line, and its children or words."""
-
-    label: str
-    line: int
-    children: list["_Node"] = dataclasses.field(default_factory=list)
-    words: list[str] = dataclasses.field(default_factory=list)
-
-
-def clean_label(label: str) -> str:
-    """Remove function tags and indices from a label: everything from the first -, = or | after its first character.
+@lru_cache(maxsize=10_000)
+def clean_label(label: str, separators: str = LABEL_SEPARATORS) -> str:
+    """Remove function tags and indices from a label: all from the first separator after its first character.
 
     Args:
         label: label of a constituent or word, e.g. "NP-SBJ-1".
+        separators: the characters before function tags.
 
     Returns:
-        The bare label, e.g. "NP"; labels that begin with a hyphen (-LRB-, -NONE-) stay unchanged.
+        The bare label, e.g. "NP"; labels that begin with a hyphen (-LRB-, -NONE-) stay unchanged, and -LRB- in others
+        is a parenthesis.
     """
-    return label if label.startswith("-") else _LABEL_END.split(label, maxsplit=1)[0]
+    if label.startswith("-") or not separators:
+        return label
+    return re.split(f"(?<=.)(?!-[LR]RB-)(?<!-[LR]RB)[{re.escape(separators)}]", label, maxsplit=1)[0]
 
 
 def read_treebank(
@@ -141,13 +144,14 @@ def read_treebank(
         encoding: character encoding of a file of brackets.
         dependencies: options of `read_dependency_trees`. For brackets, which are constituents already, an error, but
             for `punctuation`, which they keep.
-        **options: of `parse_treebank`: `keep_functions`, `split_leaves`, `left_out`.
+        **options: of `parse_treebank`; of dependencies, `left_out` only.
 
     Yields:
         One `TreebankSentence` per tree that has words left.
 
     Raises:
-        ValueError: as `parse_treebank`, or the file is not text in this encoding; the message names file and line.
+        ValueError: as `parse_treebank`, or the file is not text in this encoding; the message names file and line. An
+            option that dependencies do not have.
 
     Cost: O(file size) time, memory for one tree, or for all sentences of a file of dependencies.
     """
@@ -160,6 +164,8 @@ def read_treebank(
             break
     lines = chain(head, lines)
     if is_conllu(path, head[-1] if head else ""):
+        if given := [name for name, value in options.items() if value and name not in ("left_out", "split_leaves")]:
+            raise ValueError(f"{path} holds dependencies, which have no option {given[0]}: leave it out")
         yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines, **dependencies)
     else:
         if given := sorted({*dependencies} - {"punctuation"}):
@@ -251,6 +257,10 @@ def parse_treebank(
     source: str = "<text>",
     keep_functions: bool = False,
     split_leaves: bool = False,
+    drop_tags: Collection[str] = (),
+    drop_labels: Collection[str] = (),
+    label_separators: str = LABEL_SEPARATORS,
+    lemma_separator: str | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[TreebankSentence]:
     """Read the sentences of bracketed trees given as lines of text.
@@ -261,6 +271,11 @@ def parse_treebank(
         keep_functions: keep function tags and indices on the labels of constituents.
         split_leaves: read a leaf of several words, (NN New York), as several words with the same tag. Otherwise it is
             an error, because it may also be a constituent whose words have no tags.
+        drop_tags: leave out words with these tags, and constituents without other words.
+        drop_labels: leave out the brackets of these constituents; what is in them stays. A whole sentence that loses
+            its bracket is a ROOT.
+        label_separators: characters before the function tags of constituents (`clean_label`).
+        lemma_separator: leaves are a word, this and its lemma, (NS cats-cat); the last one in the leaf counts.
         left_out: counts the trees without words under "no words".
 
     Yields:
@@ -269,10 +284,14 @@ def parse_treebank(
     Raises:
         ValueError: the brackets are malformed, or there is no tree; the message names the line.
     """
-    num_trees = 0
-    for root in _read_nodes(lines, source, split_leaves):
+    num_trees, separators = 0, "" if keep_functions else label_separators
+    empty_tags = {TRACE_TAG, *drop_tags}
+    for root in read_nodes(lines, source, split_leaves):
         num_trees += 1
-        sentence = _flatten(root, source, keep_functions)
+        sentence = _flatten(root, source, separators, empty_tags, drop_labels)
+        if lemma_separator:
+            words = (word.rpartition(lemma_separator)[0] or word for word in sentence.words)
+            sentence = dataclasses.replace(sentence, words=tuple(words))
         if sentence.words:
             yield sentence
         elif left_out is not None:
@@ -281,11 +300,12 @@ def parse_treebank(
         raise ValueError(f"{source} contains no tree: is it a file of bracketed trees?")
 
 
-def list_bad_lines(path: PathLike) -> list[str]:
+def list_bad_lines(path: PathLike, **options: Any) -> list[str]:
     """What is wrong with the lines of a file that has a tree on each line.
 
     Args:
         path: file of bracketed trees.
+        **options: of `parse_treebank`.
 
     Returns:
         A message for each line that cannot be read, with its number; nothing if most lines cannot: then trees stand on
@@ -293,10 +313,10 @@ def list_bad_lines(path: PathLike) -> list[str]:
     """
     problems, num_lines = [], 0
     for number, line in enumerate(read_lines(path), 1):
-        if line.strip():
+        if line.strip() and not MARKUP.fullmatch(line):
             num_lines += 1
             try:
-                list(parse_treebank([line], source=f"line {number}"))
+                list(parse_treebank([line], source=f"line {number}", **options))
             except ValueError as error:
                 problems.append(str(error).replace(f"line {number}:1: ", f"line {number}: "))
     return problems if 2 * len(problems) <= num_lines else []
@@ -318,66 +338,25 @@ def count_tags(paths: Iterable[PathLike], **reading: Any) -> Counter[str]:
     return Counter(tag for path in paths for sentence in read_treebank(path, **reading) for tag in sentence.tags)
 
 
-def _read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterator[_Node]:
-    """Yield the outermost brackets of the text."""
-
-    def describe(symbol: str, place: tuple[int, int]) -> str:
-        return f"{source}:{place[0]}: {symbol!r}"
-
-    path: list[_Node] = []
-    for symbol, place, is_first in read_brackets(lines, describe):
-        if symbol == "(":
-            if path and path[-1].words:
-                raise ValueError(
-                    f"{describe(symbol, place)} after the word {path[-1].words[-1]!r}: give the word its own (TAG )"
-                )
-            path.append(_Node("", place[0]))
-        elif symbol == ")":
-            node = path.pop()
-            _check_node(node, source, is_root=not path)
-            if path:
-                path[-1].children.append(node)
-            else:
-                yield node
-        elif not path:
-            raise ValueError(f"{describe(symbol, place)} stands outside of all trees: trees begin with '('")
-        elif is_first:
-            path[-1].label = symbol
-        elif path[-1].children or (path[-1].words and not split_leaves):
-            raise ValueError(
-                f"{source}:{place[0]}: the word {symbol!r} has no bracket of its own: write it as (TAG {symbol}), "
-                "or read it with split_leaves=True if it belongs to the leaf before it"
-            )
-        else:
-            path[-1].words.append(symbol)
-
-
-def _check_node(node: _Node, source: str, *, is_root: bool) -> None:
-    """Raise ValueError for a bracket that is neither a word with its tag nor a constituent."""
-    if not node.words and not node.children:
-        raise ValueError(f"{source}:{node.line}: ({node.label}) contains neither a word nor a constituent: remove it")
-    if not node.label and not is_root:
-        raise ValueError(f"{source}:{node.line}: a bracket inside the tree has no label: add one")
-
-
-def _flatten(root: _Node, source: str, keep_functions: bool) -> TreebankSentence:
-    """List words, tags and labeled spans of a tree, without traces and the root wrapper."""
+def _flatten(
+    root: Node, source: str, separators: str, empty_tags: Collection[str], drop_labels: Collection[str]
+) -> TreebankSentence:
+    """List words, tags and labeled spans of a tree, without empty elements and the root wrapper."""
     line = root.line
     while root.label in ROOT_LABELS and len(root.children) == 1:
         root = root.children[0]
     words: list[str] = []
     tags: list[str] = []
     labeled_spans: list[tuple[str, int, int]] = []
-    agenda: list[tuple[_Node, int | None]] = [(root, None)]
+    agenda: list[tuple[Node, int | None]] = [(root, None)]
     while agenda:
         node, start = agenda.pop()
         if start is not None:
             if len(words) > start:
-                label = node.label if keep_functions else clean_label(node.label)
-                labeled_spans.append((label or "ROOT", start, len(words)))
+                labeled_spans.append((clean_label(node.label, separators) or "ROOT", start, len(words)))
         elif node.words:
             tag = clean_label(node.label)
-            if tag != TRACE_TAG:
+            if tag not in empty_tags:
                 words.extend(node.words)
                 tags.extend([tag] * len(node.words))
         else:
@@ -387,7 +366,9 @@ def _flatten(root: _Node, source: str, keep_functions: bool) -> TreebankSentence
     if root.label in ROOT_LABELS and len(labeled_spans) > 1 and labeled_spans[-2][1:] == whole:
         # Only one constituent is left in the wrapper.
         labeled_spans.pop()
-    if words and not labeled_spans:
+    if drop_labels:
+        labeled_spans = [span for span in labeled_spans if span[0] not in drop_labels]
+    if words and (not labeled_spans or labeled_spans[-1][1:] != whole):
         labeled_spans.append(("ROOT", *whole))
     return TreebankSentence(tuple(words), tuple(tags), tuple(labeled_spans), f"{source}:{line}")
 
@@ -425,7 +406,10 @@ def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], li
             if not label:
                 raise ValueError(f"the bracket opened at character {opened_at} has no label: add one")
             if start == len(words):
-                raise ValueError(f"the bracket opened at character {opened_at} contains no word: remove it")
+                raise ValueError(
+                    f"the bracket opened at character {opened_at} contains no word: give it one, and write "
+                    "parentheses that are characters as -LRB- and -RRB-"
+                )
             labeled_spans.append((label, start, len(words)))
         elif is_first:
             open_nodes[-1] = (open_nodes[-1][0], symbol, len(words))

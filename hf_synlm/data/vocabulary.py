@@ -246,7 +246,7 @@ def _clean(word: str, steps: Sequence[normalizers.Normalizer]) -> str:
     if not word or any(character.isspace() or character in _RESERVED for character in word):
         raise ValueError(
             f"the word {word!r} is empty, or contains white space or one of the reserved characters U+10FF00 to "
-            "U+10FF4F: remove it"
+            "U+10FF4F: write another character for it"
         )
     for step in steps:
         word = step.normalize_str(word)

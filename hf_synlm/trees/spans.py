@@ -12,7 +12,8 @@ Everything here is pure Python without recursion: trees may be thousands of toke
 brackets and has trees as nested tuples; `evaluation/trees/baseline_trees.py` has further trees that need no model.
 """
 
-from collections.abc import Sequence
+import string
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 Span: TypeAlias = tuple[int, int]
@@ -114,7 +115,7 @@ def spans_to_brackets(spans: Sequence[Span], words: Sequence[str]) -> str:
 
 def _write_brackets(openings: Sequence[tuple[str, int, int]], words: Sequence[str]) -> str:
     """Write brackets around words, given the opening text and the span of each constituent in post-order."""
-    check_words(words)
+    check_words(words, string.whitespace.__contains__)
     opening: list[list[str]] = [[] for _ in words]
     num_closing = [0] * len(words)
     for text, start, end in openings:
@@ -126,11 +127,14 @@ def _write_brackets(openings: Sequence[tuple[str, int, int]], words: Sequence[st
     )
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Raise ValueError if a word is empty or contains white space, so that spaces cannot separate the words."""
+def check_words(words: Sequence[str], is_space: Callable[[str], bool] = str.isspace) -> None:
+    """Raise ValueError if a word is empty or has white space, by default that of Unicode, where tokenizers split."""
     for position, word in enumerate(words):
-        if not word or any(map(str.isspace, word)):
-            raise ValueError(f"word {position} is {word!r}: words must be non-empty and free of white space")
+        if not word or any(map(is_space, word)):
+            raise ValueError(
+                f"word {position} is {word!r}: words must be non-empty and free of white space; write another "
+                "character for it, such as _"
+            )
 
 
 def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], words: Sequence[str]) -> str:
@@ -156,7 +160,7 @@ def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], wor
     validate_spans(spans, len(words), min_width=1, allow_duplicates=True)
     _check_whole_sentence(spans, len(words))
     for label, start, end in labeled_spans:
-        if not label or any(character.isspace() or character in "()" for character in label):
+        if not label or any(character in string.whitespace + "()" for character in label):
             raise ValueError(
                 f"the label of span ({start}, {end}) is {label!r}: "
                 "labels must be non-empty and free of white space and parentheses"

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_synlm.data.text import PathLike, read_lines, read_tsv
+from hf_synlm.data.punctuation import Punctuation
+from hf_synlm.data.text import PathLike, errors_at, read_lines, read_tsv
+from hf_synlm.trees.spans import check_words
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
 # Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
@@ -249,13 +251,19 @@ def _label(row: dict[str, Any], column: str, where: str, needed: bool = False) -
     return value
 
 
-def read_treebank_items(path: PathLike, punctuation: str = "keep") -> tuple[list[TextItem], str]:
+def read_treebank_items(
+    path: PathLike, punctuation: str = "keep", punctuation_by: Punctuation = "tag", **reading: Any
+) -> tuple[list[TextItem], str]:
     """The sentences of a treebank that have words left, as texts of one document; and how punctuation was treated.
 
-    `punctuation` is "keep", or "remove" for models that are trained without punctuation.
+    `punctuation` is "keep", or "remove" for models that are trained without punctuation; `punctuation_by` and `reading`
+    are as in `load_treebank`.
     """
     from hf_synlm.evaluation.trees.treebank_parsing import load_treebank  # imports torch
 
-    treebank = load_treebank(Path(path), punctuation)
+    treebank = load_treebank(Path(path), punctuation, punctuation_by=punctuation_by, **reading)
+    for sentence in treebank.sentences:
+        with errors_at(sentence.source):
+            check_words(sentence.words)
     items = [TextItem(str(number), " ".join(words)) for number, words in enumerate(treebank.words, 1)]
     return items, treebank.convention

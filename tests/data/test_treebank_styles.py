@@ -1,0 +1,149 @@
+"""Treebanks of several styles: what is a word, what is about the text, and where a tree ends."""
+
+from pathlib import Path
+
+import pytest
+
+from hf_synlm.cli.app import main
+from hf_synlm.data.treebank import clean_label, parse_treebank, read_treebank, sentence_to_brackets
+
+SWITCHBOARD = """*x*x*x*x*
+*x* Copyright (C) 1999 Somebody *x*
+
+( (CODE (SYM SpeakerA1) (. .) ))
+( (S (EDITED (RM (-DFL- \\[) ) (NP-SBJ-UNF (PRP I)) (IP (-DFL- \\+) )) (NP-SBJ (PRP I)) (VP (VBP mean)) (-DFL- E_S) ))
+"""
+
+
+def read(text: str, **options) -> list[str]:
+    """Its trees as they are written."""
+    return [sentence_to_brackets(sentence) for sentence in parse_treebank(text.split("\n"), **options)]
+
+
+def refuse(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        read(text)
+    assert "remove it" not in str(error.value)
+
+
+def test_the_penn_helsinki_style() -> None:
+    trees = """( (CODE <P_13>)
+  (IP-MAT (NP-SBJ *con*) (VBD went) (CODE {COM:torn}) (PP (P to) (NP 0)) (WNP-1 *T*-1) (. .))
+  (ID FAKE-1200,13.1))
+( (CODE <P_14>) (ID FAKE-1200,13.2))
+( (METADATA (AUTHOR me)) (IP-MAT (N Cats) (VBD slept)) (ID FAKE-1200,13.3))
+( (VERSION (FORMAT dash)))
+"""
+    assert read(trees) == ["(IP (VBD went) (PP (P to)) (. .))", "(IP (N Cats) (VBD slept))"]
+    # In other trees a tag says what is empty.
+    others = "( (NP (CD 0) (SYM *) (SYM **) (CODE x) (NN a) (-NONE- *-1)) )"
+    assert read(others) == ["(NP (CD 0) (SYM *) (SYM **) (CODE x) (NN a))"]
+    lemmas = "( (IP (NS cats-cat) (NP *pro*) (V x-ray-x/ray) (. .-.) (Q all)) (ID x))"
+    assert read(lemmas, lemma_separator="-") == ["(IP (NS cats) (V x-ray) (. .) (Q all))"]
+
+
+def test_markup_outside_of_trees() -> None:
+    chinese = "<DOC>\n<DATE> 2001 </DATE>\n<S ID=1>\n( (IP-HLN (NP-PN (NR a))\n (VV b)))\n</S>\n</DOC>"
+    assert read(chinese) == ["(IP (NP (NR a)) (VV b))"]
+    assert read("(S (A <a>)\n(B b))") == ["(S (A <a>) (B b))"]
+    refuse("<DOC\n(S (A a))", "1: '<DOC' stands outside of all trees")
+
+
+def test_words_and_brackets_are_left_out_on_demand() -> None:
+    i, i_mean = "(NP (PRP I))", "(NP (PRP I)) (VP (VBP mean))"
+    assert read(SWITCHBOARD, drop_tags=["-DFL-"]) == [f"(S (EDITED {i}) {i_mean})"]
+    assert read(SWITCHBOARD, drop_tags=["-DFL-"], drop_labels=["EDITED", "S"]) == [f"(ROOT {i} {i_mean})"]
+    assert read("( (S (A a)) (X x))", drop_tags=["X"]) == ["(S (A a))"]
+    assert read("(TOP (S (A a)) (B b))", drop_labels=["TOP", "S"]) == ["(ROOT (A a) (B b))"]
+
+
+def test_labels_and_their_function_tags() -> None:
+    labels = "NP-PN NP_SBJ ADJP*OC NP;* nmod:poss -DFL- $*LRB* $-LRB-".split()
+    assert [*map(clean_label, labels)] == "NP NP_SBJ ADJP*OC NP;* nmod:poss -DFL- $*LRB* $-LRB-".split()
+    tree = "(ADJP*OC (NP_SBJ-1 ($*LRB* a)) (NP-PN (X b)))"
+    assert read(tree, label_separators="*_;") == ["(ADJP (NP ($*LRB* a)) (NP-PN (X b)))"]
+    assert read(tree, label_separators="") == read(tree, keep_functions=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("(S (NP (PRP He)) (VP (VB said) (-LRB- () (NP (NN yes)) (-RRB- ))) (. .))", "He said -LRB- yes -RRB- ."),
+        (r"(S (VB said) (-LRB- \() (NP (NN yes)) (-RRB- \)) (. .))", "said -LRB- yes -RRB- ."),
+        ("(S (PUNCT () (NN a) ($( ()(X ($( ))))", "-LRB- a -LRB- -RRB-"),
+        ('(CS (S ($( ") (NP (ART Der)) ($, ,)))', '" Der ,'),
+        ("(S (VB like(d)) (PRP (s)he) (NN f(x)(y)))", "like-LRB-d-RRB- -LRB-s-RRB-he f-LRB-x-RRB--LRB-y-RRB-"),
+        ("(S (SYM \\) (NN a))", "\\ a"),
+        ("(S (NP (PRP\t(Dia))) (VP (VB (makan)) (NP (NN (nasi)))) (NP (*-1)) (S (0)) (Z (.)))", "Dia makan nasi ."),
+    ],
+)  # fmt: skip
+def test_parentheses_that_are_characters(text: str, words: str) -> None:
+    (sentence,) = parse_treebank([text])
+    assert sentence.words == tuple(words.split())
+    assert [s.words for s in parse_treebank([sentence_to_brackets(sentence)])] == [sentence.words]
+    assert not set("()") & set("".join(sentence.tags))
+
+
+def test_other_parentheses_are_refused_with_advice() -> None:
+    refuse("(S (NP (EMOJI :)) (NN dog)) (VP (VB runs)))", "closes nothing: .*write -RRB- if it is a word")
+    refuse("(S (EMOJI :() (NN a))", "after the word ':'.*write .* as -LRB-")
+    refuse("(S (NP (DT the) (NN )) (VB runs))", r"\(NN\) contains neither .*\(TAG word\)")
+    refuse("(S (NP (PRP (Dia)) (NN (pesta olahraga))))", r"\(Dia\) contains neither")
+    refuse("(S (DT) (NN))", r"\(DT\) contains neither")
+    refuse("(PRP (Dia))", r"\(Dia\) contains neither")
+    refuse("(NN ())", r"\(\) contains neither")
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "second"),
+    [
+        ("(S (A a)\n(S (A b))\n(S (A c))))", 1, 2),
+        ("(S (A z))\n(S (A z))\n(S (A a)\n(NP (A b)))", 3, 4),
+        ("(S (A a)\n(NP (A b)))\n(S (A z))\n(S (A z))", 1, 2),
+        ("(S (A z))\n(ROOT (S (A a))\n  (ROOT (S (A b))))", 2, 3),
+        ("( (S (A a))\n( (S (A b))))", 1, 2),
+        ("(S\n  (A a)\n(S\n  (A b)))\n(S\n  (A c)))", 1, 3),
+    ],
+)
+def test_a_missing_bracket_does_not_merge_trees(text: str, first: int, second: int) -> None:
+    refuse(text, f"(?s)(:{first}: .*never closed.*line {second}|:{second}: .*line {first}$)")
+
+
+def test_trees_over_several_lines() -> None:
+    plain = "(S\n(NP (A a))\n(VP (B b)))\n(S (A a)\n(S (B b))\n(CC c))"
+    assert read(plain) == ["(S (NP (A a)) (VP (B b)))", "(S (A a) (S (B b)) (CC c))"]
+    assert read("(TOP (S1\n (TOP (S (A a)\n  (S (A b))))))") == ["(S (A a) (S (A b)))"]
+
+
+def test_only_white_space_of_ascii_separates_words(tmp_path: Path, capsys) -> None:
+    tree = "(S (NN 1\u00a0000)\t(: \u0085) (PU \u3000))"
+    (sentence,) = parse_treebank([tree])
+    assert sentence.words == ("1\u00a0000", "\u0085", "\u3000") and read(tree) == [tree.replace("\t", " ")]
+    # Tokenizers split there.
+    file = tmp_path / "a.mrg"
+    file.write_text(f"{tree}\n", encoding="utf-8")
+    assert main(["evaluate", "perplexity", str(file), "--format", "treebank", "--model", "none"]) == 2
+    assert "a.mrg:1: word 0 is '1\\xa0000'" in capsys.readouterr().err
+
+
+def test_commands_take_the_options(tmp_path: Path, capsys) -> None:
+    file, out, ud = tmp_path / "swbd.mrg", tmp_path / "out.mrg", tmp_path / "a.conllu"
+    file.write_text(SWITCHBOARD + "( (S (FW New York) (XX '')))\n", encoding="utf-8")
+    ud.write_text("1\tGo\tgo\tVERB\t_\t_\t0\troot\t_\t_\n\n", encoding="utf-8")
+    command = ["treebank", str(file), "--out", str(out)]
+    assert main(command) == 2 and "--split-leaves" in capsys.readouterr().err
+    reading = ["--split-leaves", "--drop-tags", "-DFL- XX", "--drop-labels", "EDITED RM"]
+    assert main([*command, *reading]) == 0
+    assert out.read_text().split("\n")[1:] == ["(S (FW New) (FW York))", ""] and "EDITED" not in out.read_text()
+    assert main(["treebank", str(ud), "--out", str(out), "--overwrite", "--drop-tags", "X"]) == 2
+    assert "no --drop-tags" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"a.conllu holds dependencies, which have no option drop_tags"):
+        list(read_treebank(ud, drop_tags=["X"]))
+    trees = tmp_path / "trees.txt"
+    trees.write_text("(I (I mean))\n(New York)\n")
+    score = ["evaluate", "parsing", "--treebank", str(file), "--trees", str(trees), "--punctuation", "keep"]
+    assert main([*score, "--tree-style", "unlabeled", *reading]) == 0
+    assert "drop_tags ['-DFL-', 'XX']" in capsys.readouterr().out
+    text = ["evaluate", "perplexity", str(file), "--model", "none"]
+    assert main([*text, "--split-leaves"]) == 2 and "--split-leaves belongs to" in capsys.readouterr().err
+    assert main([*text, "--punctuation-by", "form"]) == 2 and "--punctuation-by belongs" in capsys.readouterr().err
