@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from hf_synlm.data import parsed
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
 from hf_synlm.evaluation.text.text_items import rows_text
@@ -93,12 +94,11 @@ Tokenize = Annotated[
 ]
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
 Treebank = Annotated[Path, typer.Option(help="Gold trees in the format of the Penn Treebank.")]
-TreeStyleName: TypeAlias = Literal["unlabeled", "labeled", "treebank"]
 TreeStyle = Annotated[
-    TreeStyleName | None,
+    parsed.TreeStyle | None,
     typer.Option(
-        help="Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word; default: "
-        "guessed from capital letters. JSON lines do not need it."
+        help="Brackets in a file: unlabeled, ((the cat) sleeps); labeled, (S (NP the cat) (VP sleeps)); treebank, with "
+        "a tag for each word. Default: told from their form; what is a guess is said. JSON lines do not need it."
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
@@ -329,6 +329,16 @@ _MAX_ROWS = 8
 def say(message: str) -> None:
     """Write a remark to standard error, beside the results."""
     typer.echo(message, err=True)
+
+
+def style_of_trees(path: Path, lines: Sequence[str], given: parsed.TreeStyle | None) -> parsed.TreeStyle:
+    """The style of the brackets in a file: that of --tree-style, or what they show; a guess is said."""
+    if given is not None:
+        return given
+    style, is_certain = parsed.guess_style(lines)
+    if not is_certain:
+        say(f"{path}: its brackets do not show whether they have labels; read as {style}. If wrong, give --tree-style.")
+    return style
 
 
 def hide_bars_of_weights() -> None:
