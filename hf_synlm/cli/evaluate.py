@@ -13,7 +13,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
-from hf_synlm.data.parsed import TreeStyle, kind_of_trees, lines_of_parses, parses_of_lines
+from hf_synlm.data.parsed import kind_of_trees, lines_of_parses
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
@@ -183,7 +183,9 @@ def parsing(
         _check_unused(parsing)
         if save_trees is not None:
             raise ValueError("--save-trees: --trees are in a file already. Leave it out.")
-        runs = _read_trees(trees or (), tree_style, limit, counting.evalb(rule, treebank, limit))
+        evalb = counting.evalb(rule, treebank, limit)
+        runs = {str(path): options.read_trees(path, tree_style, evalb) for path in trees or ()}
+        runs = {name: run if isinstance(run, EvalbScores) else run[:limit] for name, run in runs.items()}
         scores, tables = _score(bank, runs, rule)
         _say_missing(bank, runs, rule)
         named = {"name": ", ".join(map(str, trees or ()))}
@@ -255,30 +257,12 @@ def compare(
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
         raise ValueError("--convention evalb: choose a convention of unlabeled F1")
-    parses = _read_trees((first, second), tree_style, limit)
+    parses = {str(path): options.read_trees(path, tree_style)[:limit] for path in (first, second)}
     scores, tables = report_comparison(bank, parses, rule)
     _say_missing(bank, parses, rule)
     data = {"files": describe_files([treebank, first, second])}
     named = {"name": f"{first} and {second}"}
     options.report(EvaluationResult("compare", scores, named, counting.describe(rule, bank), data, tables), out)
-
-
-def _read_trees(
-    paths: Sequence[Path],
-    style: TreeStyle | None,
-    limit: int | None,
-    evalb: Callable[[Path], EvalbScores] | None = None,
-) -> dict[str, Any]:
-    """The first trees of each file, by its name; of trees with tags the scores that `evalb` gives, if there is one."""
-    runs: dict[str, Any] = {}
-    for path in paths:
-        lines = list(read_lines(path))
-        found = options.style_of_trees(path, lines, style)
-        if evalb is not None and found == "treebank" and kind_of_trees(path, lines) == "brackets":
-            runs[str(path)] = evalb(path)
-        else:
-            runs[str(path)] = parses_of_lines(lines, found, source=str(path))[:limit]
-    return runs
 
 
 def _numbers_scored(bank: "Treebank", rule: ParsingConvention | EvalbParameters) -> Sequence[int]:

@@ -18,6 +18,7 @@ import typer
 
 from hf_synlm.data import parsed
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
+from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
 from hf_synlm.evaluation.text.text_items import rows_text
 
@@ -331,14 +332,23 @@ def say(message: str) -> None:
     typer.echo(message, err=True)
 
 
-def style_of_trees(path: Path, lines: Sequence[str], given: parsed.TreeStyle | None) -> parsed.TreeStyle:
-    """The style of the brackets in a file: that of --tree-style, or what they show; a guess is said."""
-    if given is not None:
-        return given
-    style, is_certain = parsed.guess_style(lines)
+def read_trees(path: Path, style: parsed.TreeStyle | None, tagged: Callable[[Path], Any] | None = None) -> Any:
+    """The parses in a file, in the style of --tree-style or the one that its brackets show; a guess is said.
+
+    For trees with tags what `tagged` gives, if it is given.
+    """
+    lines = list(read_lines(path))
+    kind = parsed.kind_of_trees(path, lines)
+    found, is_certain = (style, True) if style else parsed.guess_style(lines)
     if not is_certain:
-        say(f"{path}: its brackets do not show whether they have labels; read as {style}. If wrong, give --tree-style.")
-    return style
+        say(f"{path}: its brackets do not show whether they have labels; read as {found}. If wrong, give --tree-style.")
+    if tagged is not None and kind == "brackets" and found == "treebank":
+        return tagged(path)
+    try:
+        return parsed.parses_of_lines(lines, found, source=str(path))
+    except ValueError as error:
+        remedy = f" (read as {found}: --tree-style gives another style)" if kind == "brackets" else ""
+        raise ValueError(f"{error}{remedy}") from error
 
 
 def hide_bars_of_weights() -> None:

@@ -14,7 +14,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
-from hf_synlm.data.parsed import ParsedSentence, lines_of_parses, parses_of_lines
+from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
 from hf_synlm.evaluation.text.text_items import TextItem, read_files, read_items, table_text, text_files
@@ -125,8 +125,7 @@ def draw(
         synlm draw hf_synlm/data/samples/trees.test.txt --format html --out trees.html
     """
     options.check_out(out, overwrite, trees, check=lambda path, replace: None)
-    lines = list(read_lines(trees))
-    sentences = parses_of_lines(lines, options.style_of_trees(trees, lines, tree_style), source=str(trees))
+    sentences = options.read_trees(trees, tree_style)
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings(sentences, style, out, title=str(trees))
 

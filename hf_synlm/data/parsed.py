@@ -438,30 +438,24 @@ def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
             return ParsedSentence.from_dict(json.loads(line))
         except RecursionError as error:
             raise ValueError("the brackets of the JSON object are nested too deeply for a parsed sentence") from error
-    try:
-        return _read_brackets(line, style)
-    except ValueError as error:
-        message = str(error).replace("<text>:1: ", "")
-        raise ValueError(f"{message} (read as {style}: another style is given by --tree-style)") from error
-
-
-def _read_brackets(line: str, style: TreeStyle) -> ParsedSentence:
     if style == "unlabeled":
         tree, words = brackets_to_tree(line)
         return ParsedSentence(tuple(words), (Hypothesis(tuple(tree_to_spans(tree))),))
     if style == "labeled":
-        labeled, words = brackets_to_labeled_spans(line)
-        return _with_labels(words, labeled)
-    trees = list(parse_treebank([line]))
+        return _with_labels(*brackets_to_labeled_spans(line))
+    try:
+        trees = list(parse_treebank([line]))
+    except ValueError as error:
+        raise ValueError(str(error).replace("<text>:1: ", "")) from error
     if len(trees) != 1:
         raise ValueError(f"the line contains {len(trees)} trees: write one per line")
     return _from_treebank(trees[0])
 
 
 def _from_treebank(sentence: TreebankSentence) -> ParsedSentence:
-    return _with_labels(map(unescape_word, sentence.words), sentence.labeled_spans)
+    return _with_labels(sentence.labeled_spans, map(unescape_word, sentence.words))
 
 
-def _with_labels(words: Iterable[str], labeled: Sequence[tuple[str, int, int]]) -> ParsedSentence:
+def _with_labels(labeled: Sequence[tuple[str, int, int]], words: Iterable[str]) -> ParsedSentence:
     spans, labels = tuple((i, j) for _, i, j in labeled), tuple(label for label, _, _ in labeled)
     return ParsedSentence(tuple(words), (Hypothesis(spans, labels),))

@@ -194,7 +194,7 @@ def test_a_guess_is_said_and_an_error_names_the_style(files, capsys):
     trees.write_text("((小 狗) 叫)\n", encoding="utf-8")
     message = fail(capsys, "draw", trees, "--tree-style", "labeled")
     assert "trees.txt:1: the bracket opened at character 0 has no label" in message
-    assert "read as labeled: another style is given by --tree-style" in message
+    assert "read as labeled: --tree-style gives another style" in message
     message = fail(capsys, "draw", trees, "--tree-style", "treebank")
     assert "trees.txt:1: the word '狗'" not in message and "read as treebank" in message and "<text>" not in message
 

@@ -348,8 +348,8 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
             difference = f"word {place + 1} is {sentence.words[place]!r}, in the gold tree {gold.words[place]!r}"
         raise ValueError(
             f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}). "
-            "Score trees over the same words: check the style of the brackets (--tree-style) and the treatment of "
-            "punctuation."
+            "Score trees over the same words: check the style of the brackets (--tree-style, in `evaluate` "
+            "prediction_style) and the treatment of punctuation."
         )
 
 
