@@ -4,7 +4,8 @@ import dataclasses
 import inspect
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,11 +13,12 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
-from hf_synlm.data.parsed import ParsedSentence, read_parses
+from hf_synlm.data.parsed import kind_of_trees, lines_of_parses
+from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
 from hf_synlm.evaluation.text.text_items import read_items, read_treebank_items
-from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters
+from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, evaluate_files
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingConvention, resolve_convention
 from hf_synlm.viz import plot_bars
 
@@ -34,9 +36,9 @@ ProposalFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--proposals",
-        help="File of bracketed trees, such as n-best lists of a parser, or of JSON lines of `synlm parse`; repeat for "
-        "several. The probability of a sentence is then the sum over its trees there, its end included, as papers on "
-        "Transformer Grammars report it.",
+        help="File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or Charniak's), or "
+        "of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then the sum over its "
+        "trees there, its end included, as papers on Transformer Grammars report it.",
         **options.INPUT_FILE,
     ),
 ]
@@ -55,7 +57,7 @@ class CountingOptions(options.TreebankReading):
         str,
         typer.Option(
             help="What counts: gpst, prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as "
-            "the program EVALB counts them."
+            "the program EVALB counts them, exactly if --trees have tags."
         ),
     ] = "gpst"
     punctuation: Annotated[
@@ -98,7 +100,17 @@ class CountingOptions(options.TreebankReading):
         from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
 
         usual = "keep" if self.convention == "evalb" else "remove"
-        return load_treebank(path, self.punctuation or usual, limit, self.punctuation_by, **self.reading())
+        reading = {**self.reading(), "keep_functions": self.convention == "evalb"}
+        return load_treebank(path, self.punctuation or usual, limit, self.punctuation_by, **reading)
+
+    def evalb(
+        self, rule: ParsingConvention | EvalbParameters, gold: Path, limit: int | None
+    ) -> Callable[[Path], EvalbScores] | None:
+        """What the program EVALB does with two files, if it is asked for, reads the gold file, and all words count."""
+        if not isinstance(rule, EvalbParameters) or self.punctuation not in (None, "keep") or self.given():
+            return None
+        is_read = kind_of_trees(gold, read_lines(gold)) == "brackets"
+        return partial(evaluate_files, gold, parameters=rule, max_sentences=limit) if is_read else None
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
         """The options as the result states them."""
@@ -127,7 +139,10 @@ def parsing(
     ] = None,
     trees: Annotated[
         list[Path] | None,
-        typer.Option(help="Score the trees in this file instead, one line per gold sentence; repeat for several runs."),
+        typer.Option(
+            help="Score the trees in this file instead, one for each gold sentence, or a blank line; repeat for "
+            "several runs."
+        ),
     ] = None,
     tree_style: options.TreeStyle = None,
     limit: Limit = None,
@@ -162,9 +177,11 @@ def parsing(
         _check_unused(parsing)
         if save_trees is not None:
             raise ValueError("--save-trees: --trees are in a file already. Leave it out.")
-        parses = _read_trees(trees or (), tree_style, limit)
-        scores, tables = _score(bank, parses, rule)
-        _say_missing(bank, parses, rule)
+        evalb = counting.evalb(rule, treebank, limit)
+        runs = {str(path): options.read_trees(path, tree_style, evalb) for path in trees or ()}
+        runs = {name: run if isinstance(run, EvalbScores) else run[:limit] for name, run in runs.items()}
+        scores, tables = _score(bank, runs, rule)
+        _say_missing(bank, runs, rule)
         named = {"name": ", ".join(map(str, trees or ()))}
         result = EvaluationResult("parsing", scores, named, settings, data, tables)
     else:
@@ -183,7 +200,7 @@ def parsing(
         options.leave_output_to_first_process()
         seconds = time.perf_counter() - start
         if save_trees is not None:
-            lines = dict(zip(numbers, (s.brackets() if s.hypotheses else "" for s in parsed), strict=True))
+            lines = dict(zip(numbers, lines_of_parses(parsed), strict=True))
             write_text(save_trees, "".join(f"{lines.get(number, '')}\n" for number in range(count)))
             options.say(f"wrote {save_trees}")
         scores, tables = _score(bank, {scorer.name: parsed}, rule)
@@ -196,7 +213,7 @@ def parsing(
 
 
 def _score(
-    bank: "Treebank", runs: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
+    bank: "Treebank", runs: Mapping[str, Any], rule: ParsingConvention | EvalbParameters
 ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
     from hf_synlm.evaluation.trees.treebank_parsing import report_evalb, report_parsing
 
@@ -234,7 +251,7 @@ def compare(
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
         raise ValueError("--convention evalb: choose a convention of unlabeled F1")
-    parses = _read_trees((first, second), tree_style, limit)
+    parses = {str(path): options.read_trees(path, tree_style)[:limit] for path in (first, second)}
     scores, tables = report_comparison(bank, parses, rule)
     _say_missing(bank, parses, rule)
     data = {"files": describe_files([treebank, first, second])}
@@ -242,25 +259,24 @@ def compare(
     options.report(EvaluationResult("compare", scores, named, counting.describe(rule, bank), data, tables), out)
 
 
-def _read_trees(
-    paths: Sequence[Path], style: options.TreeStyle | None, limit: int | None
-) -> dict[str, list[ParsedSentence]]:
-    """The first trees of each file, one line per gold sentence, by its name."""
-    return {str(path): read_parses(path, style)[:limit] for path in paths}
-
-
 def _numbers_scored(bank: "Treebank", rule: ParsingConvention | EvalbParameters) -> Sequence[int]:
     """Numbers of the sentences that a convention scores."""
     return bank.numbers_scored(rule) if isinstance(rule, ParsingConvention) else range(len(bank.sentences))
 
 
-def _say_missing(
-    bank: "Treebank", parses: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
-) -> None:
-    """Remark on sentences that are scored, but have no tree in a file."""
+def _say_missing(bank: "Treebank", runs: Mapping[str, Any], rule: ParsingConvention | EvalbParameters) -> None:
+    """Remark on sentences that are scored, but have no tree in a file, and on those that EVALB leaves out."""
     numbers = _numbers_scored(bank, rule)
-    for name, parsed in parses.items():
-        missing = sum(not parsed[number].hypotheses for number in numbers)
+    for name, run in runs.items():
+        if isinstance(run, EvalbScores):
+            counted, reasons = run.overall, [sentence.reason for sentence in run.sentences if sentence.reason]
+            if counted.num_valid < counted.num_sentences:
+                options.say(
+                    f"{name}: of {counted.num_sentences} sentences, EVALB leaves out {counted.num_skipped} without a "
+                    f"tree and {counted.num_errors} with other words" + "".join(f" ({why})" for why in reasons[:1])
+                )
+            continue
+        missing = sum(not run[number].hypotheses for number in numbers)
         if missing:
             options.say(
                 f"{name} has no tree for {missing} of {len(numbers)} sentences, which count as sentences without "

@@ -12,13 +12,15 @@ import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
+from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
 from hf_synlm.evaluation.text.text_items import rows_text
 
@@ -103,12 +105,11 @@ PunctuationBy = Annotated[
     ),
 ]
 Treebank = Annotated[Path, typer.Option(help="Gold trees in the format of the Penn Treebank.")]
-TreeStyleName: TypeAlias = Literal["unlabeled", "labeled", "treebank"]
 TreeStyle = Annotated[
-    TreeStyleName | None,
+    parsed.TreeStyle | None,
     typer.Option(
-        help="Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word; default: "
-        "guessed from capital letters. JSON lines do not need it."
+        help="Brackets in a file: unlabeled, ((the cat) sleeps); labeled, (S (NP the cat) (VP sleeps)); treebank, with "
+        "a tag for each word. Default: told from their form; what is a guess is said. JSON lines do not need it."
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
@@ -407,6 +408,25 @@ _MAX_ROWS = 8
 def say(message: str) -> None:
     """Write a remark to standard error, beside the results."""
     typer.echo(message, err=True)
+
+
+def read_trees(path: Path, style: parsed.TreeStyle | None, tagged: Callable[[Path], Any] | None = None) -> Any:
+    """The parses in a file, in the style of --tree-style or the one that its brackets show; a guess is said.
+
+    For trees with tags what `tagged` gives, if it is given.
+    """
+    lines = list(read_lines(path))
+    kind = parsed.kind_of_trees(path, lines)
+    found, is_certain = (style, True) if style else parsed.guess_style(lines)
+    if not is_certain:
+        say(f"{path}: its brackets do not show whether they have labels; read as {found}. If wrong, give --tree-style.")
+    if tagged is not None and kind == "brackets" and found == "treebank":
+        return tagged(path)
+    try:
+        return parsed.parses_of_lines(lines, found, source=str(path))
+    except ValueError as error:
+        remedy = f" (read as {found}: --tree-style gives another style)" if kind == "brackets" else ""
+        raise ValueError(f"{error}{remedy}") from error
 
 
 def hide_bars_of_weights() -> None:

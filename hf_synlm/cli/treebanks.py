@@ -1,6 +1,5 @@
 """`synlm treebank` and `silver`: trees for training, from treebanks and from a parser."""
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
-from hf_synlm.data.parsed import ParsedSentence, read_parses
+from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
 from hf_synlm.evaluation.text.text_items import TextItem, read_files, read_items, table_text, text_files
@@ -107,7 +107,7 @@ def draw(
     trees: Annotated[
         Path,
         typer.Argument(
-            help="One tree per line, or the JSON lines of `synlm parse --format json`; - reads standard input."
+            help="Bracketed trees, the JSON lines of `synlm parse --format json`, or CoNLL-U; - reads standard input."
         ),
     ],
     tree_style: options.TreeStyle = None,
@@ -117,14 +117,15 @@ def draw(
 ) -> None:
     """Draw trees from a file, whichever program wrote it.
 
-    This needs no model. Without --tree-style the command recognizes labels and tags by their capital letters.
+    This needs no model. A tree may have several lines, which are then indented. Dependencies are drawn as flat
+    constituents; `synlm treebank` makes others of them.
 
     Examples:
         echo "(S (NP the cat) (VP sleeps))" | synlm draw -
         synlm draw hf_synlm/data/samples/trees.test.txt --format html --out trees.html
     """
     options.check_out(out, overwrite, trees, check=lambda path, replace: None)
-    sentences = read_parses(trees, tree_style)
+    sentences = options.read_trees(trees, tree_style)
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings(sentences, style, out, title=str(trees))
 
@@ -158,17 +159,13 @@ def _write_drawings(sentences: Sequence[ParsedSentence], style: Format, out: Pat
         options.say(f"wrote {len(drawn)} picture(s) to {out}")
     elif style == "html":
         _print_or_write(sentences_to_page(sentences, title=title), out)
-    elif style in ("brackets", "json"):
-        _print_or_write("\n".join(_line(sentence, style) for sentence in sentences) + "\n", out)
+    elif style == "json":
+        _print_or_write("".join(json.dumps(s.to_dict(), ensure_ascii=False) + "\n" for s in sentences), out)
+    elif style == "brackets":
+        _print_or_write("".join(f"{line}\n" for line in lines_of_parses(sentences)), out)
     else:
         drawings = [_drawing(sentence, style) for sentence in sentences if sentence.words]
         _print_or_write("\n\n".join(drawings) + "\n", out)
-
-
-def _line(sentence: ParsedSentence, style: Format) -> str:
-    if style == "json":
-        return json.dumps(sentence.to_dict(), ensure_ascii=False)
-    return sentence.brackets() if sentence.hypotheses else ""
 
 
 def _drawing(sentence: ParsedSentence, style: Format) -> str:
@@ -312,10 +309,11 @@ def generate(
         )
     if style == "table":
         _print_or_write(markdown_table([_row(text) for text in found]) + "\n", out)
+    elif style == "brackets":
+        _print_or_write("".join(f"{line}\n" for line in lines_of_parses(text.tree for text in found)), out)
     else:
         lines: dict[str, Callable[[GeneratedText], str]] = {
             "text": lambda text: " ".join(text.text.splitlines()),
-            "brackets": lambda text: text.tree.brackets() if text.tree.hypotheses else "",
             "json": lambda text: json.dumps(text.to_dict(), ensure_ascii=False),
             "tree": lambda text: f"{text.text}\n{SentenceView(text.tree)}\n",
         }

@@ -1,24 +1,30 @@
 """Parses of sentences: trees over words, best first, with log-probabilities; and files of parses.
 
 `ParsedSentence.from_output` converts the output of a model's `parse`. A file of parses contains JSON lines (all trees
-and numbers), or one bracketed tree per line (the best one); `read_parses` reads both, also from other programs.
+and numbers), or bracketed trees (the best ones), which `lines_of_parses` writes; `read_parses` reads both, also from
+other programs, and dependencies in CoNLL-U.
 """
 
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from hf_synlm.data.brackets import brackets_to_tree, tree_to_spans, unescape_word
+from hf_synlm.data.dependencies import is_conllu
 from hf_synlm.data.text import PathLike, errors_at, read_lines
 from hf_synlm.data.treebank import (
     PUNCTUATION_TAGS,
     SYMBOL_TAGS,
+    UNIVERSAL_WORD_TAGS,
     WORD_TAGS,
+    TreebankSentence,
     brackets_to_labeled_spans,
     parse_treebank,
+    read_dependency_trees,
 )
 from hf_synlm.trees.spans import (
     Span,
@@ -29,6 +35,10 @@ from hf_synlm.trees.spans import (
 )
 
 TreeStyle: TypeAlias = Literal["unlabeled", "labeled", "treebank"]
+
+_KNOWN_TAGS = WORD_TAGS | UNIVERSAL_WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS
+# The first label of a file of labeled trees, where nothing else would show that it is one.
+_MARKED_LABEL = re.compile(r"\([^\s()]+  ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,10 +255,11 @@ def word_brackets(
 
 # ------------------------------------------------------------------------------------------------------------- files
 def read_parses(path: PathLike, style: TreeStyle | None = "unlabeled") -> list[ParsedSentence]:
-    """Read a file of parses, one sentence per line; a blank line is a sentence without a parse (and without words).
+    """Read a file of parses; a blank line is a sentence without a parse (and without words).
 
-    A line is a JSON object (`ParsedSentence.to_dict`) or a bracketed tree. The tree does not show its style:
-    `((the cat) (sat down))` may be two constituents or two words with their tags.
+    A sentence is a JSON object (`ParsedSentence.to_dict`) on its line, or a bracketed tree, see `tree_lines`. The
+    tree does not show its style: `((the cat) (sat down))` may be two constituents or two words with their tags.
+    A file in CoNLL-U is read as by `read_dependency_trees`.
 
     Args:
         path: the file.
@@ -257,13 +268,13 @@ def read_parses(path: PathLike, style: TreeStyle | None = "unlabeled") -> list[P
             `guess_style` says.
 
     Returns:
-        The sentences, as many as there are lines; -LRB- and -RRB- are parentheses again.
+        The sentences; -LRB- and -RRB- are parentheses again.
 
     Raises:
         ValueError: a line is neither, or the style is unknown; the message names file and line.
     """
     lines = list(read_lines(path))
-    return parses_of_lines(lines, style or guess_style(lines), source=str(path))
+    return parses_of_lines(lines, style or guess_style(lines)[0], source=str(path))
 
 
 def parses_of_lines(
@@ -282,35 +293,130 @@ def parses_of_lines(
     Raises:
         ValueError: as `read_parses`.
     """
+    lines = list(lines)
+    if kind_of_trees(source, lines) == "conllu":
+        return [_from_treebank(sentence) for sentence in read_dependency_trees(source, lines=lines)]
     sentences = []
-    for number, line in enumerate(lines, start=1):
+    for number, tree in tree_lines(lines):
         with errors_at(f"{source}:{number}"):
-            sentences.append(read_parse(line, style))
+            sentences.append(read_parse(tree, style))
     return sentences
 
 
-def guess_style(lines: Iterable[str]) -> TreeStyle:
-    """Tell labels and tags of bracketed trees from words: they have no small letters.
+def kind_of_trees(source: PathLike, lines: Iterable[str]) -> Literal["json", "conllu", "brackets"]:
+    """What a file of trees contains, by its name or its first line."""
+    # What begins with # may be a comment, or a sentence of one word, such as a hashtag.
+    first = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+    return "json" if first.startswith('{"') else "conllu" if is_conllu(source, first) else "brackets"
+
+
+def tree_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Bracketed trees with the number of their first line.
+
+    An open tree goes on in lines that are indented or begin with its closing bracket. Where a tree does so, blank lines
+    stand between trees; in other files each line is a sentence.
+    """
+    found: list[tuple[int, list[str]]] = []
+    depth = 0
+    for number, line in enumerate(lines, start=1):
+        if depth > 0 and (not line or line[0].isspace() or line[0] == ")"):
+            found[-1][1].append(line)
+        else:
+            found.append((number, [line]))
+            depth = 0
+        if not line.startswith('{"'):
+            depth += line.count("(") - line.count(")")
+    goes_on = any(line.strip() for _, tree in found for line in tree[1:])
+    for number, tree in found:
+        text = tree[0] if len(tree) == 1 else " ".join(line.strip() for line in tree)
+        if text.strip() or not goes_on:
+            yield number, text
+
+
+def guess_style(lines: Iterable[str]) -> tuple[TreeStyle, bool]:
+    """Tell labels and tags of bracketed trees from words, in any language.
+
+    Only brackets of unlabeled trees begin with a bracket. Where all begin with a word or label and have two parts, the
+    trees are binary and branch to the right; where some have more parts, the first is a label. In a treebank, every
+    word has a bracket of its own.
 
     Args:
         lines: as in a file of parses; JSON lines have no style.
 
     Returns:
-        "unlabeled" if a bracket begins with a bracket or with a word in small letters; else "treebank" if every word
-        stands alone with a tag, most of them of the Penn Treebank; else "labeled".
+        The style, and whether this is certain. It is not if all trees branch to the right, if labels neither repeat nor
+        differ from words by capital letters, or if labels of phrases may be tags.
     """
-    trees = [re.sub(r"^\s*\(\s*\(", "(", line) for line in lines if line.strip() and not line.startswith('{"')]
-    first = [word for tree in trees for word in re.findall(r"\(\s*([^\s()]*)", tree)]
-    if not all(word and word == word.upper() for word in first):
-        return "unlabeled"
-    preterminals = [words.split() for tree in trees for words in re.findall(r"\(([^()]*)\)", tree)]
-    known = sum(words[0] in WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS for words in preterminals)
-    alone = all(len(words) == 2 for words in preterminals)
-    return "treebank" if alone and 2 * known > len(preterminals) else "labeled"
+    trees = [tree for _, tree in tree_lines(lines) if not tree.startswith('{"')]
+    if any(map(_MARKED_LABEL.match, trees)):
+        return "labeled", True
+    labels, labels_of_words, above = Counter[str](), Counter[str](), set[str]()
+    words = Counter[bool]()  # how many have small letters
+    is_wide = has_open_root = False
+    for depth, (first, *others) in _bracket_parts(trees):
+        inside = [part for part in others if part != "("]
+        is_wide |= len(others) > 1
+        if first == "(" and not others and depth == 1:
+            return "treebank", True  # the wrapper around a tree
+        if first == "(" and (depth > 1 or inside):
+            return "unlabeled", True
+        if first == "(":
+            has_open_root = True
+            continue
+        labels[first] += 1
+        words.update(word != word.upper() for word in inside)
+        if not inside:
+            above.add(first)
+        elif len(others) == 1:
+            labels_of_words[first] += 1
+    if labels and not is_wide:
+        return "unlabeled", has_open_root
+    alone, known = labels_of_words.total(), sum(labels_of_words[tag] for tag in _KNOWN_TAGS)
+    if 2 * sum(labels_of_words[label] for label in above) > alone:
+        return "labeled", True
+    if 2 * known > words.total():
+        return "treebank", True
+    if has_open_root:
+        return "treebank" if above and alone == words.total() else "unlabeled", alone < words.total()
+    are_capitals = words[True] > 0 and all(label == label.upper() for label in labels)
+    is_certain = are_capitals or 2 * len(labels) <= labels.total()
+    if alone < words.total():
+        return "labeled", is_certain
+    # All words are alone. Labels of phrases end with P, those of words mostly do not.
+    if all(label.endswith("P") for label in labels_of_words):
+        return "labeled", not labels
+    return "treebank", is_certain
+
+
+def _bracket_parts(trees: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Of every bracket that is not empty: its depth, and its parts, which are words or "(" for a bracket."""
+    for tree in trees:
+        path: list[list[str]] = [[]]
+        for symbol in re.findall(r"[()]|[^\s()]+", tree):
+            if symbol != ")":
+                path[-1].append(symbol)
+            if symbol == "(":
+                path.append([])
+            elif symbol == ")" and len(path) > 1 and (parts := path.pop()):
+                yield len(path), parts
+
+
+def lines_of_parses(sentences: Iterable[ParsedSentence]) -> list[str]:
+    """The best trees as lines of a file, blank where there is none; `guess_style` tells their style.
+
+    Where brackets do not show that trees are labeled, `(S agree)`, two spaces follow the first label, `(S  agree)`.
+    Unlabeled trees of models are binary, which shows.
+    """
+    sentences = list(sentences)
+    lines = [sentence.brackets() if sentence.hypotheses else "" for sentence in sentences]
+    if any(sentence.hypotheses[0].labels for sentence in sentences if sentence.hypotheses):
+        if guess_style(lines)[0] != "labeled":
+            return [line.replace(" ", "  ", 1) for line in lines]
+    return lines
 
 
 def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
-    """Read one line of a file of parses.
+    """Read one sentence of a file of parses.
 
     Args:
         line: a JSON object, a bracketed tree, or nothing.
@@ -336,11 +442,20 @@ def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
         tree, words = brackets_to_tree(line)
         return ParsedSentence(tuple(words), (Hypothesis(tuple(tree_to_spans(tree))),))
     if style == "labeled":
-        labeled, words = brackets_to_labeled_spans(line)
-    else:
+        return _with_labels(*brackets_to_labeled_spans(line))
+    try:
         trees = list(parse_treebank([line]))
-        if len(trees) != 1:
-            raise ValueError(f"the line contains {len(trees)} trees: write one per line")
-        labeled, words = list(trees[0].labeled_spans), [unescape_word(word) for word in trees[0].words]
+    except ValueError as error:
+        raise ValueError(str(error).replace("<text>:1: ", "")) from error
+    if len(trees) != 1:
+        raise ValueError(f"the line contains {len(trees)} trees: write one per line")
+    return _from_treebank(trees[0])
+
+
+def _from_treebank(sentence: TreebankSentence) -> ParsedSentence:
+    return _with_labels(sentence.labeled_spans, map(unescape_word, sentence.words))
+
+
+def _with_labels(labeled: Sequence[tuple[str, int, int]], words: Iterable[str]) -> ParsedSentence:
     spans, labels = tuple((i, j) for _, i, j in labeled), tuple(label for label, _, _ in labeled)
     return ParsedSentence(tuple(words), (Hypothesis(spans, labels),))

@@ -164,7 +164,8 @@ def read_treebank(
             break
     lines = chain(head, lines)
     if is_conllu(path, head[-1] if head else ""):
-        if given := [name for name, value in options.items() if value and name not in ("left_out", "split_leaves")]:
+        of_brackets = [name for name in options if name not in ("keep_functions", "left_out", "split_leaves")]
+        if given := [name for name in of_brackets if options[name]]:
             raise ValueError(f"{path} holds dependencies, which have no option {given[0]}: leave it out")
         yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines, **dependencies)
     else:

@@ -13,7 +13,7 @@ import torch
 import hf_synlm
 from hf_synlm.cli import main
 from hf_synlm.data.brackets import spans_to_tree, tree_to_brackets
-from hf_synlm.data.parsed import ParsedSentence, guess_style, read_parses
+from hf_synlm.data.parsed import ParsedSentence, guess_style, lines_of_parses, parses_of_lines, read_parses
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.results import load_result
@@ -158,7 +158,98 @@ def test_styles_of_trees(files, capsys):
     ],
 )  # fmt: skip
 def test_labels_are_told_from_words(line, style):
-    assert guess_style([line, "", line]) == style
+    assert guess_style([line, "", line])[0] == style
+
+
+@pytest.mark.parametrize(
+    ("lines", "style"),
+    [
+        (["(狗 (吃 (小 鱼)))", "(我 (看 书))"], "unlabeled"), (["((小 狗) (在 (院子 里)))"], "unlabeled"),
+        (["(I (SAW (THE DOG)))"], "unlabeled"), (["(1 (2 (3 4)))"], "unlabeled"), (["((كلب قرأ) كتاب)"], "unlabeled"),
+        (["(nsubj (det the) cat)", "(root (nsubj she) runs)"], "labeled"), (["(句 狗 (名 吃 鱼))"], "labeled"),
+        (["(X (X a) (X b))"], "labeled"), (["(S (X 狗) (VP 吃 (NP 鱼)))"], "labeled"), (["(S (NP We) .)"], "labeled"),
+        (["(sentence (sn (spec (da0ms0 El)) (grup.nom (ncms000 perro))) (grup.verb (vmip3s0 ladra)))"], "treebank"),
+        (["(IP (NP (NR 小明)) (PU ，) (VP (VV 看) (NP (NN 书) (PU 、) (NN 报))) (PU 。))"], "treebank"),
+        (["(NOUNP (ADP Im) (ADJ alten) (NOUN Garten))"], "treebank"), (["( (NP (NN dog)) )"], "treebank"),
+        (["(VERBP (NOUNP (ART das) (NN Haus)) (VVFIN steht) ($. .))"], "treebank"),
+        (["( (NP (DT the) (NN cat)) (VP (VBD sat)) (. .))"], "treebank"),
+        (["( (IP-MAT (NP-SBJ (PRO-N hann)) (VBDI svaf)) (ID FAKE,1.2))"], "treebank"),
+    ],
+)  # fmt: skip
+def test_styles_in_any_language(lines, style):
+    assert guess_style(lines)[0] == style
+
+
+def test_a_guess_is_said_and_an_error_names_the_style(files, capsys):
+    trees = files / "trees.txt"
+    for text, guess in (("(狗 (吃 鱼))\n", "unlabeled"), ("(sn (det la) (n casa))\n", "treebank")):
+        trees.write_text(text, encoding="utf-8")
+        assert main(["draw", str(trees)]) == 0
+        said = capsys.readouterr().err
+        assert said.count("--tree-style") == 1 and f"read as {guess}" in said
+        assert main(["draw", str(trees), "--tree-style", guess]) == 0 and not capsys.readouterr().err
+    for text in ("(S (NP the cat) (VP sleeps))\n", "((小 狗) 叫)\n", GOLD):
+        trees.write_text(text, encoding="utf-8")
+        assert main(["draw", str(trees)]) == 0 and not capsys.readouterr().err
+    trees.write_text("((小 狗) 叫)\n", encoding="utf-8")
+    message = fail(capsys, "draw", trees, "--tree-style", "labeled")
+    assert "trees.txt:1: the bracket opened at character 0 has no label" in message
+    assert "read as labeled: --tree-style gives another style" in message
+    message = fail(capsys, "draw", trees, "--tree-style", "treebank")
+    assert "trees.txt:1: the word '狗'" not in message and "read as treebank" in message and "<text>" not in message
+
+
+@pytest.mark.parametrize(
+    ("labels", "lines"),
+    [
+        (("S",), ["(S  狗)", "", "鱼"]),  # as unlabeled, two words
+        (("NN", "S"), ["(S  (NN 狗) (NN 吃))"]),  # as a treebank, without constituents
+        (("NP", "S"), ["(S (NP 狗) (NP 吃))"]),
+        (None, ["(狗 (吃 鱼))", "", "鱼"]),
+    ],
+)
+def test_written_trees_are_read_as_they_were_meant(labels, lines):
+    style = "labeled" if labels else "unlabeled"
+    parsed = parses_of_lines(lines, style)
+    assert lines_of_parses(parsed) == lines and guess_style(lines)[0] == style
+
+
+def test_trees_of_several_lines(files, capsys):
+    (files / "several.mrg").write_text(
+        "(S (NP (PRP We))\n   (VP (VBP ask)\n\t(PP (IN for) (NP (NN peace)))) (. .))\n\n"
+        "(S\n    (NP (NP (DT The) (NN state)) (PP (IN of) (NP (PRP$ our) (NNP Union))))\n"
+        "    (VP (VBZ is) (ADJP (JJ strong)))\n    (. .)\n)\n",
+        encoding="utf-8",
+    )
+    assert read_parses(files / "several.mrg", None) == read_parses(files / "gold.mrg", "treebank")
+    assert run(capsys, "draw", files / "several.mrg") == run(capsys, "draw", files / "gold.mrg")
+    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--punctuation", "keep", "--trees")
+    assert "| f1 | 100.00" in run(capsys, *command, files / "several.mrg")
+    assert "| f1 | 100.0" in run(capsys, *command, files / "several.mrg", "--convention", "evalb")
+    compare = ("evaluate", "compare", files / "several.mrg", files / "gold.mrg", "--treebank", files / "gold.mrg")
+    assert "| first | 100.0" in run(capsys, *compare, "--punctuation", "keep")
+    # A line at the margin begins a tree, so that one bracket too few does not join sentences.
+    (files / "lost.txt").write_text("\n((a b)\n(a b)\n\n((a b)\n c))\n", encoding="utf-8")
+    assert "lost.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "lost.txt")
+    (files / "spare.txt").write_text("((a b)\n c)\n(a\n  (b c d)\n e))\n", encoding="utf-8")
+    assert "spare.txt:3: ')' at character 13 closes nothing" in fail(capsys, "draw", files / "spare.txt")
+    # Brackets inside JSON are words.
+    lines = [json.dumps({"words": ["("], "trees": []}), "", json.dumps({"words": ["a"], "trees": []})]
+    assert [sentence.words for sentence in parses_of_lines(lines)] == [("(",), (), ("a",)]
+
+
+def test_dependencies_are_drawn_as_constituents(files, capsys):
+    rows = [("We", "PRON", 2), ("ask", "VERB", 0), ("for", "ADP", 4), ("peace", "NOUN", 2)]
+    lines = ["# text = We ask for peace"]
+    lines += [f"{k}\t{word}\t_\t{tag}\t_\t_\t{head}\tdep\t_\t_" for k, (word, tag, head) in enumerate(rows, 1)]
+    for name in ("trees.conllu", "trees.txt"):
+        (files / name).write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+        drawn = run(capsys, "draw", files / name, "--format", "brackets")
+        assert drawn == "(VERBP We ask (NOUNP for peace))\n"
+    command = ("evaluate", "parsing", "--treebank", files / "trees.txt", "--punctuation", "keep", "--trees")
+    assert "| f1 | 100.0" in run(capsys, *command, files / "trees.conllu")
+    assert "| f1 | 100.0" in run(capsys, *command, files / "trees.conllu", "--convention", "evalb")
+    assert parses_of_lines(["#metoo"])[0].words == ("#metoo",)
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation
@@ -315,6 +406,54 @@ def test_evalb_from_the_command_line(saved_models, files, capsys):
     # All of S, VP, PP and NP (peace) but NP (We), then a sentence without a tree, whose 7 brackets are missed.
     found = load_result(out)
     assert found.scores["num_valid"] == 2 and found.scores["recall"] == round(100 * 4 / (5 + 7), 2)
+
+
+def test_evalb_counts_files_as_the_program_does(files, capsys):
+    """The numbers are those of the program EVALB with COLLINS.prm."""
+    tree = "(TOP (S (NP (PRP We)) (VP (VBD gave) ({} (RB up)) (NP (DT the) (NN plan))) (. .)))\n"
+    other = "(TOP (S (NP (PRP They)) (VP (VBD came) ({} (RP back)) (ADVP (RB soon))) (. .)))\n"
+    gold, pred = files / "one.mrg", files / "two.mrg"
+    out, skipped = files / "result.json", "EVALB leaves out {} without a tree and {} with other words"
+
+    def scores(gold_text, pred_text, *options):
+        gold.write_text(gold_text, encoding="utf-8")
+        pred.write_text(pred_text, encoding="utf-8")
+        command = ("evaluate", "parsing", "--treebank", gold, "--trees", pred, "--convention", "evalb", *options)
+        assert main([*map(str, command), "--out", str(out), "--overwrite"]) == 0
+        found = load_result(out).scores
+        return tuple(found[name] for name in ("recall", "precision", "f1", "num_skipped", "num_errors"))
+
+    both = tree.format("ADVP|PRT") + other.format("PRT|ADVP"), tree.format("ADVP") + other.format("PRT")
+    assert scores(*both) == (80.0, 80.0, 80.0, 0, 0)
+    assert scores(*(text.replace("TOP", "ROOT") for text in both)) == (83.33, 83.33, 83.33, 0, 0)
+    assert scores(*both, "--limit", 1) == (80.0, 80.0, 80.0, 0, 0)
+    assert scores(*(text + "\n" for text in both)) == (80.0, 80.0, 80.0, 1, 0)
+    capsys.readouterr()
+    assert scores(both[1], tree.format("ADVP") + "\n") == (100.0, 100.0, 100.0, 1, 0)
+    assert skipped.format(1, 0) in capsys.readouterr().err
+    # A dash that only one side calls punctuation: the words that are left differ.
+    dash = "(TOP (S (NP (PRP We)) (VP (VBD gave) (NP (DT the) (NN plan)) (NP ({} --) (NN idea))) (. .)))\n"
+    assert scores(both[1] + dash.format(":"), both[1] + dash.format("NN")) == (100.0, 100.0, 100.0, 0, 1)
+    assert skipped.format(0, 1) + " (5 gold words, 6 predicted)" in capsys.readouterr().err
+    # Trees without tags are over the gold words, and their wrapper does not count.
+    plain = "(S (NP We) (VP gave (ADVP up) (NP the plan)) .)\n"
+    assert scores(tree.format("ADVP|PRT").replace("TOP", "ROOT"), plain) == (80.0, 80.0, 80.0, 0, 0)
+    pred.write_text(dash.format("NN"), encoding="utf-8")
+    gold.write_text(dash.format(":"), encoding="utf-8")
+    message = fail(capsys, "evaluate", "parsing", "--treebank", gold, "--trees", pred, "--convention", "evalb")
+    assert "EVALB scores none of the 1 sentences: 0 have no tree" in message and "5 gold words, 6 pred" in message
+
+
+def test_trees_of_a_model_in_another_script(saved_models, files, capsys):
+    (files / "zh.txt").write_text("狗\n\n我们 都 同意\n狗 叫\n", encoding="utf-8")
+    (files / "one.txt").write_text("狗\n", encoding="utf-8")
+    for name in ("on_lstm", "rnng"):
+        for text in ("zh.txt", "one.txt"):
+            trees = run(capsys, "parse", files / text, "--model", saved_models / name)
+            (files / "trees.txt").write_text(trees, encoding="utf-8")
+            assert run(capsys, "draw", files / "trees.txt", "--format", "brackets") == trees
+            drawn = [sentence.words for sentence in read_parses(files / "trees.txt", None)]
+            assert drawn == [tuple(line.split()) for line in (files / text).read_text(encoding="utf-8").splitlines()]
 
 
 def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):

@@ -115,6 +115,25 @@ def test_trees_of_another_model(trees: Path, tmp_path: Path) -> None:
         assert scores[0] == scores[1]
 
 
+def test_lists_of_parsers(tmp_path: Path) -> None:
+    """Of Charniak's parser, and of Dyer's RNNG with and without tags: the trees as without their scores."""
+    first, second = "(S (NP (PRP We)) (VP (VBD gave) (NN 5)))", "(S (NP (PRP We) (VBD gave)) (NN 5))"
+    file, words = tmp_path / "trees", ("We", "gave", "5")
+    trees = read_proposals([_file(file, f"{first}\n{second}")])[words]
+    lists = {
+        "charniak": f"2 s1\n-12.5\n(S1 {first})\n-1e-05\n(S1 {second})\n\n",
+        "dyer": f"0 ||| -12.5 ||| {first}\n0 ||| -13 ||| {second}\n",
+        "samples": "0 ||| -12.5 ||| (S (NP We) (VP gave 5))\n0 ||| -13 ||| (S (NP We gave) 5)\n",
+    }
+    for name, text in lists.items():
+        found = read_proposals([_file(file, text)])
+        assert list(found) == [words]
+        assert [tree.labeled_spans for tree in found[words]] == [tree.labeled_spans for tree in trees]
+        assert found[words][1].source.endswith(":5" if name == "charniak" else ":2")
+    with pytest.raises(ValueError, match=r"more.txt:2: '\(' is never closed"):
+        read_proposals([_file(file, "0 ||| -1 ||| (S (NN a))\n0 ||| -1 ||| (S (NN a)")])
+
+
 def test_trees_of_one_string_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without opening labels; the search sums over more strings."""
     file = tmp_path / "trees.txt"

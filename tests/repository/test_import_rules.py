@@ -61,7 +61,7 @@ DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
     "gpst": (SHARED + SEARCH + "search_level_machine", 7620),
     "rnng": (SHARED + SEARCH + "trees_given", 8340),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5540),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5570),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3660),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4100),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3220),

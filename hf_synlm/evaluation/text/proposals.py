@@ -11,6 +11,7 @@ Dyer et al. (2016), which divides by the probabilities of a proposal distributio
 """
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,9 +24,9 @@ from tqdm import tqdm
 
 from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
-from hf_synlm.data.parsed import read_parses
+from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.perplexity import averages
 from hf_synlm.evaluation.text.scoring import TextScorer
@@ -38,6 +39,8 @@ from hf_synlm.trees.spans import Span
 
 # Most tokens of a call of the model.
 _MAX_TOKENS = 4096
+# Lines of Charniak's n-best lists beside the trees.
+_CHARNIAK_HEAD, _SCORE = re.compile(r"\s*[0-9]+\s+\S+\s*"), re.compile(r"\s*[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*")
 NO_LABEL = "X"
 """Label of the constituents of unlabeled trees, and tag of words without one."""
 
@@ -54,7 +57,11 @@ class ProposalScore(NamedTuple):
 
 
 def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[TreebankSentence]]:
-    """Trees by their words, from files of bracketed trees or of the JSON lines of `synlm parse --format json`."""
+    """Trees by their words, from files of bracketed trees or of the JSON lines of `synlm parse --format json`.
+
+    Also from n-best lists: lines of `ID ||| SCORE ||| TREE`, with or without tags (Dyer's RNNG), or a line
+    `COUNT SENTENCE` before pairs of lines with score and tree (Charniak's parser).
+    """
     found: dict[tuple[str, ...], list[TreebankSentence]] = {}
     for path in paths:
         for sentence in _read_trees(Path(path)):
@@ -65,10 +72,26 @@ def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[Tree
 
 
 def _read_trees(path: Path) -> Iterator[TreebankSentence]:
-    if not next((line for line in read_lines(path) if line.strip()), "").startswith('{"'):
+    lines = list(read_lines(path))
+    first = next(filter(str.strip, lines), "")
+    if first.startswith('{"'):
+        yield from _without_tags(parses_of_lines(lines, source=str(path)), str(path))
+    elif " ||| " in first:
+        lines = [line.split(" ||| ", 2)[-1] for line in lines]
+        if guess_style(lines)[0] == "labeled":
+            yield from _without_tags(parses_of_lines(lines, "labeled", source=str(path)), str(path))
+        else:
+            yield from parse_treebank(lines, source=str(path))
+    elif _CHARNIAK_HEAD.fullmatch(first):
+        beside = [_CHARNIAK_HEAD.fullmatch(line) or _SCORE.fullmatch(line) for line in lines]
+        lines = ["" if is_beside else line for line, is_beside in zip(lines, beside, strict=True)]
+        yield from parse_treebank(lines, source=str(path))
+    else:
         yield from read_treebank(path)
-        return
-    for number, sentence in enumerate(read_parses(path), start=1):
+
+
+def _without_tags(sentences: Iterable[ParsedSentence], path: str) -> Iterator[TreebankSentence]:
+    for number, sentence in enumerate(sentences, start=1):
         words = sentence.words
         for tree in sentence.hypotheses:
             labels = tree.labels or [NO_LABEL] * len(tree.spans)

@@ -5,9 +5,10 @@ F1 = 2 m / (g + t). Brackets match that have the same words under them and label
 (the root, traces, punctuation) and which labels are equal is in `EvalbParameters`; the defaults are COLLINS.prm, by
 which F1 on the Penn Treebank is reported.
 
-Three habits of EVALB: a sentence without a prediction is left out, not counted as wrong. A sentence whose words differ
-from the gold words is left out, too. Words are deleted by their tag, each side by its own tags, so predictions should
-carry the gold tags (here they do unless others are given).
+Habits of EVALB: a sentence without a prediction is left out, not counted as wrong. A sentence whose words differ from
+the gold words is left out, too. Words are deleted by their tag, each side by its own tags, so predictions should carry
+the gold tags (here they do unless others are given). Labels are cut at - and =, but not at |: ADVP|PRT is another label
+than ADVP. Of root labels, COLLINS.prm leaves out TOP only: ROOT and S1 count as brackets.
 
 Source: evalb.c of EVALB 20080701 (public domain).
 """
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress
 from typing import Literal
 
+from hf_synlm.data.parsed import tree_lines
 from hf_synlm.data.text import PathLike, errors_at, read_lines
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.evalb_input import COLLINS, Bracket, EvalbParameters, EvalbTree
@@ -250,7 +252,8 @@ def labeled_f1(
         if num_errors > parameters.max_errors + 1:  # EVALB looks at its counter before it counts
             raise ValueError(
                 f"the words of more than {parameters.max_errors + 1} sentences differ from the gold words, the last is "
-                f"sentence {number} ({sentences[-1].reason}): score trees over the same words, or raise max_errors"
+                f"sentence {number} ({sentences[-1].reason}): score trees over the same words, or raise max_errors "
+                "(MAX_ERROR of a parameter file)"
             )
     cutoff = parameters.cutoff_length
     return EvalbScores(
@@ -260,24 +263,30 @@ def labeled_f1(
     )
 
 
-def evaluate_files(gold: PathLike, test: PathLike, parameters: EvalbParameters = COLLINS) -> EvalbScores:
+def evaluate_files(
+    gold: PathLike, test: PathLike, parameters: EvalbParameters = COLLINS, max_sentences: int | None = None
+) -> EvalbScores:
     """Do what `evalb -p PARAMETERS GOLD TEST` does.
 
     Args:
-        gold: file with one gold tree per line.
-        test: file with one predicted tree per line; a blank line is a sentence without a parse.
+        gold: file with one gold tree per line, or with trees of several lines, as `tree_lines` reads them.
+        test: file of predicted trees; a blank line between trees of one line is a sentence without a parse.
         parameters: what to count.
+        max_sentences: score only so many sentences, from the beginning.
 
     Returns:
         The scores; `report()` gives EVALB's output.
 
     Raises:
-        ValueError: different numbers of lines, malformed brackets, or see `labeled_f1`.
+        ValueError: different numbers of trees, malformed brackets, or see `labeled_f1`.
     """
     gold_trees, test_trees = (
-        [EvalbTree.from_line(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), start=1)]
+        [EvalbTree.from_line(line, f"{path}:{number}") for number, line in tree_lines(read_lines(path))]
         for path in (gold, test)
     )
+    if len(gold_trees) != len(test_trees):  # blank lines between gold trees of one line say nothing
+        gold_trees = [tree for tree in gold_trees if tree.words]
+    gold_trees, test_trees = gold_trees[:max_sentences], test_trees[:max_sentences]
     if len(gold_trees) != len(test_trees):
         raise ValueError(f"{gold} has {len(gold_trees)} lines and {test} {len(test_trees)}: give one tree per line")
     return labeled_f1(test_trees, gold_trees, parameters)

@@ -145,7 +145,7 @@ class EvalbTree:
 
     @classmethod
     def from_sentence(cls, sentence: TreebankSentence) -> "EvalbTree":
-        """Convert a sentence of `read_treebank`, which also cuts labels at "|" (ADVP|PRT becomes ADVP).
+        """Convert a sentence of `read_treebank`, which drops wrappers, and cuts labels at "|" (ADVP|PRT becomes ADVP).
 
         To leave all cutting of labels to EVALB, read the treebank with `keep_functions=True`.
         """

@@ -352,7 +352,8 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
             difference = f"word {place + 1} is {sentence.words[place]!r}, in the gold tree {gold.words[place]!r}"
         raise ValueError(
             f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}). "
-            "Score trees over the same words: check the style of the brackets and the treatment of punctuation."
+            "Score trees over the same words: check the style of the brackets (--tree-style, in `evaluate` "
+            "prediction_style) and the treatment of punctuation."
         )
 
 
@@ -507,16 +508,17 @@ def _constituents(trees: Sequence[Sequence[Span]]) -> list[list[Span]]:
 
 def report_evalb(
     treebank: Treebank,
-    runs: Mapping[str, Sequence[ParsedSentence]],
+    runs: Mapping[str, Sequence[ParsedSentence] | EvalbScores],
     parameters: EvalbParameters = COLLINS,
 ) -> tuple[dict[str, float], dict[str, list[Row]]]:
-    """Score the trees of one or several runs as EVALB does; words carry the gold tags.
+    """Score the trees of one or several runs as EVALB does; words carry the gold tags, and there are no root wrappers.
 
     A sentence without a tree counts as one without brackets: its gold brackets are missed.
 
     Args:
         treebank: the gold trees; EVALB leaves words out by their tags itself.
-        runs: per run, by its name, the parsed sentences of the treebank in order.
+        runs: per run, by its name, the parsed sentences of the treebank in order; or what `evaluate_files` gives for
+            trees with tags of their own.
         parameters: what to count; `labeled=False` for trees without labels.
 
     Returns:
@@ -528,27 +530,34 @@ def report_evalb(
     """
     gold = [EvalbTree.from_sentence(sentence) for sentence in treebank.sentences]
     scores: dict[str, EvalbScores] = {}
-    for name, parsed in runs.items():
-        match_treebank(parsed, treebank, name)
-        scores[name] = labeled_f1([_brackets(sentence, name, parameters) for sentence in parsed], gold, parameters)
-        if not scores[name].overall.num_valid:
+    for name, run in runs.items():
+        if isinstance(run, EvalbScores):
+            scores[name] = run
+        else:
+            match_treebank(run, treebank, name)
+            scores[name] = labeled_f1([_brackets(sentence, name, parameters) for sentence in run], gold, parameters)
+        counted = scores[name].overall
+        if not counted.num_valid:
+            reasons = [sentence.reason for sentence in scores[name].sentences if sentence.reason]
             raise ValueError(
-                f"{name}: EVALB scores none of the {len(gold)} sentences: they have no tree, or its parameters delete "
-                "all their words"
+                f"{name}: EVALB scores none of the {counted.num_sentences} sentences: {counted.num_skipped} have no "
+                f"tree, or its parameters delete all their words; {counted.num_errors} have other words"
+                + "".join(f" ({why})" for why in reasons[:1])
             )
+    counts = ("num_valid", "num_skipped", "num_errors")
     rows = [
         {
             "trees": name,
             "sentences": part.name,
             **{key: round(100 * getattr(part, key), 2) for key in ("recall", "precision", "f1", "complete_match")},
             "average_crossing": round(part.average_crossing, 2),
-            "num_valid": part.num_valid,
+            **{key: getattr(part, key) for key in counts},
         }
         for name, score in scores.items()
         for part in (score.overall, score.short)
     ]
     overall = [row for row in rows if row["sentences"] == "All"]
-    keys = ("f1", "precision", "recall", "complete_match", "average_crossing", "num_valid")
+    keys = ("f1", "precision", "recall", "complete_match", "average_crossing", *counts)
     values = {key: statistics.fmean(row[key] for row in overall) for key in keys}
     if len(runs) > 1:
         values["f1_standard_deviation"] = statistics.stdev(row["f1"] for row in overall)
