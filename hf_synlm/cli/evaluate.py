@@ -136,11 +136,19 @@ def parsing(
     ] = None,
     tree_style: options.TreeStyle = None,
     limit: Limit = None,
+    consensus: Annotated[
+        bool,
+        typer.Option(
+            "--consensus",
+            help="Score the average of the --trees beside them: the trees that have most in common with all of them. "
+            "With --model: the average of the trees in its beam by their probability, instead of the best one.",
+        ),
+    ] = False,
     save_trees: Annotated[
         Path | None,
         typer.Option(
-            help="File for the trees of the model: one line per gold sentence, blank if the sentence is not scored. "
-            "`--trees`, `synlm evaluate compare` and `synlm draw` read it."
+            help="File for the trees of the model, or of --consensus: one line per gold sentence, blank if the "
+            "sentence is not scored. `--trees`, `synlm evaluate compare` and `synlm draw` read it."
         ),
     ] = None,
     out: options.Output = None,
@@ -149,26 +157,33 @@ def parsing(
     """Compute the F1 of trees against a treebank by a named convention, beside trees that need no model.
 
     Also reports recall by label; width and height, depth and branching of the trees; and the agreement of several runs
-    (several --trees). All numbers are in percent.
+    (several --trees), with the F1 between every two. All numbers are in percent.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
         synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-mini --num-beams 20 --out f1.json
+        synlm evaluate parsing --treebank wsj23.mrg --trees 1.mrg --trees 2.mrg --trees 3.mrg --consensus
     """
     reads = (treebank, *(trees or ()), parsing.cache, counting.parameters)
     options.check_results(out, overwrite, *reads, model=model)
     options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=model, flag="--save-trees")
     if (model is None) == (not trees):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
+    options.refuse_repeated("--trees", trees or ())
+    from hf_synlm.evaluation.trees.consensus import average_parses
+
     rule, bank = counting.rule(), counting.treebank(treebank, limit, dependencies)
     settings = counting.describe(rule, bank)
+    settings |= {"consensus": True} if consensus else {}
     data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
     if model is None:
         _check_unused(parsing)
-        if save_trees is not None:
-            raise ValueError("--save-trees: --trees are in a file already. Leave it out.")
+        if save_trees is not None and not consensus:
+            raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
         parses = _read_trees(trees or (), tree_style, limit)
-        scores, tables = _score(bank, parses, rule)
+        average = average_parses(parses) if consensus else None
+        scores, tables = _score(bank, parses, rule, average)
+        _write_trees(save_trees, average or ())
         _say_missing(bank, parses, rule)
         named = {"name": ", ".join(map(str, trees or ()))}
         result = EvaluationResult("parsing", scores, named, settings, data, tables)
@@ -176,6 +191,8 @@ def parsing(
         from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
         chosen, scorer = parsing.chosen(), parsing.scorer(model)
+        if consensus:
+            chosen["num_return_sequences"] = parsing.beam(scorer.model)
         if isinstance(rule, EvalbParameters) and rule.labeled and not hasattr(scorer.model.config, "nonterminals"):
             name = scorer.model.config.model_type
             raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
@@ -186,11 +203,10 @@ def parsing(
             scorer.model, scorer.tokenizer, bank.words, progress=bar, **parsing.computation(), **chosen
         )
         options.leave_output_to_first_process()
+        parsed = average_parses({scorer.name: parsed}) if consensus else parsed
         seconds = time.perf_counter() - start
-        if save_trees is not None:
-            lines = dict(zip(numbers, (s.brackets() if s.hypotheses else "" for s in parsed), strict=True))
-            write_text(save_trees, "".join(f"{lines.get(number, '')}\n" for number in range(count)))
-            options.say(f"wrote {save_trees}")
+        found = dict(zip(numbers, parsed, strict=True))
+        _write_trees(save_trees, [found.get(number, ParsedSentence(())) for number in range(count)])
         scores, tables = _score(bank, {scorer.name: parsed}, rule)
         method = inspect.signature(scorer.model.parse).parameters.get("method")
         chosen = {"method": "search" if method is None else method.default, **chosen}
@@ -201,11 +217,23 @@ def parsing(
 
 
 def _score(
-    bank: "Treebank", runs: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
+    bank: "Treebank",
+    runs: Mapping[str, Sequence[ParsedSentence]],
+    rule: ParsingConvention | EvalbParameters,
+    average: Sequence[ParsedSentence] | None = None,
 ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
     from hf_synlm.evaluation.trees.treebank_parsing import report_evalb, report_parsing
 
-    return report_evalb(bank, runs, rule) if isinstance(rule, EvalbParameters) else report_parsing(bank, runs, rule)
+    if isinstance(rule, EvalbParameters):
+        return report_evalb(bank, runs, rule, average=average)
+    return report_parsing(bank, runs, rule, average=average)
+
+
+def _write_trees(path: Path | None, sentences: Sequence[ParsedSentence]) -> None:
+    """Write the best trees, if a file is given: one line per sentence, blank without a tree."""
+    if path is not None:
+        write_text(path, "".join(f"{s.brackets() if s.hypotheses else ''}\n" for s in sentences))
+        options.say(f"wrote {path}")
 
 
 def compare(
