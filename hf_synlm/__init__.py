@@ -10,19 +10,21 @@ __version__ = "0.2.0.dev0"
 
 # Models need torch and transformers, which take seconds to import. The command `synlm` imports them when it needs them.
 if "synlm" not in sys.modules:
+    from hf_synlm.evaluation.trees.consensus import average_trees
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
     from hf_synlm.hub import architectures
     from hf_synlm.hub.architectures import *  # noqa: F403  # the names of its __all__
 
-    __all__ = [*architectures.__all__, "parse_sentences"]
+    __all__ = [*architectures.__all__, "average_trees", "parse_sentences"]
 else:
 
     def __getattr__(name: str) -> object:
+        from hf_synlm.evaluation.trees.consensus import average_trees
         from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
         from hf_synlm.hub import architectures
 
-        if name == "parse_sentences":
-            return parse_sentences
+        if name in ("average_trees", "parse_sentences"):
+            return average_trees if name == "average_trees" else parse_sentences
         if name not in architectures.__all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(architectures, name)

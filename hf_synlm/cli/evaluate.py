@@ -13,7 +13,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
-from hf_synlm.data.parsed import kind_of_trees, lines_of_parses
+from hf_synlm.data.parsed import ParsedSentence, kind_of_trees, lines_of_parses
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
@@ -146,11 +146,19 @@ def parsing(
     ] = None,
     tree_style: options.TreeStyle = None,
     limit: Limit = None,
+    consensus: Annotated[
+        bool,
+        typer.Option(
+            "--consensus",
+            help="Score the average of the --trees beside them: the trees that have most in common with all of them. "
+            "With --model: the average of the trees in its beam by their probability, instead of the best one.",
+        ),
+    ] = False,
     save_trees: Annotated[
         Path | None,
         typer.Option(
-            help="File for the trees of the model: one line per gold sentence, blank if the sentence is not scored. "
-            "`--trees`, `synlm evaluate compare` and `synlm draw` read it."
+            help="File for the trees of the model, or of --consensus: one line per gold sentence, blank if the "
+            "sentence is not scored. `--trees`, `synlm evaluate compare` and `synlm draw` read it."
         ),
     ] = None,
     out: options.Output = None,
@@ -159,28 +167,35 @@ def parsing(
     """Compute the F1 of trees against a treebank by a named convention, beside trees that need no model.
 
     Also reports recall by label; width and height, depth and branching of the trees; and the agreement of several runs
-    (several --trees). All numbers are in percent.
+    (several --trees), with the F1 between every two. All numbers are in percent.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
         synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-mini --num-beams 20 --out f1.json
+        synlm evaluate parsing --treebank wsj23.mrg --trees 1.mrg --trees 2.mrg --trees 3.mrg --consensus
     """
     reads = (treebank, *(trees or ()), parsing.cache, counting.parameters)
     options.check_results(out, overwrite, *reads, model=model)
     options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=model, flag="--save-trees")
     if (model is None) == (not trees):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
+    options.refuse_repeated("--trees", trees or ())
+    from hf_synlm.evaluation.trees.consensus import average_parses
+
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     settings = counting.describe(rule, bank)
+    settings |= {"consensus": True} if consensus else {}
     data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
     if model is None:
         _check_unused(parsing)
-        if save_trees is not None:
-            raise ValueError("--save-trees: --trees are in a file already. Leave it out.")
-        evalb = counting.evalb(rule, treebank, limit)
-        runs = {str(path): options.read_trees(path, tree_style, evalb) for path in trees or ()}
+        if save_trees is not None and not consensus:
+            raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
+        evalb = None if consensus else counting.evalb(rule, treebank, limit)
+        runs: dict[str, Any] = {str(path): options.read_trees(path, tree_style, evalb) for path in trees or ()}
         runs = {name: run if isinstance(run, EvalbScores) else run[:limit] for name, run in runs.items()}
-        scores, tables = _score(bank, runs, rule)
+        average = average_parses(runs) if consensus else None
+        scores, tables = _score(bank, runs, rule, average)
+        _write_trees(save_trees, average or ())
         _say_missing(bank, runs, rule)
         named = {"name": ", ".join(map(str, trees or ()))}
         result = EvaluationResult("parsing", scores, named, settings, data, tables)
@@ -188,6 +203,8 @@ def parsing(
         from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
         chosen, scorer = parsing.chosen(), parsing.scorer(model)
+        if consensus:
+            chosen["num_return_sequences"] = parsing.beam(scorer.model)
         if isinstance(rule, EvalbParameters) and rule.labeled and not hasattr(scorer.model.config, "nonterminals"):
             name = scorer.model.config.model_type
             raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
@@ -198,11 +215,10 @@ def parsing(
             scorer.model, scorer.tokenizer, bank.words, progress=bar, **parsing.computation(), **chosen
         )
         options.leave_output_to_first_process()
+        parsed = average_parses({scorer.name: parsed}) if consensus else parsed
         seconds = time.perf_counter() - start
-        if save_trees is not None:
-            lines = dict(zip(numbers, lines_of_parses(parsed), strict=True))
-            write_text(save_trees, "".join(f"{lines.get(number, '')}\n" for number in range(count)))
-            options.say(f"wrote {save_trees}")
+        found = dict(zip(numbers, parsed, strict=True))
+        _write_trees(save_trees, [found.get(number, ParsedSentence(())) for number in range(count)])
         scores, tables = _score(bank, {scorer.name: parsed}, rule)
         method = inspect.signature(scorer.model.parse).parameters.get("method")
         chosen = {"method": "search" if method is None else method.default, **chosen}
@@ -213,11 +229,23 @@ def parsing(
 
 
 def _score(
-    bank: "Treebank", runs: Mapping[str, Any], rule: ParsingConvention | EvalbParameters
+    bank: "Treebank",
+    runs: Mapping[str, Any],
+    rule: ParsingConvention | EvalbParameters,
+    average: Sequence[ParsedSentence] | None = None,
 ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
     from hf_synlm.evaluation.trees.treebank_parsing import report_evalb, report_parsing
 
-    return report_evalb(bank, runs, rule) if isinstance(rule, EvalbParameters) else report_parsing(bank, runs, rule)
+    if isinstance(rule, EvalbParameters):
+        return report_evalb(bank, runs, rule, average=average)
+    return report_parsing(bank, runs, rule, average=average)
+
+
+def _write_trees(path: Path | None, sentences: Sequence[ParsedSentence]) -> None:
+    """Write the best trees, if a file is given: one line per sentence, blank without a tree."""
+    if path is not None:
+        write_text(path, "".join(f"{line}\n" for line in lines_of_parses(sentences)))
+        options.say(f"wrote {path}")
 
 
 def compare(

@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -287,6 +288,12 @@ class Parsing(Searching):
         beams = {name: getattr(self, name) for name in ("num_beams", "action_beam_size", "fast_track_size")}
         return parse_options(self.parse_option, method=self.method, **beams, **more)
 
+    def beam(self, model: Any, flag: str = "--consensus") -> int:
+        """How many trees of a sentence the beam of a model holds; ValueError if the model has none."""
+        if not hasattr(model, "word_search"):
+            raise ValueError(f"{flag}: {type(model).__name__} has no beam of trees. Omit the option.")
+        return self.num_beams or model.config.scoring_num_beams
+
     def computation(self) -> dict[str, Any]:
         """The options of `parse_sentences` that do not go to the model."""
         return {name: getattr(self, name) for name in ("batch_size", "num_processes", "cache")}
@@ -371,6 +378,13 @@ def check_out(
                 f"{flag} {out} would overwrite an input or a part of the model ({path}). Choose another name."
             )
     check(out, overwrite)
+
+
+def refuse_repeated(flag: str, values: Sequence[Path | str]) -> None:
+    """Raise ValueError if the same value is given twice to an option that may be repeated."""
+    for value, count in Counter(map(str, values)).items():
+        if count > 1:
+            raise ValueError(f"{flag} {value} is given {count} times: give it once")
 
 
 def meta_file(out: Path) -> Path:

@@ -12,6 +12,7 @@ import typer
 from hf_synlm.cli import options
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import write_json, write_text
+from hf_synlm.data.parsed import as_treebank_sentence, read_parses
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import (
     TreebankSentence,
@@ -55,6 +56,17 @@ def _read_trees_of(path: Path, left_out: Counter[str], **reading: Any) -> list[T
         raise ValueError(f"{path}: {len(problems)} lines are no trees:\n  {listed}") from error
 
 
+def _read_parses(path: Path, left_out: Counter[str], **reading: Any) -> list[TreebankSentence]:
+    """The best trees of a file of parses, which are read as they are."""
+    if reading:
+        raise ValueError(f"--from parses has no --{next(iter(reading)).replace('_', '-')}: leave it out")
+    parses = list(enumerate(read_parses(path, None), 1))
+    found = [as_treebank_sentence(parsed, f"{path}:{number}") for number, parsed in parses if parsed.hypotheses]
+    if len(found) < len(parses):
+        left_out["no tree"] += len(parses) - len(found)
+    return found
+
+
 def treebank(
     trees: Annotated[
         list[Path],
@@ -76,8 +88,12 @@ def treebank(
     ] = False,
     overwrite: options.Overwrite = False,
     kind: Annotated[
-        Literal["brackets", "conllu"] | None,
-        typer.Option("--from", help="Format of the input; default: by the ending of its name, or its first line."),
+        Literal["brackets", "conllu", "parses"] | None,
+        typer.Option(
+            "--from",
+            help="Format of the input; default: brackets or conllu, by the ending of its name, or its first line. "
+            "parses: what `synlm parse` and --save-trees write; X stands for labels and tags that it lacks.",
+        ),
     ] = None,
     punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep",
     punctuation_by: options.PunctuationBy = "tag",
@@ -104,8 +120,11 @@ def treebank(
     Examples:
         synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
         synlm treebank de_gsd-ud-train.conllu --structure flat --labels deprel --out de.train.mrg
+        synlm treebank parsed.txt --from parses --out train.txt
     """
     options.check_out(out, overwrite, *trees, check=options.check_with_meta, beside=options.meta_file)
+    if kind == "parses" and punctuation == "remove" and punctuation_by == "tag":
+        raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
     from hf_synlm.data.punctuation import check_tags
 
     left_out, changed, lines, num_words = Counter[str](), Counter[str](), list[str](), 0
@@ -122,7 +141,8 @@ def treebank(
             found: dict[str, Any] = {"punctuation": punctuation, "left_out": left_out, "counts": changed}
             sentences += [(sentence, True) for sentence in read_dependency_trees(path, **given, **found)]
         else:
-            sentences += [(sentence, False) for sentence in _read_trees_of(path, left_out, **reading)]
+            read = _read_parses if kind == "parses" else _read_trees_of
+            sentences += [(sentence, False) for sentence in read(path, left_out, **reading)]
     unknown_tags = 0
     tags = Counter(tag for sentence, converted in sentences for tag in sentence.tags if not converted)
     if tags and punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":

@@ -39,18 +39,31 @@ Out = Annotated[Path | None, typer.Option(help="File to write (svg of several se
 
 def parse(
     texts: options.Sentences,
-    model: options.Model,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="Folder of a model, or its name on the Hub; repeat for several, to print the average of their trees.",
+            rich_help_panel="Model",
+        ),
+    ],
     parsing: options.Parsing,
     style: FormatOption = "brackets",
     out: Out = None,
     overwrite: options.Overwrite = False,
     num_trees: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
-            help="Trees per sentence (json, html), for models with a beam. Trees that are equal over words count once.",
+            help="Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
+            "count once. With --consensus: how many of each beam count; default: all.",
         ),
-    ] = 1,
+    ] = None,
+    consensus: Annotated[
+        bool,
+        typer.Option(
+            "--consensus", help="Print the average of the trees in the beam by their probability, not the best tree."
+        ),
+    ] = False,
     tokenize: options.Tokenize = None,
 ) -> None:
     """Parse sentences into trees.
@@ -62,45 +75,57 @@ def parse(
     Examples:
         echo "the people agree" | synlm parse - --model model_cards/rnng-mini
         synlm parse in.txt --model model_cards/gpst-tiny --num-trees 5 --format html --out trees.html
+        synlm parse in.txt --model model_cards/gpst-tiny --model model_cards/prpn-syd-tiny
     """
+    options.refuse_repeated("--model", model)
     # The names of pictures depend on the sentences, see `_check_drawings`.
-    options.check_out(out, overwrite, texts, parsing.cache, model=model, check=lambda path, replace: None)
+    for name in model:
+        options.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
+    if len(model) > 1 and (tokenize or parsing.cache):
+        raise ValueError(f"--{'tokenize' if tokenize else 'cache'}: of use with one --model only. Leave it out.")
     sentences = [line.split() for line in read_lines(texts)]
     if not any(sentences):
         raise ValueError(f"{texts} holds no sentence: give one per line")
     _check_drawings(sentences, style, out, overwrite)
     from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank
+    from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
-    chosen = parsing.chosen(num_return_sequences=None if num_trees == 1 else num_trees)
-    scorer = parsing.scorer(model)
-    width = parsing.num_beams or getattr(scorer.model.config, "scoring_num_beams", None)
-    if width is None and num_trees > 1 and hasattr(scorer.model, "parse"):
-        raise ValueError(f"--num-trees {num_trees}: {type(scorer.model).__name__} gives one tree. Omit the option.")
-    if width is not None and num_trees > width:
-        raise ValueError(f"--num-trees {num_trees}: the beam holds {width}. Give --num-beams of at least as many.")
-    if tokenize:
-        pieces = split_as_treebank(scorer.tokenizer, sentences)
-        sentences = [[piece for word in words for piece in word] for words in pieces]
-    found = parse_sentences(
-        scorer.model,
-        scorer.tokenizer,
-        [words for words in sentences if words],
-        progress=f"parse: {scorer.name}",
-        **parsing.computation(),
-        **chosen,
-    )
+    def count(parser: Any) -> int | None:
+        """How many trees to ask for."""
+        if (num_trees in (None, 1) and not consensus) or (len(model) > 1 and not hasattr(parser, "word_search")):
+            return None
+        width = parsing.beam(parser, f"--num-trees {num_trees}" if num_trees else "--consensus")
+        if num_trees and num_trees > width:
+            raise ValueError(f"--num-trees {num_trees}: the beam holds {width}. Give --num-beams of at least as many.")
+        return num_trees or width
+
+    runs: dict[str, list[ParsedSentence]] = {}
+    for name in model:
+        scorer = parsing.scorer(name)
+        if tokenize:
+            pieces = split_as_treebank(scorer.tokenizer, sentences)
+            sentences = [[piece for word in words for piece in word] for words in pieces]
+        runs[name] = parse_sentences(
+            scorer.model,
+            scorer.tokenizer,
+            [words for words in sentences if words],
+            progress=f"parse: {scorer.name}",
+            **parsing.computation(),
+            **parsing.chosen(num_return_sequences=count(scorer.model)),
+        )
     options.leave_output_to_first_process()
+    found = average_parses(runs) if consensus or len(model) > 1 else runs[model[0]]
     missing = sum(not sentence.hypotheses for sentence in found)
     if missing:
         options.say(f"no complete tree for {missing} of {len(found)} sentences; a wider beam may find more")
-    if style == "html":
+    if style == "html" and len(model) == 1:
         encoded = encode_sentences(scorer.tokenizer, [list(sentence.words) for sentence in found])
         unknown = [tuple(sorted(text.unknown)) for text in encoded]
         found = [dataclasses.replace(s, unknown_words=places) for s, places in zip(found, unknown, strict=True)]
     remaining = iter(found)
     parsed = [next(remaining) if words else ParsedSentence(()) for words in sentences]
-    _write_drawings(parsed, style, out, title=f"{texts}, parsed by {scorer.name}")
+    _write_drawings(parsed, style, out, title=f"{texts}, parsed by {', '.join(runs)}")
 
 
 def draw(

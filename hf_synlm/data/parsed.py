@@ -28,6 +28,7 @@ from hf_synlm.data.treebank import (
 )
 from hf_synlm.trees.spans import (
     Span,
+    escape_word,
     fold_tokens,
     labeled_spans_to_brackets,
     spans_to_brackets,
@@ -208,6 +209,23 @@ class ParsedSentence:
             raise ValueError(f"this is not a parsed sentence ({error!r}): give words and trees with spans") from error
 
 
+def posteriors(sentence: ParsedSentence) -> list[float] | None:
+    """Probability of each tree of a sentence, given the words and that the tree is one of those listed.
+
+    Args:
+        sentence: a sentence with its trees.
+
+    Returns:
+        One probability per tree, which sum to 1; None if a tree has no log-probability, or if there are no trees.
+    """
+    log_probs = [tree.log_prob for tree in sentence.hypotheses]
+    known = [value for value in log_probs if value is not None and value > -math.inf]
+    if len(known) != len(log_probs) or not known:
+        return None
+    weights = [math.exp(value - max(known)) for value in known]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
 def _log_sum(values: Sequence[float]) -> float:
     """Log of the sum of exp(values)."""
     largest = max(values)
@@ -251,6 +269,15 @@ def word_brackets(
         if i not in boundary or j not in boundary:
             raise ValueError(f"{label} ({i}, {j}) begins or ends inside a word: words end at {list(word_ends)}")
     return [(boundary[i], boundary[j]) for i, j in spans]
+
+
+def as_treebank_sentence(parsed: ParsedSentence, source: str) -> TreebankSentence:
+    """The best tree as a sentence of a treebank; X stands for labels that it lacks, and for the tags of all words."""
+    tree, num_words = parsed.tree(), len(parsed.words)
+    labels = tree.labels or ["X"] * len(tree.spans)
+    labeled = [(label, i, j) for label, (i, j) in zip(labels, tree.spans, strict=True)]
+    words = tuple(map(escape_word, parsed.words))
+    return TreebankSentence(words, ("X",) * num_words, tuple(labeled or [("X", 0, num_words)]), source)
 
 
 # ------------------------------------------------------------------------------------------------------------- files

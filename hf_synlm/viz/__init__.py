@@ -4,7 +4,8 @@ Bars and heat maps need matplotlib. `show` gives an object that draws itself in 
 `_to_text`, `_to_svg`, `_to_latex`, `_to_html` and `_to_page` return text in that format, with everything escaped.
 """
 
-from hf_synlm.viz.html import posteriors, sentence_to_html, sentence_to_page, sentences_to_page, surprisals_in_bits
+from hf_synlm.data.parsed import posteriors
+from hf_synlm.viz.html import sentence_to_html, sentence_to_page, sentences_to_page, surprisals_in_bits
 from hf_synlm.viz.latex import escape_latex, tree_to_latex
 from hf_synlm.viz.plots import (
     chart_scores,

@@ -7,7 +7,7 @@ embedded anywhere.
 import math
 from collections.abc import Mapping, Sequence
 
-from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+from hf_synlm.data.parsed import Hypothesis, ParsedSentence, posteriors
 from hf_synlm.viz.svg import escape_xml, tree_to_svg
 
 _STYLE = """
@@ -27,23 +27,6 @@ def surprisals_in_bits(sentence: ParsedSentence) -> list[float] | None:
     if sentence.word_log_probs is None:
         return None
     return [-value / math.log(2) for value in sentence.word_log_probs]
-
-
-def posteriors(sentence: ParsedSentence) -> list[float] | None:
-    """Probability of each tree of a sentence, given the words and that the tree is one of those listed.
-
-    Args:
-        sentence: a sentence with its trees.
-
-    Returns:
-        One probability per tree, which sum to 1; None if a tree has no log-probability, or if there are no trees.
-    """
-    log_probs = [tree.log_prob for tree in sentence.hypotheses]
-    known = [value for value in log_probs if value is not None and value > -math.inf]
-    if len(known) != len(log_probs) or not known:
-        return None
-    weights = [math.exp(value - max(known)) for value in known]
-    return [weight / math.fsum(weights) for weight in weights]
 
 
 def sentence_to_html(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -> str:

@@ -18,6 +18,7 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.results import load_result
 from hf_synlm.evaluation.trees.baseline_trees import left_branching
+from hf_synlm.evaluation.trees.consensus import average_parses
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import (
     best_trees,
@@ -386,6 +387,93 @@ def test_trees_from_elsewhere_and_agreement(files, capsys):
     assert result.scores["f1"] == pytest.approx(mean)
     # Left and right trees share nothing but sentences of one or two words; of one run there is no agreement.
     assert 0 <= result.scores["agreement"] < 5 and "agreement" not in scores
+
+
+def test_average_of_runs_beside_them(files, capsys):
+    runs = {
+        "left": "(((We ask) for) peace)\n((((((The state) of) our) Union) is) strong)\n",
+        "odd": "\n(((The state) (of our)) ((Union is) strong))\n",
+        "right": "(we (ask (for peace)))\n(The (state (of (our (Union (is strong))))))\n",
+        "again": "(We (ask (for peace)))\n((The (state (of (our Union)))) (is strong))\n",
+    }
+    for name, text in runs.items():
+        (files / name).write_text(text, encoding="utf-8")
+    out, average = files / "result.json", files / "average.txt"
+    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--out", out, "--overwrite")
+    given = [option for name in runs for option in ("--trees", files / name)]
+    run(capsys, *command, *given)
+    alone = load_result(out)
+    printed = run(capsys, *command, *given, "--consensus", "--save-trees", average)
+    result = load_result(out)
+    assert average.read_text() == "(We (ask (for peace)))\n(((The state) (of our)) (Union (is strong)))\n"
+    # The average is no run: the means are as before.
+    assert result.options["consensus"] and "consensus" not in alone.options
+    assert result.scores.items() - alone.scores.items() == {("consensus_f1", result.scores["consensus_f1"])}
+    table = result.tables["F1 between the runs (%)"]
+    assert table[:4] == alone.tables["F1 between the runs (%)"] and len(table) == 5
+    assert table[0]["1"] is None and table[0]["3"] == table[2]["1"] == 0 and table[2]["4"] == 60
+    assert table[4]["run"] == "5 consensus of the runs" and table[4]["1"] == 20 and "5 consensus of the runs" in printed
+    assert result.scores["agreement"] == pytest.approx(sum(row["mean"] for row in table[:4]) / 4, abs=0.01)
+    run(capsys, *command, "--trees", average)
+    assert load_result(out).scores["f1"] == result.scores["consensus_f1"]
+    assert "left is given 2 times" in fail(capsys, *command, *given, "--trees", files / "left")
+    (files / "other").write_text(runs["left"].replace("ask", "wish"), encoding="utf-8")
+    message = fail(capsys, *command, *given, "--trees", files / "other", "--consensus")
+    assert "sentence 1 is 'We wish for peace' in" in message
+
+
+def test_average_by_evalb(files, capsys):
+    trees = ("(S We ask for peace .)", "(S (NP We) (VP ask (PP for peace)) .)", "(S (NP We) (VP ask (X for peace)) .)")
+    runs = []
+    for number, tree in enumerate(trees):
+        (files / f"{number}.mrg").write_text(f"{tree}\n\n", encoding="utf-8")
+        runs += ["--trees", files / f"{number}.mrg"]
+    command = (
+        "evaluate",
+        "parsing",
+        "--treebank",
+        files / "gold.mrg",
+        "--convention",
+        "evalb",
+        "--tree-style",
+        "labeled",
+    )
+    run(capsys, *command, *runs, "--consensus", "--save-trees", files / "average.mrg", "--out", files / "result.json")
+    assert (files / "average.mrg").read_text() == f"{trees[1]}\n\n"
+    result = load_result(files / "result.json")
+    by_evalb = {row["trees"]: row["f1"] for row in result.tables["labeled brackets by EVALB (%)"]}
+    assert result.scores["consensus_f1"] == by_evalb["consensus of the runs"] == by_evalb[str(files / "1.mrg")]
+    assert result.scores["f1"] == pytest.approx(sum(by_evalb[str(files / f"{k}.mrg")] for k in range(3)) / 3)
+
+
+def test_average_of_models_and_of_a_beam(saved_models, files, capsys):
+    sentences = [line.split() for line in TEXT.splitlines() if line]
+    gpst, on_lstm = saved_models / "gpst", saved_models / "on_lstm"
+    command = ("parse", files / "in.txt", "--model", gpst)
+    runs = {name: parse_sentences(*model_and_tokenizer(name), sentences) for name in ("gpst", "on_lstm", "rnng")}
+    expected = average_parses(runs)
+    printed = run(capsys, *command, "--model", on_lstm, "--model", saved_models / "rnng")
+    assert printed.splitlines() == [expected[0].brackets(), "", expected[1].brackets()]
+    for width, trees in ((4, ()), (8, ("--num-beams", 8)), (3, ("--num-beams", 8, "--num-trees", 3))):
+        beam = {"num_beams": max(width, 8 if trees else 4), "num_return_sequences": width}
+        expected = average_parses({"gpst": parse_sentences(*model_and_tokenizer("gpst"), sentences, **beam)})
+        printed = run(capsys, *command, "--consensus", *trees)
+        assert printed.splitlines() == [expected[0].brackets(), "", expected[1].brackets()]
+    page = run(capsys, *command, "--consensus", "--format", "html")
+    assert "bits in all" in "".join(ElementTree.fromstring(page).itertext())
+    # On a treebank the average takes the place of the best tree.
+    bank = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--punctuation", "keep", "--model")
+    out = files / "result.json"
+    run(capsys, *bank, gpst, "--consensus", "--save-trees", files / "mbr.txt", "--out", out)
+    words = load_treebank(files / "gold.mrg", "keep").words
+    beam = parse_sentences(*model_and_tokenizer("gpst"), words, num_return_sequences=4)
+    assert (files / "mbr.txt").read_text().splitlines() == [s.brackets() for s in average_parses({"gpst": beam})]
+    assert load_result(out).options["parse"]["num_return_sequences"] == 4 and load_result(out).options["consensus"]
+    for refused in ((*bank, on_lstm, "--consensus"), ("parse", files / "in.txt", "--model", on_lstm, "--consensus")):
+        assert "--consensus: ONLSTMForCausalLM has no beam" in fail(capsys, *refused)
+    assert "gpst is given 2 times" in fail(capsys, *command, "--model", gpst)
+    assert "--cache: of use with one --model" in fail(capsys, *command, "--model", on_lstm, "--cache", files / "cache")
+    assert "--tokenize: of use with one --model" in fail(capsys, *command, "--model", on_lstm, "--tokenize", "ptb")
 
 
 def test_evalb_from_the_command_line(saved_models, files, capsys):

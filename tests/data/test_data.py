@@ -385,6 +385,14 @@ def test_treebank_command(tmp_path, capsys):
     assert "such as FOO, BAR" in (said := capsys.readouterr().err) and "--punctuation-by form" in said
     assert main([*other, "--punctuation-by", "form"]) == 0
     assert (tmp_path / "d.out").read_text() == "(S (FOO a) (NN b) (BAR c))\n"
+    # What `synlm parse` writes has no tags, and perhaps no labels.
+    (tmp_path / "e.txt").write_text("((the cat) (sat .))\n\n(go (on .))\n", encoding="utf-8")
+    parses = ["treebank", str(tmp_path / "e.txt"), "--from", "parses", "--out", str(tmp_path / "e.out")]
+    assert main([*parses, "--punctuation", "remove"]) == 2
+    assert "words have no tags" in capsys.readouterr().err
+    assert main([*parses, "--punctuation", "remove", "--punctuation-by", "form"]) == 0
+    assert (tmp_path / "e.out").read_text() == "(X (X (X the) (X cat)) (X (X sat)))\n(X (X go) (X (X on)))\n"
+    assert "1 left out (no tree)" in capsys.readouterr().err
     # Where trees stand on one line each, all bad ones are listed.
     (tmp_path / "a.txt").write_text("(S (X a))\n(S (X a)\n\n(S (X b))\n(S a (X b))\n(S (X c))\n", encoding="utf-8")
     assert main([*command, "--overwrite"]) == 2

@@ -22,7 +22,7 @@ from hf_synlm.evaluation.trees.evalb import EvalbParameters, EvalbTree, labeled_
 from hf_synlm.evaluation.trees.parsing import ParsingConvention, binarized_gold, branching_baselines
 from hf_synlm.evaluation.trees.parsing_analysis import (
     Recall,
-    agreement,
+    pairwise_f1,
     permutation_test,
     recall_by_label,
     recall_by_size,
@@ -136,14 +136,14 @@ def test_statistics_by_hand():
         tree_statistics([[]], [1, 1])
 
 
-def test_agreement():
+def test_f1_between_runs():
     lengths = [5, 4]
     runs = [[branch(n) for n in lengths] for branch in (right_branching, left_branching, right_branching)]
-    assert agreement(runs, lengths, ParsingConvention("exact", epsilon=0)) == pytest.approx((0 + 1 + 0) / 3)
-    corpus = agreement(runs[:2], lengths, ParsingConvention("corpus", level="corpus", sentence_span="count"))
-    assert corpus == pytest.approx(2 / 7)
-    with pytest.raises(ValueError, match="at least two"):
-        agreement(runs[:1], lengths)
+    pairs = pairwise_f1(runs, lengths, ParsingConvention("exact", epsilon=0))
+    assert pairs == pytest.approx({(0, 1): 0, (0, 2): 1, (1, 2): 0})
+    corpus = pairwise_f1(runs[:2], lengths, ParsingConvention("corpus", level="corpus", sentence_span="count"))
+    assert corpus == pytest.approx({(0, 1): 2 / 7})
+    assert pairwise_f1(runs[:1], lengths) == {}
 
 
 # -------------------------------------------------------------------------------------------- treebanks and tables

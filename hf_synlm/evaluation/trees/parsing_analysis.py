@@ -13,7 +13,7 @@ import dataclasses
 import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
@@ -254,10 +254,21 @@ def _splits(spans: set[Span], length: int) -> list[tuple[int, int, int]]:
     return splits
 
 
-def agreement(
+def pairwise_f1(
     runs: Sequence[Sequence[Sequence[Span]]], lengths: Sequence[int], convention: str | ParsingConvention = "gpst"
-) -> float:
-    """Mean F1, in 0..1, between the trees of every two runs ("self F1", Williams et al. 2018)."""
-    if len(runs) < 2:
-        raise ValueError(f"{len(runs)} run(s) given: agreement needs at least two")
-    return statistics.fmean(unlabeled_f1(a, b, lengths, convention).f1 for a, b in combinations(runs, 2))
+) -> dict[tuple[int, int], float]:
+    """F1, in 0..1, between the trees of every two runs; its mean is the "self F1" of Williams et al. (2018)."""
+    pairs = combinations(range(len(runs)), 2)
+    return {(a, b): unlabeled_f1(runs[a], runs[b], lengths, convention).f1 for a, b in pairs}
+
+
+def pair_rows(names: Sequence[str], count: int, pairs: Mapping[tuple[int, int], float]) -> list[dict[str, Any]]:
+    """Rows of `pairwise_f1`, in percent: F1 with each of the first `count` runs, and with those of them on average."""
+    rows = []
+    for number, name in enumerate(names):
+        f1 = [None if k == number else round(100 * pairs[min(k, number), max(k, number)], 2) for k in range(count)]
+        others = [value for value in f1 if value is not None]
+        columns = {str(k): value for k, value in enumerate(f1, 1)}
+        mean = round(statistics.fmean(others), 2) if others else None
+        rows.append({"run": f"{number + 1} {name}", **columns, "mean": mean})
+    return rows

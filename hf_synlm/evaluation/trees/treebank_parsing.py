@@ -38,8 +38,9 @@ from hf_synlm.evaluation.trees.parsing import (
 )
 from hf_synlm.evaluation.trees.parsing_analysis import (
     Recall,
-    agreement,
     compare_parses,
+    pair_rows,
+    pairwise_f1,
     recall_by_label,
     recall_by_size,
     tree_statistics,
@@ -400,6 +401,8 @@ def report_parsing(
     treebank: Treebank,
     runs: Mapping[str, Sequence[ParsedSentence]],
     convention: str | ParsingConvention = "gpst",
+    *,
+    average: Sequence[ParsedSentence] | None = None,
     **changes: Any,
 ) -> tuple[dict[str, float], dict[str, list[Row]]]:
     """Score the trees of one or several runs without their labels; all numbers are of sentences that are scored.
@@ -408,6 +411,7 @@ def report_parsing(
         treebank: the gold trees.
         runs: per run, by its name, the parsed sentences of the treebank in order.
         convention: as in `unlabeled_f1`.
+        average: the average of the runs, which is scored beside them as `consensus_f1`.
         **changes: as in `unlabeled_f1`.
 
     Returns:
@@ -418,6 +422,7 @@ def report_parsing(
         ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
     """
     convention = resolve_convention(convention, **changes)
+    count, runs = len(runs), _with_average(runs, average)
     for name, parsed in runs.items():
         match_treebank(parsed, treebank, name)
     chosen = treebank.numbers_scored(convention)
@@ -444,11 +449,14 @@ def report_parsing(
         }
         for name, score in scores.items()
     ]
+    pairs = pairwise_f1(list(trees.values()), lengths, convention)
     values = numbers[0]
-    if len(runs) > 1:
-        values = {name: statistics.fmean(each[name] for each in numbers) for name in values}
-        values["f1_standard_deviation"] = statistics.stdev(each["f1"] for each in numbers)
-        values["agreement"] = round(100 * agreement(list(trees.values()), lengths, convention), 2)
+    if count > 1:
+        values = {name: statistics.fmean(each[name] for each in numbers[:count]) for name in values}
+        values["f1_standard_deviation"] = statistics.stdev(each["f1"] for each in numbers[:count])
+        values["agreement"] = round(100 * statistics.fmean(f1 for (_, b), f1 in pairs.items() if b < count), 2)
+    if average is not None:
+        values["consensus_f1"] = numbers[-1]["f1"]
     first = next(iter(trees))
     f1_rows = {
         name: {**score.numbers(), "recall": round(100 * score.recall, 2)}
@@ -462,7 +470,14 @@ def report_parsing(
         "shape of the trees": [{"trees": name, **shape} for name, shape in shapes.items()],
         **_recall_tables(trees[first], gold, treebank, convention, "" if len(runs) == 1 else f", {first}"),
     }
+    if pairs:
+        tables["F1 between the runs (%)"] = pair_rows(list(runs), count, pairs)
     return values, tables
+
+
+def _with_average(runs: Mapping[str, Any], average: Sequence[ParsedSentence] | None) -> dict[str, Any]:
+    """The runs, and at the end their average under its name in tables."""
+    return dict(runs) if average is None else {**runs, "consensus of the runs": average}
 
 
 def report_comparison(
@@ -510,6 +525,8 @@ def report_evalb(
     treebank: Treebank,
     runs: Mapping[str, Sequence[ParsedSentence] | EvalbScores],
     parameters: EvalbParameters = COLLINS,
+    *,
+    average: Sequence[ParsedSentence] | None = None,
 ) -> tuple[dict[str, float], dict[str, list[Row]]]:
     """Score the trees of one or several runs as EVALB does; words carry the gold tags, and there are no root wrappers.
 
@@ -520,6 +537,7 @@ def report_evalb(
         runs: per run, by its name, the parsed sentences of the treebank in order; or what `evaluate_files` gives for
             trees with tags of their own.
         parameters: what to count; `labeled=False` for trees without labels.
+        average: the average of the runs, which is scored beside them as `consensus_f1`.
 
     Returns:
         Scores by name in percent, means where there are several runs; and tables by title.
@@ -530,7 +548,7 @@ def report_evalb(
     """
     gold = [EvalbTree.from_sentence(sentence) for sentence in treebank.sentences]
     scores: dict[str, EvalbScores] = {}
-    for name, run in runs.items():
+    for name, run in _with_average(runs, average).items():
         if isinstance(run, EvalbScores):
             scores[name] = run
         else:
@@ -558,9 +576,11 @@ def report_evalb(
     ]
     overall = [row for row in rows if row["sentences"] == "All"]
     keys = ("f1", "precision", "recall", "complete_match", "average_crossing", *counts)
-    values = {key: statistics.fmean(row[key] for row in overall) for key in keys}
+    values = {key: statistics.fmean(row[key] for row in overall[: len(runs)]) for key in keys}
     if len(runs) > 1:
-        values["f1_standard_deviation"] = statistics.stdev(row["f1"] for row in overall)
+        values["f1_standard_deviation"] = statistics.stdev(row["f1"] for row in overall[: len(runs)])
+    if average is not None:
+        values["consensus_f1"] = overall[-1]["f1"]
     return values, {f"{'labeled' if parameters.labeled else 'unlabeled'} brackets by EVALB (%)": rows}
 
 
