@@ -326,6 +326,7 @@ def perplexity(
         raise ValueError("--punctuation belongs to --format treebank, which has tags; remove it from the text yourself")
     else:
         items = read_items(texts, kind=file_format, text_column=text_column)
+        options.say_odd_texts(item.text for item in items)
     data = {"files": describe_files([texts])}
     trees = _read_proposals(proposals, max_trees)
     if trees is not None:
@@ -333,14 +334,12 @@ def perplexity(
 
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
-        result = evaluate_proposals(
-            scoring.scorer(model), items, trees, split=tokenize is not None, data=data, options=settings
-        )
+        result = evaluate_proposals(scoring.scorer(model), items, trees, tokenize=tokenize, data=data, options=settings)
         return options.report(result, out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 
     result = evaluate_perplexity(
-        scoring.scorer(model), items, context=context, split=tokenize is not None, data=data, options=settings
+        scoring.scorer(model), items, context=context, tokenize=tokenize, data=data, options=settings
     )
     share = result.scores["unknown_words"] / max(1, result.scores["words"])
     if share > 0.1:
@@ -420,7 +419,7 @@ def blimp(
     scorer = scoring.scorer(model)
     result = evaluate_blimp(
         scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed}, proposals=trees,
-        split=tokenize is not None,
+        tokenize=tokenize,
     )  # fmt: skip
     options.report(result, out, items_out)
 
@@ -461,7 +460,7 @@ def pairs(
     settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
     result = evaluate_pairs(
         scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings, proposals=trees,
-        split=tokenize is not None,
+        tokenize=tokenize,
     )  # fmt: skip
     options.report(result, out, items_out)
 

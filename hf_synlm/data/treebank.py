@@ -130,7 +130,7 @@ def clean_label(label: str) -> str:
 def read_treebank(
     path: PathLike,
     *,
-    encoding: str = "utf-8",
+    encoding: str | None = None,
     dependencies: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> Iterator[TreebankSentence]:
@@ -138,7 +138,7 @@ def read_treebank(
 
     Args:
         path: file of bracketed trees, or of dependencies in CoNLL-U, which `read_dependency_trees` reads.
-        encoding: character encoding of a file of brackets.
+        encoding: character encoding of a file of brackets; None = that of the command, or UTF-8.
         dependencies: options of `read_dependency_trees`. For brackets, which are constituents already, an error, but
             for `punctuation`, which they keep.
         **options: of `parse_treebank`: `keep_functions`, `split_leaves`, `left_out`.
