@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 import typer
 
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
-from hf_synlm.data.text import command_encoding
+from hf_synlm.data.text import Tokenization, command_encoding
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
-from hf_synlm.evaluation.text.text_items import Tokenization, remarks_on, rows_text
+from hf_synlm.evaluation.text.text_items import remarks_on, rows_text
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer

@@ -15,11 +15,13 @@ from contextvars import ContextVar
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, TypeAlias
+from typing import Any, BinaryIO, Literal, TextIO, TypeAlias
 
 import sentencex
 
 PathLike: TypeAlias = str | os.PathLike[str]
+Tokenization: TypeAlias = Literal["ptb", "no-punctuation"]
+"""How a model reads the words of text, see `evaluation.text.words`; without one, as they are."""
 
 command_encoding: ContextVar[str | None] = ContextVar("command_encoding", default=None)
 """Encoding of the files that a command reads, by its option --encoding; None = it has no such option: UTF-8."""

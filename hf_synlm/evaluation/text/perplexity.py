@@ -14,10 +14,11 @@ import math
 import time
 from collections.abc import Sequence
 
+from hf_synlm.data.text import Tokenization
 from hf_synlm.evaluation.results import EvaluationResult
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import NATS, Context, WordScores, score_words
-from hf_synlm.evaluation.text.text_items import TextItem, Tokenization
+from hf_synlm.evaluation.text.text_items import TextItem
 
 
 def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:

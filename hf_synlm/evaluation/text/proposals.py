@@ -24,12 +24,12 @@ from tqdm import tqdm
 from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
 from hf_synlm.data.parsed import read_parses
-from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.text import PathLike, Tokenization, read_lines
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.perplexity import averages
 from hf_synlm.evaluation.text.scoring import TextScorer
-from hf_synlm.evaluation.text.text_items import TextItem, Tokenization
+from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.models.pushdown.tape import tree_attachments
 from hf_synlm.models.rnng.actions import TransitionSystem

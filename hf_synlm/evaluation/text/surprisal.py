@@ -31,8 +31,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_synlm.data.text import Tokenization
 from hf_synlm.evaluation.text.scoring import PER_TOKEN, TextScorer, TokenScores
-from hf_synlm.evaluation.text.text_items import TextItem, Tokenization
+from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.words import (
     EncodedText,
     Word,

@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from hf_synlm.data.text import PathLike, file_ending, read_csv, read_lines, read_tsv
-
-Tokenization: TypeAlias = Literal["ptb", "no-punctuation"]
-"""How a model reads the words of text, see `encode_sentences`; without one, as they are."""
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
 # Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.

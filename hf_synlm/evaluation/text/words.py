@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.punctuation import drop_edge_punctuation
-from hf_synlm.evaluation.text.text_items import Tokenization
+from hf_synlm.data.text import Tokenization
 
 _WORD = re.compile(r"\S+")
 # Classes of unknown words, see `hf_synlm.data.vocabulary.unknown_class`.
