@@ -11,13 +11,14 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import evaluate, hub, options, train, treebanks, trees
+from hf_synlm.cli import evaluate, hub, options, surprisal, train, treebanks, trees
 
 for _library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
     logging.getLogger(_library).setLevel(logging.ERROR)
@@ -82,16 +83,18 @@ evaluations = typer.Typer(no_args_is_help=True, help="Score a model on a data se
 app.add_typer(evaluations, name="evaluate")
 
 
-def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
+def _add(group: typer.Typer, *commands: Callable[..., None], reads_text: bool = False) -> None:
     """Add commands by the names of their functions; the examples of a docstring go to the end of the help."""
     for command in commands:
         text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
         lines = textwrap.indent(textwrap.dedent(examples), "  ")
         epilog = f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"  # \b keeps the lines as they are
-        group.command(command.__name__, cls=_Command, help=text, epilog=epilog)(options.grouped(command))
+        run = options.grouped(command, reads_text)
+        group.command(command.__name__, cls=_Command, help=text, epilog=epilog)(run)
 
 
-_add(app, trees.parse, trees.surprisal, trees.generate, trees.draw, treebanks.silver, treebanks.treebank)
+_add(app, trees.parse, surprisal.surprisal, trees.generate, trees.draw, reads_text=True)
+_add(app, treebanks.silver, treebanks.treebank, reads_text=True)
 _add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
 _add(
     evaluations,
@@ -101,6 +104,7 @@ _add(
     evaluate.syntaxgym,
     evaluate.blimp,
     evaluate.pairs,
+    reads_text=True,
 )
 _add(evaluations, evaluate.summary, evaluate.plot)
 app.add_typer(train.app, name="train")
@@ -126,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = list(sys.argv[1:] if arguments is None else arguments)
     options.command_line.set(shlex.join(["synlm", *typed]))
     try:
-        app(args=typed, prog_name="synlm")
+        copy_context().run(app, args=typed, prog_name="synlm")  # the encoding is that of this command
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0

@@ -370,6 +370,7 @@ def perplexity(
         raise ValueError(f"--{given[0].replace('_', '-')} belongs to --format treebank: leave it out")
     else:
         items = read_items(texts, kind=file_format, text_column=text_column)
+        options.say_odd_texts(item.text for item in items)
     data = {"files": describe_files([texts])}
     proposed = _read_proposals(proposals, max_trees)
     if proposed is not None:
@@ -378,13 +379,13 @@ def perplexity(
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
         result = evaluate_proposals(
-            scoring.scorer(model), items, proposed, split=tokenize is not None, data=data, options=settings
+            scoring.scorer(model), items, proposed, tokenize=tokenize, data=data, options=settings
         )
         return options.report(result, out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 
     result = evaluate_perplexity(
-        scoring.scorer(model), items, context=context, split=tokenize is not None, data=data, options=settings
+        scoring.scorer(model), items, context=context, tokenize=tokenize, data=data, options=settings
     )
     share = result.scores["unknown_words"] / max(1, result.scores["words"])
     if share > 0.1:
@@ -464,7 +465,7 @@ def blimp(
     scorer = scoring.scorer(model)
     result = evaluate_blimp(
         scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed}, proposals=trees,
-        split=tokenize is not None,
+        tokenize=tokenize,
     )  # fmt: skip
     options.report(result, out, items_out)
 
@@ -505,7 +506,7 @@ def pairs(
     settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
     result = evaluate_pairs(
         scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings, proposals=trees,
-        split=tokenize is not None,
+        tokenize=tokenize,
     )  # fmt: skip
     options.report(result, out, items_out)
 

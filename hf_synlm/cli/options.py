@@ -10,7 +10,7 @@ import inspect
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -21,9 +21,9 @@ from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
-from hf_synlm.data.text import read_lines
+from hf_synlm.data.text import Tokenization, command_encoding, read_lines
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
-from hf_synlm.evaluation.text.text_items import rows_text
+from hf_synlm.evaluation.text.text_items import remarks_on, rows_text
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
@@ -92,12 +92,19 @@ Context = Annotated[
     typer.Option(help="Read each sentence alone, or after the earlier sentences of its document."),
 ]
 Tokenize = Annotated[
-    Literal["ptb"] | None,
+    Tokenization | None,
     typer.Option(
-        help="ptb: split words that are no token of the model as the Penn Treebank does (end. becomes end and .); "
-        "default: do not split. For ordinary text and a model of a treebank."
+        help="How the model reads ordinary text. ptb: words that are no token of the model are split as in the Penn "
+        "Treebank (end. becomes end and .), for a model of a treebank; no-punctuation: without the marks at the edges "
+        "of words, for a model that learned without them. Default: words as they are."
     ),
 ]
+_ENCODING = inspect.Parameter(
+    "encoding",
+    inspect.Parameter.KEYWORD_ONLY,
+    default="utf-8",
+    annotation=Annotated[str, typer.Option(help="Encoding of the files that are read, such as latin-1 or gbk.")],
+)
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
 PunctuationBy = Annotated[
     Literal["tag", "form"],
@@ -299,16 +306,22 @@ class Parsing(Searching):
         return {name: getattr(self, name) for name in ("batch_size", "num_processes", "cache")}
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter whose type is a dataclass by the fields of the dataclass, so that typer sees them."""
+def grouped(command: Callable[..., None], reads_text: bool = False) -> Callable[..., None]:
+    """Replace each parameter whose type is a dataclass by the fields of the dataclass, so that typer sees them.
+
+    A command that reads text gets the option --encoding, too.
+    """
     hints, parameters = get_type_hints(command, include_extras=True), list[inspect.Parameter]()
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     for name, parameter in inspect.signature(command).parameters.items():
         of_group = inspect.signature(groups[name]).parameters.values() if name in groups else [parameter]
         types = get_type_hints(groups[name], include_extras=True) if name in groups else hints
         parameters += [one.replace(annotation=types[one.name], kind=one.KEYWORD_ONLY) for one in of_group]
+    parameters += [_ENCODING] * reads_text
 
     def run(**given: Any) -> None:
+        if reads_text:
+            command_encoding.set(_checked(given.pop("encoding")))
         for name, kind in groups.items():
             given[name] = kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
         command(**given)
@@ -317,6 +330,14 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _checked(encoding: str) -> str:
+    try:
+        "".encode(encoding)
+    except LookupError as error:
+        raise ValueError(f"--encoding {encoding}: unknown; take utf-8, latin-1, cp1252, gbk or another one") from error
+    return encoding
 
 
 def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, **named: Any) -> dict[str, Any]:
@@ -441,6 +462,12 @@ def read_trees(path: Path, style: parsed.TreeStyle | None, tagged: Callable[[Pat
     except ValueError as error:
         remedy = f" (read as {found}: --tree-style gives another style)" if kind == "brackets" else ""
         raise ValueError(f"{error}{remedy}") from error
+
+
+def say_odd_texts(texts: Iterable[str]) -> None:
+    """Remark on texts that seem to be no sentences with spaces between their words."""
+    for remark in remarks_on(texts):
+        say(remark)
 
 
 def hide_bars_of_weights() -> None:

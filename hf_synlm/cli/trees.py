@@ -1,12 +1,8 @@
-"""`synlm parse`, `draw`, `generate` and `surprisal`: trees, texts and word-by-word measures."""
+"""`synlm parse`, `draw` and `generate`: trees of texts, and texts with their trees."""
 
 import dataclasses
 import json
-import os
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -16,14 +12,12 @@ from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import read_lines
-from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
-from hf_synlm.evaluation.text.text_items import TextItem, read_files, read_items, table_text, text_files
+from hf_synlm.evaluation.results import markdown_table
+from hf_synlm.evaluation.text.text_items import describe_table
 from hf_synlm.viz import SentenceView, sentences_to_page
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.generation import GeneratedText
-    from hf_synlm.evaluation.text.scoring import TextScorer
-    from hf_synlm.evaluation.text.surprisal import WordScores
 
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
 FormatOption = Annotated[
@@ -70,7 +64,7 @@ def parse(
 
     Prints trees as brackets, JSON, drawings, LaTeX, SVG or an HTML page. White space separates words; the pieces of a
     word stay together. A blank line stays blank, and so does a sentence without a tree. Pictures show the surprisal of
-    each word given the words before it, summed over trees. With --tokenize ptb, trees are over the pieces of words.
+    each word given the words before it, summed over trees. With --tokenize, trees are over the pieces of words.
 
     Examples:
         echo "the people agree" | synlm parse - --model model_cards/rnng-mini
@@ -83,11 +77,9 @@ def parse(
         options.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'}: of use with one --model only. Leave it out.")
-    sentences = [line.split() for line in read_lines(texts)]
-    if not any(sentences):
-        raise ValueError(f"{texts} holds no sentence: give one per line")
+    sentences = _read_sentences(texts)
     _check_drawings(sentences, style, out, overwrite)
-    from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank
+    from hf_synlm.evaluation.text.words import encode_sentences, split_sentences
     from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
@@ -104,7 +96,7 @@ def parse(
     for name in model:
         scorer = parsing.scorer(name)
         if tokenize:
-            pieces = split_as_treebank(scorer.tokenizer, sentences)
+            pieces = split_sentences(scorer.tokenizer, sentences, tokenize)
             sentences = [[piece for word in words for piece in word] for words in pieces]
         runs[name] = parse_sentences(
             scorer.model,
@@ -126,6 +118,17 @@ def parse(
     remaining = iter(found)
     parsed = [next(remaining) if words else ParsedSentence(()) for words in sentences]
     _write_drawings(parsed, style, out, title=f"{texts}, parsed by {', '.join(runs)}")
+
+
+def _read_sentences(path: Path) -> list[list[str]]:
+    """The words of every line, with remarks on what may not be sentences."""
+    lines = list(read_lines(path))
+    if not any(line.strip() for line in lines):
+        raise ValueError(f"{path} holds no sentence: give one per line")
+    options.say_odd_texts(lines)
+    if problem := describe_table(lines):
+        options.say(f"{path} {problem}, but each line is parsed as a sentence")
+    return [line.split() for line in lines]
 
 
 def draw(
@@ -302,7 +305,8 @@ def generate(
 ) -> None:
     """Continue prompts. Models of this library also give the tree of the whole text.
 
-    Trees are over tokens, as the model composes them. The score of a text is the log-probability in nats that the
+    A blank line in the file of prompts stays blank (--num-sequences: that many lines), but tables and drawings leave it
+    out. Trees are over tokens, as the model composes them. The score of a text is the log-probability in nats that the
     search adds up; beam search without --sample divides it by the number of new tokens (length_penalty).
 
     Examples:
@@ -313,7 +317,7 @@ def generate(
     options.check_out(out, overwrite, prompts, model=model)
     texts = _read_prompts(prompts, prompt)
     chosen = choosing.chosen()
-    from hf_synlm.evaluation.generation import generate_texts
+    from hf_synlm.evaluation.generation import GeneratedText, generate_texts
 
     scorer = loading.scorer(model, gguf_file=gguf_file)
     has_trees = getattr(scorer.model.config, "gives_trees", hasattr(scorer.model, "parse"))
@@ -323,7 +327,7 @@ def generate(
     found = generate_texts(
         scorer.model,
         scorer.tokenizer,
-        texts,
+        [text for text in texts if text is not None],
         batch_size=loading.batch_size,
         progress=f"generate: {scorer.name}",
         **chosen,
@@ -342,15 +346,20 @@ def generate(
             "json": lambda text: json.dumps(text.to_dict(), ensure_ascii=False),
             "tree": lambda text: f"{text.text}\n{SentenceView(text.tree)}\n",
         }
+        if style != "tree":
+            blank, remaining = GeneratedText("", "", 0, False, None, ParsedSentence(())), iter(found)
+            found = [blank if t is None else next(remaining) for t in texts for _ in range(choosing.num_sequences)]
         _print_or_write("\n".join(map(lines[style], found)) + ("" if style == "tree" else "\n"), out)
 
 
-def _read_prompts(path: Path | None, given: Sequence[str] | None) -> list[str]:
-    """Prompts of the file or of the options, or one empty prompt."""
+def _read_prompts(path: Path | None, given: Sequence[str] | None) -> list[str | None]:
+    """Prompts of the file, None for its blank lines, or of the options, or one empty prompt."""
     if path is not None and given:
         raise ValueError("prompts come from a file or from --prompt: leave one of the two out")
-    texts = list(given or [""]) if path is None else [line for line in read_lines(path) if line.strip()]
-    if not texts:
+    if path is None:
+        return list(given or [""])
+    texts = [line if line.strip() else None for line in read_lines(path)]
+    if not any(texts):
         raise ValueError(f"{path} holds no prompt: give one per line")
     return texts
 
@@ -358,184 +367,3 @@ def _read_prompts(path: Path | None, given: Sequence[str] | None) -> list[str]:
 def _row(text: "GeneratedText") -> dict[str, Any]:
     tree = text.tree.brackets() if text.tree.hypotheses else None
     return {"prompt": text.prompt, "text": text.text, "score": text.score, "tree": tree}
-
-
-# ------------------------------------------------------------------------------------------------------ surprisal
-def _check_table(out: Path, overwrite: bool) -> None:
-    if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
-        raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
-    options.check_with_meta(out, overwrite)
-
-
-def surprisal(
-    texts: options.TextFiles,
-    model: options.Model,
-    scoring: options.Scoring,
-    out: Annotated[
-        Path | None, typer.Option(help="TSV file to write; OUT.meta.json describes it. Default: print the table.")
-    ] = None,
-    overwrite: options.Overwrite = False,
-    unit: Annotated[
-        Literal["bits", "nats"], typer.Option(help="Unit of surprisal, which is part of the column's name.")
-    ] = "bits",
-    context: options.Context = "sentence",
-    word_correction: Annotated[
-        bool,
-        typer.Option(
-            "--word-correction",
-            help="Probability of words instead of tokens: count the space after a word as part of this word, not of "
-            "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
-        ),
-    ] = False,
-    tokenize: options.Tokenize = None,
-    lmzoo: Annotated[
-        bool,
-        typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits."),
-    ] = False,
-    first_word: Annotated[
-        bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
-    ] = True,
-    file_format: Annotated[
-        Literal["txt", "tsv", "csv", "jsonl"] | None,
-        typer.Option("--format", help="Format of the input; default: the ending of its name."),
-    ] = None,
-    text_column: options.TextColumn = None,
-    item_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
-    ] = None,
-) -> None:
-    """Surprisal of every word of texts.
-
-    Rows are printed as soon as they are computed. The table has one row per word of the input. White space separates
-    words; attached punctuation belongs to its word.
-    Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
-    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
-    n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
-    sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
-
-    Examples:
-        echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
-        synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
-        synlm surprisal novels/ page.txt --model model_cards/rnng-mini --tokenize ptb --cache done.cache --out all.tsv
-    """
-    found = text_files(texts)
-    options.check_out(out, overwrite, *found, scoring.cache, model=model, check=_check_table, beside=options.meta_file)
-    _check_places(texts, out, unit, lmzoo)
-    files = describe_files(found)
-    columns = {"kind": file_format, "text_column": text_column, "item_column": item_column}
-    items = read_items(texts[0], **columns) if texts == found[:1] else read_files(found, **columns)
-    if not lmzoo:
-        _say_repeated_items(items)
-    scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
-    from hf_synlm.evaluation.text import surprisal as words
-
-    if word_correction and not words.can_correct_words(scorer):
-        word_correction = False
-        options.say("--word-correction does not apply: tokens of this model tell where a word ends")
-    start = time.perf_counter()
-    scores = words.iterate_words(
-        scorer,
-        items,
-        context=context,
-        word_correction=word_correction,
-        split=tokenize is not None,
-        progress=None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}",
-        first_texts_first=out is None,
-    )
-    names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
-    counts = _write_words(items, scores, out, names, None if lmzoo else unit)
-    seconds = time.perf_counter() - start
-    settings = {
-        "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
-        "first_word": first_word, "seed": scoring.seed,
-    }  # fmt: skip
-    data = {"files": files, "columns": list(names)}
-    result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
-    result.command = options.command_line.get()
-    if out is not None:
-        options.say(f"wrote {out}: {counts['words']:,} words, {counts['words'] / seconds:.3g} a second")
-        write_text(options.meta_file(out), result.to_json())
-        options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
-    _say_what_was_cut(scorer, counts, tokenize)
-
-
-def _check_places(texts: Sequence[Path], out: Path | None, unit: str, lmzoo: bool) -> None:
-    """Refuse an output among the inputs, and what the columns of lm-zoo cannot hold."""
-    if lmzoo and (len(texts) > 1 or texts[0].is_dir()):
-        raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
-    if lmzoo and unit != "bits":
-        raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-    if out is not None and any(place.is_dir() and out.resolve().is_relative_to(place.resolve()) for place in texts):
-        raise ValueError(f"--out {out} lies in a folder whose files are read: write it elsewhere")
-
-
-def _write_words(
-    items: Sequence[TextItem],
-    scores: "Iterable[WordScores]",
-    out: Path | None,
-    names: Sequence[str],
-    unit: Literal["bits", "nats"] | None,
-) -> Counter[str]:
-    """Print the rows of each text as soon as its scores are there, or write all; without a `unit` those of lm-zoo."""
-    from hf_synlm.evaluation.text import surprisal as words
-
-    more = words.more_columns(items)
-    counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
-    rows: list[Sequence[Any]] = []
-    for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
-        if number == 1:
-            rows.append(names)
-        rows += words.word_rows(number, item, found, unit, more) if unit else words.token_rows(number, found)
-        if out is None:
-            _print(rows)
-            rows = []
-        counts["texts"] += 1
-        counts["words"] += len(found.words)
-        counts["tokens"] += len(found.tokens)
-        counts["unknown_words"] += sum(found.unknown)
-    options.leave_output_to_first_process()
-    if out is not None:
-        write_text(out, table_text(rows))
-    return counts
-
-
-def _print(rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows at once; end quietly when nobody reads them, as by `| head`."""
-    if not options.is_first_process():
-        return
-    try:
-        typer.echo(table_text(rows), nl=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
-
-
-def _say_repeated_items(items: Sequence[TextItem]) -> None:
-    repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
-    if repeated:
-        options.say(
-            f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
-            "input, and word_id, not by item"
-        )
-
-
-def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None) -> None:
-    """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
-    if counts["unknown_words"]:
-        if type(scorer.tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
-            remedy = "its tokenizer lacks some of their characters"
-        elif tokenize is None:
-            remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
-        else:
-            remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"
-        options.say(
-            f"{counts['unknown_words']} of {counts['words']} words ({counts['unknown_words'] / counts['words']:.0%}) "
-            f"are unknown to this model (oov 1): {remedy}"
-        )
-    if scorer.cuts["texts_in_windows"]:
-        options.say(
-            f"{scorer.cuts['texts_in_windows']} of {counts['texts']} texts are longer than the model's "
-            f"{scorer.max_tokens} positions: they were scored in windows that overlap by half"
-        )

@@ -21,10 +21,9 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.text import PathLike, file_ending, read_lines
 
 Structure = Literal["flat", "left-first", "right-first"]
 Labels = Literal["upos", "X", "deprel"]
@@ -100,7 +99,7 @@ class _LineError(ValueError):
 def is_conllu(path: PathLike, first_line: str) -> bool:
     """Whether a file is CoNLL-U: by its ending, or by its first line, which is a comment or has ten columns."""
     is_row = first_line.count("\t") == _NUM_COLUMNS - 1
-    return Path(path).name.lower().removesuffix(".gz").endswith(_ENDINGS) or first_line.startswith("#") or is_row
+    return file_ending(path) in _ENDINGS or first_line.startswith("#") or is_row
 
 
 def holds_dependencies(path: PathLike) -> bool:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -17,12 +16,10 @@ from datasets import Features, List, Value
 from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.data.punctuation import drop_edge_punctuation
 from hf_synlm.data.text import split_sentences
 
 SENTENCES_PER_CALL = 1024
-
-# Marks at the edge of a word; inside a word (don't, 3.5, well-known) they stay.
-_EDGE_PUNCTUATION = re.compile(r"(?<!\w)[^\w\s]+|[^\w\s]+(?!\w)")
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def block_sentences(text: str, is_split: bool, options: TextOptions) -> list[str
         for sentence in [line] if is_sentence else split_sentences(line, language=options.language):
             # Sources that are already split (treebanks) find punctuation by tags.
             if options.drop_punctuation and not is_split:
-                sentence = " ".join(_EDGE_PUNCTUATION.sub(" ", sentence).split())
+                sentence = drop_edge_punctuation(sentence)
             if sentence:
                 sentences.append(sentence)
     return sentences

@@ -1,6 +1,7 @@
 """Which words of a treebank are punctuation: by their tags, or by their form."""
 
 import logging
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ logger = logging.getLogger(__name__)
 _ESCAPES = frozenset("-LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split())
 # What Unicode calls punctuation and treebanks call words, and the other way round.
 _WORDS, _MARKS = frozenset("%‰&@#*/\\§¶†‡％＆＠＃＊／"), frozenset("`´¨<>|^~～")
+# Marks at the edge of a word; inside a word (don't, 3.5, well-known) they stay.
+_EDGE_PUNCTUATION = re.compile(r"(?<!\w)[^\w\s]+|[^\w\s]+(?!\w)")
 Punctuation = Literal["tag", "form"]
 
 
@@ -46,6 +49,11 @@ def is_punctuation(word: str) -> bool:
     if word in _ESCAPES or word in ("'", "’") or _WORDS.issuperset(word):
         return word in _ESCAPES
     return all(unicodedata.category(character).startswith("P") or character in _MARKS for character in word)
+
+
+def drop_edge_punctuation(text: str) -> str:
+    """Leave out the punctuation at the edges of words, in text without tags."""
+    return " ".join(_EDGE_PUNCTUATION.sub(" ", text).split())
 
 
 def has_penn_tags(tags: Mapping[str, int]) -> bool:

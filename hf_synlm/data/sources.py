@@ -4,7 +4,6 @@ A source gives lines without surrounding white space; an empty line ends a docum
 read, and counts it, so that one bad byte does not stop a corpus of a billion lines.
 """
 
-import csv
 import gc
 import io
 import json
@@ -12,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import compress, repeat
 from pathlib import Path
@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from hf_synlm.data.files import file_sha256
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.text import errors_at, read_tsv
+from hf_synlm.data.text import errors_at, open_text, open_unpacked, read_csv, read_tsv
 from hf_synlm.data.treebank import count_tags, read_treebank
 from hf_synlm.trees.spans import check_words
 
@@ -31,7 +31,6 @@ LINE_LIMIT = 1 << 20  # characters of a line; longer ones are cut
 HASHED_BYTES = 1 << 26  # files up to this size are identified by their content, larger ones by size and time
 ROWS_PER_BATCH = 64
 
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # What is counted, in the words in which it is printed.
@@ -91,12 +90,10 @@ class TextFiles(TextSource):
 
     def _check_beginning(self, path: str) -> None:
         """Raise ValueError for files of another kind."""
-        with Path(path).open("rb") as file:
+        with open_unpacked(path) as file:
             beginning = file.read(4)
         if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
-        if beginning.startswith(_COMPRESSED):
-            raise ValueError(f"{path} is compressed. Pass the file that is in it.")
         if beginning == b"PAR1" and self.kind != "parquet":
             raise ValueError(f"{path} is Parquet. Give it a name that ends in .parquet.")
 
@@ -105,8 +102,8 @@ class TextFiles(TextSource):
             yield from _lines(file, counts)
 
 
-def _open(path: str, newline: str | None = None) -> TextIO:
-    return Path(path).open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+def _open(path: str, newline: str | None = None) -> AbstractContextManager[TextIO]:
+    return open_text(path, errors="surrogateescape", newline=newline)
 
 
 def _lines(file: TextIO, counts: Counter[str]) -> Iterator[str]:
@@ -232,22 +229,13 @@ class CSVFiles(TableFiles):
     kind = "csv"
 
     def _read(self, path: str, counts: Counter[str]) -> Iterator[str]:
-        csv.field_size_limit(2**31 - 1)  # a cell may be a long document
         with _open(path, newline="") as file:
-            table = csv.reader(file, strict=True)
-            line = 1
-            try:
-                names = next(table, [])
-                column = self._column(names, path)
-                for record in table:
-                    counts[LONG_ROWS] += table.line_num > line + 1
-                    line = table.line_num
-                    yield from self.table.row(record[column] if column < len(record) else None, counts)
-            except csv.Error as error:
-                raise ValueError(
-                    f"{path} cannot be read as CSV: {error}, in a row that begins at line {line + 1}. Double the "
-                    "quotation marks that are text, and quote their field."
-                ) from error
+            rows = read_csv(file, path)
+            _, _, names = next(rows, (1, 1, []))
+            column = self._column(names, path)
+            for first, last, record in rows:
+                counts[LONG_ROWS] += last > first
+                yield from self.table.row(record[column] if column < len(record) else None, counts)
 
     def _column(self, names: list[str], path: str) -> int:
         if self.table.column not in names:

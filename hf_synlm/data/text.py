@@ -1,20 +1,38 @@
-"""Lines of text files, and the sentences of running text by sentencex (rules for about 300 languages)."""
+"""Opening and reading text files, and the sentences of running text by sentencex (rules for about 300 languages)."""
 
+import bz2
 import csv
+import gzip
 import io
+import lzma
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, Literal, TextIO, TypeAlias
 
 import sentencex
 
 PathLike: TypeAlias = str | os.PathLike[str]
+Tokenization: TypeAlias = Literal["ptb", "no-punctuation"]
+"""How a model reads the words of text, see `evaluation.text.words`; without one, as they are."""
 
+command_encoding: ContextVar[str | None] = ContextVar("command_encoding", default=None)
+"""Encoding of the files that a command reads, by its option --encoding; None = it has no such option: UTF-8."""
+
+# How compressed files begin.
+_UNPACKING: dict[bytes, Callable[..., Any]] = {
+    rb"\x1f\x8b": gzip.open,
+    rb"BZh[1-9](1AY|\x17rE)": bz2.open,
+    rb"\xfd7zXZ": lzma.open,
+}
+_OTHER_ARCHIVE = re.compile(rb"\x28\xb5\x2f\xfd|PK\x03\x04|7z\xbc\xaf")  # zstd, zip, 7z
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -34,9 +52,39 @@ def read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:
         yield fields
 
 
-def read_bytes(path: PathLike) -> bytes:
-    """Content of a file; - is standard input, which is kept in memory and can be read several times."""
-    return _read_once(sys.stdin.buffer) if str(path) == "-" else Path(path).read_bytes()
+def read_csv(lines: Iterable[str], path: PathLike) -> Iterator[tuple[int, int, list[str]]]:
+    """Rows of the lines of a CSV file, which keep their ends, each with the numbers of its first and its last line.
+
+    Semicolons separate if the first line has some and no comma, as Excel writes it where commas are decimal points.
+    """
+    lines = iter(lines)
+    header = next(lines, "")
+    csv.field_size_limit(2**31 - 1)  # a cell may be a long document
+    delimiter = ";" if ";" in header and "," not in header else ","
+    reader = csv.reader(chain([header] if header else [], lines), delimiter=delimiter, strict=True)
+    last = 0
+    try:
+        for fields in reader:
+            first, last = last + 1, reader.line_num
+            yield first, last, fields
+    except csv.Error as error:
+        raise ValueError(
+            f"{path} cannot be read as CSV: {error}, in a row that begins at line {last + 1}. A field that begins with "
+            'a quotation mark must be quoted as a whole, with its own quotation marks doubled: "She said ""no"" ."'
+        ) from error
+
+
+def file_ending(path: PathLike) -> str:
+    """The ending of a file's name in small letters, such as .tsv, also where .gz, .bz2 or .xz follows."""
+    path = Path(path)
+    return Path(path.stem if path.suffix.lower() in (".gz", ".bz2", ".xz") else path.name).suffix.lower()
+
+
+def open_bytes(path: PathLike) -> io.BufferedReader:
+    """Open a file as it is; - is standard input, which is kept in memory and can be read several times."""
+    if str(path) == "-":
+        return io.BufferedReader(io.BytesIO(_read_once(sys.stdin.buffer)))
+    return Path(path).open("rb")
 
 
 @lru_cache(maxsize=1)
@@ -44,33 +92,66 @@ def _read_once(stream: BinaryIO) -> bytes:
     return stream.read()
 
 
-def read_lines(path: PathLike, *, encoding: str = "utf-8") -> Iterator[str]:
-    r"""Yield the lines of a text file without their ends; \n, \r\n and \r end a line, a byte order mark is dropped.
+@contextmanager
+def open_unpacked(path: PathLike) -> Iterator[BinaryIO]:
+    """As `open_bytes`, and unpack what gzip, bzip2 or xz has compressed."""
+    with open_bytes(path) as file:
+        head = file.peek(10)
+        if _OTHER_ARCHIVE.match(head):
+            raise ValueError(f"{path} is compressed: unpack it first, or compress it by gzip, bzip2 or xz")
+        unpack = next((unpack for start, unpack in _UNPACKING.items() if re.match(start, head)), None)
+        if unpack is None:
+            yield file
+            return
+        try:
+            with unpack(file) as unpacked:
+                yield unpacked
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            raise ValueError(f"{path} cannot be unpacked: {error}. Get or write the file again.") from error
 
-    The path - is standard input. A byte that is not in the encoding is a ValueError that names line and position.
+
+@contextmanager
+def open_text(
+    path: PathLike, *, encoding: str | None = None, errors: str = "strict", newline: str | None = None
+) -> Iterator[TextIO]:
+    """Open a text file, compressed or not, without its byte order mark; by default in the encoding of the command."""
+    codec = encoding or command_encoding.get() or "utf-8"
+    if codec.lower().replace("_", "-") in ("utf-8", "utf8"):
+        codec = "utf-8-sig"
+    with open_unpacked(path) as stream, io.TextIOWrapper(stream, codec, errors, newline) as file:
+        yield file
+
+
+def read_lines(path: PathLike, *, encoding: str | None = None) -> Iterator[str]:
+    r"""Yield the lines of a text file without their ends; \n, \r\n and \r end a line.
+
+    The file may be compressed by gzip, bzip2 or xz; the path - is standard input. A byte that is not in the encoding,
+    by default that of the command or UTF-8, is a ValueError that names line and position.
     """
-    codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
-    stream = io.BytesIO(read_bytes(path)) if str(path) == "-" else Path(path).open("rb")
-    with io.TextIOWrapper(stream, encoding=codec) as file:
+    with open_text(path, encoding=encoding) as file:
         try:
             for line in file:
                 yield line.rstrip("\n")
         except UnicodeDecodeError as error:
-            raise ValueError(_describe_bad_byte(path, encoding)) from error
+            raise ValueError(_describe_bad_byte(path, encoding or command_encoding.get() or "utf-8")) from error
 
 
 def _describe_bad_byte(path: PathLike, encoding: str) -> str:
     """Say where a file cannot be decoded; the file's iterator only knows the position in its buffer."""
-    data = read_bytes(path)
+    with open_unpacked(path) as file:
+        data = file.read()
+    remedy = f"convert it to {encoding.upper()}"
+    if command_encoding.get():
+        remedy = "name the encoding of the file, such as --encoding latin-1 (cp1252, gbk, utf-16)"
     try:
         data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         return (
             f"{path}:{line}: byte 0x{data[error.start]:02x} at position {error.start} is not {encoding} "
-            f"({error.reason}): convert it to {encoding.upper()}"
+            f"({error.reason}): {remedy}"
         )
-    return f"{path}: not {encoding} text: convert it to {encoding.upper()}"
+    return f"{path}: not {encoding} text: {remedy}"
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def clean_label(label: str, separators: str = LABEL_SEPARATORS) -> str:
 def read_treebank(
     path: PathLike,
     *,
-    encoding: str = "utf-8",
+    encoding: str | None = None,
     dependencies: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> Iterator[TreebankSentence]:
@@ -141,7 +141,7 @@ def read_treebank(
 
     Args:
         path: file of bracketed trees, or of dependencies in CoNLL-U, which `read_dependency_trees` reads.
-        encoding: character encoding of a file of brackets.
+        encoding: character encoding of a file of brackets; None = that of the command, or UTF-8.
         dependencies: options of `read_dependency_trees`. For brackets, which are constituents already, an error, but
             for `punctuation`, which they keep.
         **options: of `parse_treebank`; of dependencies, `left_out` only.

@@ -39,7 +39,7 @@ from types import NoneType
 from typing import Any, Self, TypeAlias
 
 from hf_synlm.data.files import check_output, read_json, write_text
-from hf_synlm.data.text import PathLike, read_bytes
+from hf_synlm.data.text import PathLike, open_bytes
 
 Row: TypeAlias = dict[str, Any]
 FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
@@ -197,8 +197,7 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
     described = []
     for path in paths:
         refuse_pipe(path)
-        # Piece by piece, for weights may be larger than memory; standard input is kept in memory anyway.
-        with io.BytesIO(read_bytes(path)) if str(path) == "-" else Path(path).open("rb") as file:
+        with open_bytes(path) as file:  # piece by piece, for weights may be larger than memory
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             described.append({"path": str(path), "bytes": file.seek(0, io.SEEK_END), "sha256": digest})
     return described

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import importlib
 import io
 import json
+import lzma
 import math
 import os
 import re
@@ -200,6 +203,111 @@ def test_surprisal_of_several_files_and_folders(models, tmp_path, capsys):
         ((*command, "--context", "document"), "choose the context 'sentence'"),
     ):
         assert message in fail(capsys, *words)
+
+
+WORDS = """file\tword\tpart\titem
+1\tWe\t1\tb
+2\tthey\t1\ta
+3\tfor peace\t1\tb
+4\t\t1\ta
+5\task\t1\ta
+6\tWe\t2\tb
+7\tagree\t2\tb
+"""
+
+
+@pytest.mark.parametrize(("name", "context"), [("rnng", "sentence"), ("on_lstm", "document"), ("gpt2", "document")])
+def test_a_table_with_a_word_per_row_keeps_its_rows(models, tmp_path, capsys, name, context):
+    """Items may be mixed, words may be empty or have white space; the numbers are those of the joined texts."""
+    (tmp_path / "a.tsv").write_text(WORDS)
+    command = ["surprisal", tmp_path / "a.tsv", "--model", models[name], "--word-column", "word", "--device", "cpu"]
+    command += ["--sentence-column", "part", "--context", context]
+    rows = list(csv.DictReader(io.StringIO(run(capsys, *command)), delimiter="\t"))
+    assert [row["file"] for row in rows] == list("1234567") and [row["part"] for row in rows] == list("1111122")
+    assert [row["word"] for row in rows] == ["We", "they", "for peace", "", "ask", "We", "agree"]
+    assert [row["item"] for row in rows] == list("babaabb")
+    assert [row["word_id"] for row in rows] == list("1122312")
+    texts = [TextItem("b", "We for peace"), TextItem("b", "We agree"), TextItem("a", "they ask", 1)]
+    scores = score_words(scorer_of(name), texts, context=context)
+    we, for_, peace, we2, agree, they, ask = [-p / math.log(2) for s in scores for p in s.log_probs.tolist()]
+    bits = [float(row["surprisal_bits"] or "nan") for row in rows]
+    assert bits == pytest.approx([we, they, for_ + peace, math.nan, ask, we2, agree], abs=1e-3, nan_ok=True)
+    run(capsys, *command, "--out", tmp_path / "out.tsv")
+    written = read_tsv(tmp_path / "out.tsv")
+    assert [(row["file"], row["word"]) for row in written] == [(row["file"], row["word"]) for row in rows]
+    (tmp_path / "b.tsv").write_text(WORDS)
+    out = run(capsys, "surprisal", tmp_path / "b.tsv", *command[1:])
+    rows = list(csv.DictReader(io.StringIO(out), delimiter="\t"))
+    assert [Path(row["file"]).name for row in rows] == ["b.tsv"] * 7 + ["a.tsv"] * 7
+    assert [row["file_input"] for row in rows] == list("1234567" * 2)
+
+
+def test_texts_that_are_none_are_told(models, tmp_path, capsys):
+    model = ("--model", models["gpst"], "--device", "cpu")
+    for name, content, given, message in (
+        ("a.tok", WORDS, [], "a.tok is read as plain text, but has 4 columns, as a table: say --format tsv"),
+        ("a.txt", "# text = We\n1\tWe\twe\tPRON\tPRP\t_\t0\troot\t_\t_\n", [], "has ten columns, as CoNLL-U"),
+        ("a.tok", WORDS, ["--word-column", "word"], "give the format of a table, as by --format tsv"),
+        ("b.tsv", WORDS, ["--word-column", "word", "--item-column", "x"], "row 1 has no 'x'"),
+        ("b.tsv", WORDS, ["--word-column", "word", "--text-column", "x"], "a text per row (--text-column), or a word"),
+        ("b.tsv", WORDS, ["--sentence-column", "part"], "a text per row (--text-column), or a word"),
+    ):
+        (tmp_path / name).write_text(content)
+        assert message in fail(capsys, "surprisal", tmp_path / name, *model, *given)
+    assert main(["surprisal", str(tmp_path / "a.txt"), *model, "--format", "txt"]) == 0
+    assert main(["parse", str(tmp_path / "a.txt"), *model]) == 0
+    assert "columns, as CoNLL-U, whose sentences" in capsys.readouterr().err
+    for content, said in (
+        ("We\nask\nfor\npeace\n.\n", "5 of 5 texts have one word, .* --word-column"),
+        ("\u3053\u308c\u306f\u672c\u3067\u3059\u305d\u308c\u3082\u3002\n" * 6, "have 9 characters on average: spaces"),
+        (
+            "We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n",
+            "43% of the words have punctuation attached.*--tokenize no-punct",
+        ),
+    ):
+        (tmp_path / "c.txt").write_text(content, encoding="utf-8")
+        for command in (["surprisal"], ["evaluate", "perplexity"]):
+            assert main([*command, str(tmp_path / "c.txt"), *model]) == 0
+            remarks = " ".join(capsys.readouterr().err.split())
+            if command == ["surprisal"] or "punct" not in said:
+                assert re.search(said, remarks) and remarks.count("characters on average") <= 1
+    (tmp_path / "d.txt").write_text("We ask and ask So\n", encoding="utf-8")
+    (tmp_path / "c.txt").write_text("We ask, and ask. \u201cSo?\u201d\n", encoding="utf-8")
+    read = [
+        [row.split("\t")[6] for row in run(capsys, "surprisal", tmp_path / name, *model, *more).splitlines()]
+        for name, more in (("c.txt", ["--tokenize", "no-punctuation"]), ("d.txt", []))
+    ]
+    assert read[0] == read[1]
+
+
+@pytest.mark.parametrize("opened", [gzip.open, bz2.open, lzma.open])
+def test_compressed_files_and_other_encodings(models, tmp_path, capsys, opened):
+    """The results are those of the files as UTF-8, by whichever command reads them."""
+    model, trees = ("--model", models["rnng"]), "(ROOT (S (NP (NN caf\u00e9)) (VP (VB ask)) (. .)))\n"
+    contents = {"a.txt": "We ask for caf\u00e9\n", "a.tsv": "item\tsentence\nx\tWe ask caf\u00e9\n", "a.mrg": trees}
+    contents |= {"p.csv": "sentence_good,sentence_bad\nWe ask caf\u00e9,We asks caf\u00e9\n"}
+    commands = [["surprisal", "a.txt"], ["surprisal", "a.tsv"], ["parse", "a.txt"], ["evaluate", "pairs", "p.csv"]]
+    commands += [["evaluate", "perplexity", "a.txt"], ["evaluate", "parsing", "--treebank", "a.mrg"]]
+    outputs = []
+    packed = {gzip.open: ".gz", bz2.open: ".bz2", lzma.open: ".xz"}[opened]
+    for folder, ending, encoding in ((tmp_path / "plain", "", "utf-8"), (tmp_path / "packed", packed, "latin-1")):
+        folder.mkdir()
+        for name, text in contents.items():
+            with (opened if ending else open)(folder / f"{name}{ending}", "wb") as file:
+                file.write(text.encode(encoding))
+        given = [[folder / f"{word}{ending}" if word in contents else word for word in words] for words in commands]
+        outputs.append([run(capsys, *words, *model, "--encoding", encoding) for words in given])
+        more = ("--encoding", encoding, "--out", folder / "out.mrg")
+        run(capsys, "treebank", folder / f"a.mrg{ending}", *more)
+        outputs[-1].append((folder / "out.mrg").read_text(encoding="utf-8"))
+    assert outputs[0] == outputs[1] and "caf\u00e9" in outputs[0][-1]
+    for command in ("surprisal", "parse", "treebank"):
+        more = ("--out", tmp_path / "x") if command == "treebank" else model
+        place = tmp_path / "packed" / f"{'a.mrg' if command == 'treebank' else 'a.txt'}{packed}"
+        assert "is not utf-8 (invalid continuation byte): name the encoding of the file" in fail(
+            capsys, command, place, *more
+        )
+    assert "--encoding nope: unknown" in fail(capsys, "parse", place, *model, "--encoding", "nope")
 
 
 def test_nobody_reads_the_rest(models, tmp_path):

@@ -79,9 +79,14 @@ def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsy
     common += ("--sample", "--seed", 1)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(("\n".join(PROMPTS) + "\n\n").encode())))
     printed = [json.loads(line) for line in run(capsys, *common, "-", "--format", "json").splitlines()]
-    assert [text["prompt"] for text in printed] == PROMPTS
+    assert [text["prompt"] for text in printed] == [*PROMPTS, ""] and printed.pop()["text"] == ""
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
     lines = run(capsys, *common, tmp_path / "prompts.txt").splitlines()
+    (tmp_path / "gaps.txt").write_text("\n" + "\n \n".join(PROMPTS))
+    gaps = run(capsys, *common, tmp_path / "gaps.txt").splitlines()
+    assert gaps[0::2] == [""] * len(PROMPTS) and gaps[1::2] == lines
+    gaps = run(capsys, *common, tmp_path / "gaps.txt", "--format", "json").splitlines()
+    assert [json.loads(line)["prompt"] for line in gaps[1::2]] == PROMPTS and json.loads(gaps[0])["text"] == ""
     assert lines == [" ".join(text["text"].splitlines()) for text in printed]
     given = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
     brackets = run(capsys, *common, *given, "--format", "brackets")

@@ -1,7 +1,10 @@
 """Treebank and text readers, trees as actions, batches, the embedded corpus."""
 
+import bz2
 import dataclasses
+import gzip
 import json
+import lzma
 from collections import Counter
 
 import pytest
@@ -268,6 +271,26 @@ def test_other_encodings(tmp_path):
     long_file.write_bytes(b"line\n" * 100_000 + b"\xff")
     with pytest.raises(ValueError, match="long.txt:100001: byte 0xff at position 500000"):
         list(read_lines(long_file))
+
+
+@pytest.mark.parametrize("packing", [gzip, bz2, lzma])
+def test_compressed_files(tmp_path, packing):
+    """Files are unpacked by their content, whatever their name; what is cut off or packed otherwise is named."""
+    data = "one\ntwo \u00e9\n".encode() * 1000
+    file = tmp_path / "text.txt"
+    file.write_bytes(packing.compress(data))
+    assert list(read_lines(file)) == ["one", "two \u00e9"] * 1000
+    file.write_bytes(packing.compress(data)[:-9])
+    with pytest.raises(ValueError, match="text.txt cannot be unpacked"):
+        list(read_lines(file))
+    file.write_bytes(packing.compress(b"one\n\xff"))
+    with pytest.raises(ValueError, match="text.txt:2: byte 0xff at position 4 is not utf-8"):
+        list(read_lines(file))
+    file.write_bytes(b"PK\x03\x04 zip")
+    with pytest.raises(ValueError, match="text.txt is compressed: unpack it first"):
+        list(read_lines(file))
+    file.write_text("BZh9 is a word")
+    assert list(read_lines(file)) == ["BZh9 is a word"]
 
 
 # Batches

@@ -96,6 +96,8 @@ def test_pairs_of_tables(tmp_path):
     assert pairs == [MinimalPair("We ask", "We asks", "number"), MinimalPair("She is", "She are", "person")]
     (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks", "kind": 1}\n')
     assert read_pairs(tmp_path / "pairs.jsonl", group_column="kind") == [MinimalPair("We ask", "We asks", "1")]
+    (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks", "kind": 1.5}\n')
+    assert read_pairs(tmp_path / "pairs.jsonl", group_column="kind")[0].group == "1.5"
 
 
 @pytest.mark.parametrize(

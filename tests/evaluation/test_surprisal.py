@@ -372,7 +372,7 @@ def test_prose_scores_are_those_of_the_text_as_the_treebank_writes_it(model):
     prose = "“Don't ask,” she said (it's America's)… we'd go—we can't."
     pieces = split_as_treebank(scorer_of(model).tokenizer, [prose.split()])[0]
     texts = [prose, " ".join(piece for word in pieces for piece in word)]
-    (scores,) = score_words(scorer_of(model), [TextItem("1", prose)], split=True)
+    (scores,) = score_words(scorer_of(model), [TextItem("1", prose)], tokenize="ptb")
     (split,) = score_words(scorer_of(model), [TextItem("1", texts[1])])
     assert [word.text for word in scores.words] == prose.split()
     assert all(prose[word.start : word.end] == word.text for word in scores.words)
@@ -393,7 +393,7 @@ def test_words_are_split_as_far_as_the_vocabulary_needs_it(vocabulary, read):
     tokenizer = word_tokenizer([vocabulary.split()])
     pieces = split_as_treebank(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split(), []])
     assert [" ".join(word) for word in pieces[0]] == read.split("|") and pieces[1] == []
-    texts = encode_sentences(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split()], split=True)
+    texts = encode_sentences(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split()], tokenize="ptb")
     assert texts[0].num_words == 7 and (6 in texts[0].unknown) == (read[-1] == "|")
 
 
@@ -403,11 +403,27 @@ def test_a_vocabulary_of_pieces_knows_words_of_one_token():
         tokenizer = subword_tokenizer([["it", "can't", "(", ")", "“", "”", "—", ".", "St", *more]] * 9, 40)
         sentence = "can't don’t St. tin “(it)” it—it end.".split()
         pieces = split_as_treebank(tokenizer, [sentence, ["it", "it."], []])
-        read = "can't|do n’t|St.|tin|“ -LRB- it -RRB- ”|it — it|end ."
+        read = "can't|do n’t|St.|tin|“ ( it ) ”|it — it|end ."
         if more:
             read = read.replace("can't", "ca n't")  # too rare for a token of its own
         assert " ".join("|".join([" ".join(word) for word in pieces[0]]).split()) == read
         assert pieces[1:] == [[["it"], ["it", "."]], []]
+
+
+@pytest.mark.parametrize("kind", ["words", "pieces"])
+def test_periods_and_brackets_are_read_by_the_sentence_and_the_vocabulary(kind):
+    """Periods of abbreviations stay in the middle of a sentence; brackets are as the vocabulary has them."""
+    line = "Gov. Tarkin saw the E.U. team at 5 p.m. on Fri. evening. Then e.g. J. R. Smith left (the U.S.)"
+    read = "Gov.|Tarkin|saw|the|E.U.|team|at|5|p.m.|on|Fri.|evening .|Then|e.g.|J.|R.|Smith|left|( the|U.S. )"
+    # nltk takes the period before a closing bracket at the end; `-LRB-` is typed by hand.
+    for brackets, escaped in ((["(", ")"], False), (["-LRB-", "-RRB-"], True)):
+        words = ["the", "team", "saw", "left", ".", *brackets]
+        tokenizer = word_tokenizer([words]) if kind == "words" else subword_tokenizer([words * 9] * 9, 60)
+        pieces, typed = split_as_treebank(tokenizer, [line.split(), ["-LRB-the", "-RRB-", "(", "end."]])
+        expected = read.replace("U.S. )", "U.S . )")
+        expected = expected.replace("(", "-LRB-").replace(")", "-RRB-") if escaped else expected
+        assert "|".join(" ".join(word) for word in pieces) == expected
+        assert typed[1:] == [[brackets[1]], [brackets[0]], ["end", "."]]
 
 
 def test_words_and_tokens_that_do_not_fit_are_refused():

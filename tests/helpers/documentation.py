@@ -137,6 +137,7 @@ def make_inputs(folder: Path) -> None:
         for place, word in enumerate(sentence.split(), 1)
     ]
     (folder / "reading_times.tsv").write_text("\n".join(["item\tword_id\tword\tsubject\trt", *rows]) + "\n")
+    (folder / "all_stories.tok").write_text("word\tzone\titem\nThe\t1\t1\npeople\t2\t1\n")
     trees = sample_path("trees.test.txt").read_text(encoding="utf-8").splitlines()
     (folder / "gold.mrg").write_text("\n".join(sorted(trees, key=len)[:30]) + "\n", encoding="utf-8")
     (folder / "pairs.tsv").write_text("sentence_good\tsentence_bad\tconstruction\nwe agree .\tagree we .\torder\n")

@@ -339,7 +339,7 @@ def test_formats_may_be_mixed_and_are_known_by_their_names(tmp_path, tokenizer_f
     text = prepare.prepare(arguments, tmp_path / "out")
     assert [len(document) for document in sentences_of(text.train)] == [1, 1]
     names = {"a.PARQUET": "parquet", "a.pq": "parquet", "a.JSONL": "json", "a.ndjson": "json", "a.Csv": "csv"}
-    names |= {"a.tsv": "tsv", "a.TXT": "text", "a": "text"}
+    names |= {"a.tsv": "tsv", "a.TXT": "text", "a": "text", "a.tsv.GZ": "tsv", "a.jsonl.xz": "json"}
     for name, kind in names.items():
         path = write(tmp_path / name, "x")
         (source,), _ = CorpusArguments(train_files=[path], validation_files=[path]).sources("train")
@@ -429,6 +429,22 @@ def test_rows_and_cells_of_csv(tmp_path):
     assert counts_of(source) == {sources.EMPTY_ROWS: 1, sources.LONG_ROWS: 1}
 
 
+def test_compressed_sources(tmp_path):
+    """The lines and counts are those of the file that is inside."""
+    data = b"n,text\r\n1,two lines\r\n2,caf\xe9\r\n"
+    for name, kind in (("a.csv.gz", sources.CSVFiles), ("a.tsv.gz", sources.TSVFiles), ("a.txt.gz", sources.TextFiles)):
+        content = data.replace(b",", b"\t") if "tsv" in name else data
+        more = [] if "txt" in name else ["text", True]
+        source, expected = kind([write(tmp_path / name, content)], *more), None
+        for written in (content, gzip.compress(content)):
+            write(tmp_path / name, written)
+            found = (lines_of(source), counts_of(source))
+            assert found == (expected or found) and any(found[0])
+            expected = found
+    records = b'{"text": "one"}\n{"text": "two"}\n'
+    assert lines_of(sources.JSONFiles([write(tmp_path / "a.jsonl", gzip.compress(records))], "text", True))[0] == "one"
+
+
 def test_quotation_marks_in_tables_lose_no_rows(tmp_path):
     """A line of a TSV is a row. A CSV whose marks do not balance is refused; rows over several lines are counted."""
     rows = ['1\t"we agree', '2\tthey are here ."', "3\tthe people agree .", '4\t"She said ""no"" ."', '5\t"all of it"']
@@ -475,7 +491,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("a.txt", "Text.".encode("utf-16"), "is UTF-16. Convert it: iconv"),
-        ("a.jsonl", gzip.compress(b'{"text": "x"}', mtime=0), "a.jsonl is compressed"),
+        ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed: unpack it first"),
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
         ("a.json", '[{"text": "x"}', "a.json is not JSON"),

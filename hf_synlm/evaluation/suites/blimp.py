@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.text import PathLike, Tokenization
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.text.proposals import Proposals
 from hf_synlm.evaluation.text.scoring import TextScorer
@@ -79,7 +79,7 @@ def read_pairs(
     rows = read_table(path, kind)
     groups = [name for name in (group_column, phenomenon_column) if name]
     for row in rows:  # numbers may name groups
-        row |= {name: str(row[name]) for name in groups if isinstance(row.get(name), int)}
+        row |= {name: str(row[name]) for name in groups if isinstance(row.get(name), (int, float))}
     need_columns(path, rows, [good_column, bad_column, *groups])
     pairs = []
     for number, row in enumerate(rows, 1):
@@ -127,10 +127,10 @@ def sentence_log_probs(
 
 
 def _score_sentences(
-    scorer: TextScorer, sentences: Sequence[str], end: bool, progress: str | None, split: bool = False
+    scorer: TextScorer, sentences: Sequence[str], end: bool, progress: str | None, tokenize: Tokenization | None = None
 ) -> list[tuple[float, bool]]:
     """Log-probability of each sentence in nats, and whether it has a word outside the vocabulary."""
-    texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in sentences], split=split)
+    texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in sentences], tokenize=tokenize)
     for sentence, text in zip(sentences, texts, strict=True):
         if not text.ids:
             raise ValueError(f"the sentence {sentence!r} has no tokens: leave it out")
@@ -150,7 +150,7 @@ def evaluate_pairs(
     data: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
     proposals: Proposals | None = None,
-    split: bool = False,
+    tokenize: Tokenization | None = None,
 ) -> EvaluationResult:
     """Share of the pairs whose good sentence is more probable.
 
@@ -162,7 +162,7 @@ def evaluate_pairs(
         data: what results say about the data.
         options: further options for the result, such as the seed.
         proposals: trees of all sentences; a sentence's probability is then the sum over its trees, end included.
-        split: read unknown words as the Penn Treebank splits them, see `split_as_treebank`.
+        tokenize: how the model reads words, see `encode_sentences`.
 
     Returns:
         The result. Its scores are "accuracy" (over all pairs), "mean_over_groups", and where pairs have phenomena
@@ -170,7 +170,7 @@ def evaluate_pairs(
         has one row per group, its items one row per pair with both log-probabilities.
 
     Raises:
-        ValueError: there are no pairs, a sentence has no tokens, or (with proposals) no tree; `split` with proposals.
+        ValueError: there are no pairs, a sentence has no tokens, or (with proposals) no tree; `tokenize` and proposals.
 
     Cost: one pass over every different sentence.
     """
@@ -178,11 +178,14 @@ def evaluate_pairs(
         raise ValueError("there are no pairs to score: give at least one")
     start = time.perf_counter()
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    settings = {"end_of_text": scorer.end_of_text if end else "not counted", **({"tokenize": "ptb"} if split else {})}
+    settings = {
+        "end_of_text": scorer.end_of_text if end else "not counted",
+        **({"tokenize": tokenize} if tokenize else {}),
+    }
     if proposals is None:
-        scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}", split)
+        scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}", tokenize)
     else:
-        settings = proposals.settings(scorer, split)
+        settings = proposals.settings(scorer, tokenize)
         data = {**(data or {}), "proposals": proposals.files}
         sums = proposals.score(scorer, both, f"{task}: {scorer.name}")
         scored = [(score.log_prob, score.has_unknown_words) for score in sums]
@@ -241,7 +244,7 @@ def evaluate_blimp(
     end: bool = False,
     options: Mapping[str, Any] | None = None,
     proposals: Proposals | None = None,
-    split: bool = False,
+    tokenize: Tokenization | None = None,
 ) -> EvaluationResult:
     """Accuracy on BLiMP: per paradigm ("group"), per phenomenon, and the mean over the paradigms.
 
@@ -252,7 +255,7 @@ def evaluate_blimp(
         end: count the end of the sentences.
         options: further options for the result, such as the seed.
         proposals: see `evaluate_pairs`.
-        split: see `evaluate_pairs`.
+        tokenize: see `evaluate_pairs`.
 
     Returns:
         The result of `evaluate_pairs`; the published mean is "mean_over_groups", and only if all 67 paradigms with all
@@ -262,5 +265,5 @@ def evaluate_blimp(
     pairs = [pair for path in paths for pair in read_blimp(path)[:limit]]
     settings = {"paradigms": len(paths), "pairs_per_paradigm": limit or "all", **(options or {})}
     return evaluate_pairs(
-        scorer, pairs, task="blimp", end=end, data=data, options=settings, proposals=proposals, split=split
+        scorer, pairs, task="blimp", end=end, data=data, options=settings, proposals=proposals, tokenize=tokenize
     )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_synlm.data.text import PathLike, errors_at
+from hf_synlm.data.text import PathLike, errors_at, open_text
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.suites.formulas import Formula
 from hf_synlm.evaluation.text.scoring import TextScorer
@@ -102,7 +102,8 @@ def load_suite(path: PathLike) -> Suite:
         ValueError: the file is not a valid suite; the message says where.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        with open_text(path) as file:
+            data = json.load(file)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:  # no text, no JSON, or brackets without end

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from hf_synlm.data.text import Tokenization
 from hf_synlm.evaluation.results import EvaluationResult
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import NATS, Context, WordScores, score_words
@@ -76,7 +77,7 @@ def evaluate_perplexity(
     items: Sequence[TextItem],
     *,
     context: Context = "sentence",
-    split: bool = False,
+    tokenize: Tokenization | None = None,
     data: dict | None = None,
     options: dict | None = None,
 ) -> EvaluationResult:
@@ -87,8 +88,7 @@ def evaluate_perplexity(
         items: the texts.
         context: see `score_words`. In documents, ends of sentences are not counted; recurrent models read an end token
             between sentences.
-        split: read unknown words as the Penn Treebank splits them, see `split_as_treebank`; the words that are counted
-            are those of the text.
+        tokenize: how the model reads words, see `encode_sentences`; the words that are counted are those of the text.
         data: what results say about the data.
         options: further options for the result, such as the seed.
 
@@ -98,11 +98,11 @@ def evaluate_perplexity(
     start = time.perf_counter()
     end = context == "sentence" and scorer.end_of_text != "not modeled"
     progress = f"perplexity: {scorer.name}"
-    scores = score_words(scorer, items, context=context, split=split, end=end, progress=progress)
+    scores = score_words(scorer, items, context=context, tokenize=tokenize, end=end, progress=progress)
     seconds = time.perf_counter() - start
     settings = {
         "context": context,
-        **({"tokenize": "ptb"} if split else {}),
+        **({"tokenize": tokenize} if tokenize else {}),
         "end_of_text": scorer.end_of_text if end else "not counted",
         "unit": "nats inside, bits where the name says so",
         **(options or {}),

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
 from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
-from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.text import PathLike, Tokenization, read_lines
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.perplexity import averages
@@ -204,10 +204,10 @@ class Proposals:
         for words, trees in read_proposals(paths).items():
             self._trees.setdefault("".join(words), []).extend(trees)
 
-    def settings(self, scorer: TextScorer, split: bool = False) -> dict[str, Any]:
-        """Options that results state; options of a search, and `split`, are refused."""
-        if split:
-            raise ValueError("with proposals words are those of the trees: leave --tokenize (split) out")
+    def settings(self, scorer: TextScorer, tokenize: Tokenization | None = None) -> dict[str, Any]:
+        """Options that results state; options of a search, and `tokenize`, are refused."""
+        if tokenize:
+            raise ValueError("with proposals words are those of the trees: leave --tokenize out")
         if scorer.num_beams is not None or scorer.search_options:
             raise ValueError("num_beams and the other options of a search do not apply to proposals: leave them out")
         searching = ("num_beams", "action_beam_size", "fast_track_size", "normalization")
@@ -246,7 +246,7 @@ def evaluate_proposals(
     items: Sequence[TextItem],
     proposals: Proposals,
     *,
-    split: bool = False,
+    tokenize: Tokenization | None = None,
     data: dict | None = None,
     options: dict | None = None,
 ) -> EvaluationResult:
@@ -254,7 +254,7 @@ def evaluate_proposals(
 
     Also counts, `mean_trees`, and `mean_best_share`: how much of the sum the best tree of a sentence has.
     """
-    start, settings = time.perf_counter(), proposals.settings(scorer, split)
+    start, settings = time.perf_counter(), proposals.settings(scorer, tokenize)
     texts = [item.text for item in items if item.text.strip()]
     scores = proposals.score(scorer, texts, f"perplexity: {scorer.name}")
     nats = -math.fsum(score.log_prob for score in scores)

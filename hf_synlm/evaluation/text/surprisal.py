@@ -31,9 +31,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_synlm.data.text import Tokenization
 from hf_synlm.evaluation.text.scoring import PER_TOKEN, TextScorer, TokenScores
 from hf_synlm.evaluation.text.text_items import TextItem
-from hf_synlm.evaluation.text.words import EncodedText, Word, encode_sentences, split_words, word_starts
+from hf_synlm.evaluation.text.words import (
+    EncodedText,
+    Word,
+    encode_rows,
+    encode_sentences,
+    split_words,
+    word_starts,
+)
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.recurrent.distances import spans_to_distances
 from hf_synlm.trees.spans import Span
@@ -87,7 +95,7 @@ def iterate_words(
     *,
     context: Context = "sentence",
     word_correction: bool = False,
-    split: bool = False,
+    tokenize: Tokenization | None = None,
     end: bool = False,
     progress: str | None = None,
     first_texts_first: bool = False,
@@ -102,21 +110,22 @@ def iterate_words(
             joined by spaces, in windows where it is long.
         word_correction: give the probability of words instead of that of their tokens, see the top of this file.
             No effect where `can_correct_words` is false.
-        split: read unknown words as the Penn Treebank splits them, see `split_as_treebank`.
+        tokenize: how the model reads words, see `encode_sentences`.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
         first_texts_first: give the scores of the first texts as soon as possible. It costs some speed.
 
     Yields:
-        One element per text, with one value per word of `text.split()`.
+        One element per text, with one value per word of `text.split()`, or per row of a table of words.
 
     Raises:
         ValueError: as `TextScorer.score`; or a document context for a model that reads single sentences.
     """
     if context not in ("sentence", "document"):
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
-    words = [split_words(item.text) for item in items]
-    encode = partial(encode_sentences, scorer.tokenizer, split=split)
+    words = [_words_of_rows(item) if item.rows else split_words(item.text) for item in items]
+    of_rows = any(item.rows for item in items)
+    encode = partial(encode_rows if of_rows else encode_sentences, scorer.tokenizer, tokenize=tokenize)
     reads_documents = context == "document" and not scorer.reads_context
     groups = _documents(items) if reads_documents else [[k] for k in range(len(items))]
     encoded = _encode(scorer, encode, words, items, groups, context)
@@ -144,6 +153,12 @@ def iterate_words(
             following += 1
 
 
+def _words_of_rows(item: TextItem) -> list[Word]:
+    """Words as the rows of a table have them, with their places in the text that joins them by spaces."""
+    starts = accumulate((len(row.word) + 1 for row in item.rows), initial=0)
+    return [Word(row.word, start, start + len(row.word)) for row, start in zip(item.rows, starts, strict=False)]
+
+
 def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence[Word]]) -> list[Tensor]:
     """`WordScores.tree` of sentences; a word without tokens has no place in the tree, and NaN.
 
@@ -157,7 +172,8 @@ def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence
     for k in full:
         owner = texts[k].word_of_token
         ends = tuple(a != b for a, b in zip(owner, [*owner[1:], -1], strict=True))
-        sentences.append(EncodedSentence(tuple(texts[k].ids), ends, tuple(words[k][place].text for place in places[k])))
+        spelled = tuple("_".join(words[k][place].text.split()) for place in places[k])
+        sentences.append(EncodedSentence(tuple(texts[k].ids), ends, spelled))
     parsed = parse_encoded(scorer.model, sentences, batch_size=scorer.batch_size, num_processes=scorer.num_processes)
     for k, sentence in zip(full, parsed, strict=True):
         measures = _measures_of_tree(sentence.tree().spans, len(sentence.words))
@@ -306,7 +322,8 @@ def columns(unit: Unit, items: Sequence[TextItem] = ()) -> list[str]:
 
 def more_columns(items: Sequence[TextItem]) -> list[str]:
     """Names of the columns that come from the input."""
-    return list(dict.fromkeys(name for item in items for name in item.columns))
+    tables = (columns for item in items for columns in [item.columns, *(row.columns for row in item.rows)])
+    return list(dict.fromkeys(name for columns in tables for name in columns))
 
 
 def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Unit = "bits") -> list[list[Any]]:
@@ -345,11 +362,12 @@ def word_rows(number: int, item: TextItem, found: WordScores, unit: Unit, more: 
     counts = found.num_tokens.tolist()
     trees = [[math.nan] * 4] * len(counts) if found.tree is None else found.tree.tolist()
     for place, word in enumerate(found.words):
+        columns = item.rows[place].columns if item.rows else item.columns
         surprisal, lexical, structural, entropy, actions, depth = measures[place]
         yield [
             item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
             structural, total[place], entropy, actions, depth, word.start, word.end,
-            *trees[place], *(item.columns.get(name) for name in more),
+            *trees[place], *(columns.get(name) for name in more),
         ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,18 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from hf_synlm.data.punctuation import Punctuation
-from hf_synlm.data.text import PathLike, errors_at, read_lines, read_tsv
+from hf_synlm.data.text import PathLike, errors_at, file_ending, read_csv, read_lines, read_tsv
 from hf_synlm.trees.spans import check_words
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
 # Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
 _REMEDIES = {
-    **dict.fromkeys(("gz", "bz2", "xz", "zst", "zip", "7z", "rar", "tar", "tgz"), "unpack it first"),
+    **dict.fromkeys(("zst", "zip", "7z", "rar", "tar", "tgz"), "unpack it first"),
     **dict.fromkeys(("xls", "xlsx", "ods", "parquet", "feather", "arrow", "pkl"), "save it as .csv or .tsv"),
     **dict.fromkeys(("rds", "rda", "sav", "dta"), "save it as .csv or .tsv"),
     **dict.fromkeys(("pdf", "doc", "docx", "odt", "rtf"), "save its text as .txt"),
     "json": "write one object per line, and name the file .jsonl, or its format jsonl",
 }
+
+
+# Scripts that write no spaces between words: Thai and Lao, Burmese, Khmer, Japanese and Chinese.
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+_UNSPACED_LENGTH = 6  # words of these scripts are shorter on average
+
+
+@dataclass(frozen=True)
+class WordRow:
+    """A row of a table that has one word per row: the `word`, which may hold white space, and the other columns."""
+
+    word: str
+    place: int  # of the row, from 0
+    columns: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,7 @@ class TextItem:
     text: str
     document: int = 0  # texts with the same number belong together
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the other columns of its table
+    rows: Sequence[WordRow] = field(default=(), compare=False)  # its words, if the table has one word per row
 
 
 def file_format(path: PathLike, given: str | None = None) -> str:
@@ -42,7 +58,7 @@ def file_format(path: PathLike, given: str | None = None) -> str:
         raise ValueError(f"format {given!r} is unknown: choose one of {', '.join(FORMATS)}")
     if given is not None:
         return given
-    suffix = Path(path).suffix.lower().removeprefix(".")
+    suffix = file_ending(path).removeprefix(".")
     if suffix in _REMEDIES:
         raise ValueError(f"{path} is not a text file or table that can be read: {_REMEDIES[suffix]}")
     return suffix if suffix in FORMATS else "txt"
@@ -93,25 +109,13 @@ def _separated(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
 def _read_csv(path: PathLike) -> Iterator[tuple[int, list[str]]]:
     """Rows of a CSV file, each with the number of its line."""
     # Line ends stay, so that a field that holds some is seen.
-    lines = [line + "\n" for line in read_lines(path)]
-    # Where commas are decimal points, Excel writes .csv with semicolons.
-    semicolons = lines and ";" in lines[0] and "," not in lines[0]
-    reader = csv.reader(lines, delimiter=";" if semicolons else ",", strict=True)
-    before = 0
-    try:
-        for fields in reader:
-            if reader.line_num > before + 1:
-                raise ValueError(
-                    f"{path}:{before + 1}: the row goes on to line {reader.line_num}: a quotation mark is open. If it "
-                    "is text, double it and quote the field; if not, take the line end out of the field."
-                )
-            before = reader.line_num
-            yield before, fields
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}:{reader.line_num}: {error}. A field that begins with a quotation mark must be quoted as a whole, "
-            'with its own quotation marks doubled: "She said ""no"" ."'
-        ) from error
+    for first, last, fields in read_csv((line + "\n" for line in read_lines(path)), path):
+        if last > first:
+            raise ValueError(
+                f"{path}:{first}: the row goes on to line {last}: a quotation mark is open. If it is text, double it "
+                "and quote the field; if not, take the line end out of the field."
+            )
+        yield first, fields
 
 
 def table_text(rows: Iterable[Sequence[Any]]) -> str:
@@ -166,38 +170,122 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
 
 
 def read_items(
-    path: PathLike, *, kind: str | None = None, text_column: str | None = None, item_column: str | None = None
+    path: PathLike,
+    *,
+    kind: str | None = None,
+    text_column: str | None = None,
+    item_column: str | None = None,
+    word_column: str | None = None,
+    sentence_column: str | None = None,
 ) -> list[TextItem]:
     """Read texts, from tables by default those of the column "sentence" with the ids of the column "item".
 
     In plain text every line is one text (an empty one too, which has no words) and its number the item; documents end
-    at blank lines. In tables the column "document", if there is one, says which rows belong together.
+    at blank lines. In tables the column "document", if there is one, says which rows belong together. With
+    `word_column` a table has one word per row: the rows of an item, or of a sentence of an item, are a text.
     """
-    kind = file_format(path, kind)
-    items = []
-    if kind == "txt":
-        named = text_column if item_column is None else item_column
+    named = next(filter(None, (word_column, sentence_column, item_column, text_column)), None)
+    if file_format(path, kind) == "txt":
         if named is not None:
-            raise ValueError(f"{path} is read as plain text, which has no column {named!r}: give the format of a table")
-        document = 0
-        for number, line in enumerate(read_lines(path), 1):
-            items.append(TextItem(str(number), line, document))
-            document += not line.strip()
+            raise ValueError(
+                f"{path} is read as plain text, which has no column {named!r}: give the format of a table, as by "
+                "--format tsv"
+            )
+        items = _items_of_lines(path, is_text=kind is not None)
+    elif word_column is not None and text_column is None:
+        rows = read_table(path, file_format(path, kind))
+        items = _items_of_words(path, rows, word_column, item_column or "item", sentence_column)
+    elif word_column is not None or sentence_column is not None:
+        raise ValueError("a table has a text per row (--text-column), or a word (--word-column, --sentence-column)")
     else:
-        rows = read_table(path, kind)
-        need_columns(path, rows, [text_column or "sentence"])
-        documents: dict[Any, int] = {}
-        for number, row in enumerate(rows, 1):
-            where = f"{path}: row {number}"
-            document = documents.setdefault(_label(row, "document", where), len(documents))
-            item = _label(row, item_column or "item", where, needed=item_column is not None)
-            text = row[text_column or "sentence"]
-            used = (text_column or "sentence", item_column or "item")
-            more = {name: value for name, value in row.items() if name not in used}
-            items.append(TextItem(str(number if item is None else item), text, document, more))
+        items = _items_of_rows(path, read_table(path, file_format(path, kind)), text_column or "sentence", item_column)
     if not any(item.text.strip() for item in items):
         raise ValueError(f"{path} holds no text: give a file with at least one word")
     return items
+
+
+def _items_of_lines(path: PathLike, is_text: bool) -> list[TextItem]:
+    """A text for each line; unless it `is_text` as the user says, what looks like a table is refused."""
+    items, document, lines = [], 0, list(read_lines(path))
+    if not is_text and (problem := describe_table(lines)):
+        raise ValueError(
+            f"{path} is read as plain text, but {problem}: say --format tsv, or --format txt if it is text"
+        )
+    for number, line in enumerate(lines, 1):
+        items.append(TextItem(str(number), line, document))
+        document += not line.strip()
+    return items
+
+
+def _items_of_rows(path: PathLike, rows: list[dict[str, Any]], text: str, item_column: str | None) -> list[TextItem]:
+    """A text for each row."""
+    need_columns(path, rows, [text])
+    items, documents = [], dict[Any, int]()
+    for number, row in enumerate(rows, 1):
+        where = f"{path}: row {number}"
+        document = documents.setdefault(_label(row, "document", where), len(documents))
+        item = _label(row, item_column or "item", where, needed=item_column is not None)
+        more = {name: value for name, value in row.items() if name not in (text, item_column or "item")}
+        items.append(TextItem(str(number if item is None else item), row[text], document, more))
+    return items
+
+
+def _items_of_words(
+    path: PathLike, rows: list[dict[str, Any]], word: str, item_column: str, sentence: str | None
+) -> list[TextItem]:
+    """A text for each item, or each sentence of an item, whose words are rows in the order of the file."""
+    need_columns(path, rows, [word])
+    texts: dict[tuple[str, Any], list[WordRow]] = {}
+    for place, row in enumerate(rows):
+        where = f"{path}: row {place + 1}"
+        item = str(_label(row, item_column, where, needed=True))
+        part = None if sentence is None else _label(row, sentence, where, needed=True)
+        more = {name: value for name, value in row.items() if name not in (word, item_column)}
+        texts.setdefault((item, part), []).append(WordRow(row[word], place, more))
+    documents: dict[Any, int] = {}
+    items = []
+    for (item, _), words in texts.items():
+        named = _label(words[0].columns, "document", f"{path}: row {words[0].place + 1}")
+        document = documents.setdefault(item if named is None else named, len(documents))
+        items.append(TextItem(item, " ".join(row.word for row in words), document, rows=words))
+    return items
+
+
+def describe_table(lines: Iterable[str]) -> str | None:
+    """What tells that plain text is a table or CoNLL-U; None for text."""
+    rows = [line for line in lines if line.strip() and not line.startswith("#")]
+    tabs = {line.count("\t") for line in rows}
+    if tabs == {9}:
+        return 'has ten columns, as CoNLL-U, whose sentences stand in its lines "# text = ..."'
+    if len(rows) < 2 or len(tabs) > 1 or tabs == {0} or rows[0].startswith("\t"):
+        return None
+    return f"has {tabs.pop() + 1} columns, as a table"
+
+
+def remarks_on(texts: Iterable[str]) -> list[str]:
+    """What tells that texts are not sentences whose words are separated by spaces."""
+    counts = Counter[str]()
+    for text in texts:
+        words = text.split()
+        counts["texts"] += bool(words)
+        counts["single"] += len(words) == 1
+        if not text.isascii():
+            unspaced = [number for word in words if (number := len(_UNSPACED.findall(word)))]
+            counts["unspaced words"] += len(unspaced)
+            counts["unspaced characters"] += sum(unspaced)
+    if counts["unspaced characters"] > _UNSPACED_LENGTH * counts["unspaced words"]:
+        length = counts["unspaced characters"] / counts["unspaced words"]
+        return [
+            f"words in Chinese, Japanese or Thai script have {length:.0f} characters on average: spaces separate words "
+            "here, and whole clauses are read as one. Put spaces between words first, for example by jieba (Chinese), "
+            "fugashi (Japanese) or PyThaiNLP (Thai)"
+        ]
+    if counts["texts"] >= 5 and counts["single"] >= 0.9 * counts["texts"]:
+        return [
+            f"{counts['single']} of {counts['texts']} texts have one word, and each is read as a sentence of its own. "
+            "If they are the words of texts, in a table with a word per row: synlm surprisal --word-column"
+        ]
+    return []
 
 
 def text_files(places: Sequence[Path]) -> list[Path]:
@@ -208,7 +296,7 @@ def text_files(places: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for place in places:
-        inside = [path for path in sorted(place.glob("[!.]*")) if path.suffix.lower().removeprefix(".") in FORMATS]
+        inside = [path for path in sorted(place.glob("[!.]*")) if file_ending(path).removeprefix(".") in FORMATS]
         inside = [path for path in inside if path.is_file()]
         if place.is_dir() and not inside:
             raise ValueError(f"the folder {place} holds no file in {', '.join('.' + name for name in FORMATS)}")
@@ -218,34 +306,38 @@ def text_files(places: Sequence[Path]) -> list[Path]:
     return files
 
 
-def read_files(
-    files: Sequence[Path], *, kind: str | None = None, text_column: str | None = None, item_column: str | None = None
-) -> list[TextItem]:
+def read_files(files: Sequence[Path], *, kind: str | None = None, **columns: str | None) -> list[TextItem]:
     """`read_items` of several files; their texts have a column `file`, and no document in common.
 
     Columns of the input that are called `file` become `file_input`. The columns that are named are those of the tables,
     if there are some.
     """
     items: list[TextItem] = []
-    first = 0
+    first_document = first_row = 0
     has_tables = any(file_format(file, kind) != "txt" for file in files)
+
+    def with_file(file: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
+        return {"file": str(file), **{"file_input" if k == "file" else k: value for k, value in columns.items()}}
+
     for file in files:
-        named = {"text_column": text_column, "item_column": item_column}
-        if has_tables and file_format(file, kind) == "txt":
-            named = {}
-        for item in read_items(file, kind=kind, **named):
-            more = {"file_input" if name == "file" else name: value for name, value in item.columns.items()}
-            columns = {"file": str(file), **more}
-            items.append(dataclasses.replace(item, document=first + item.document, columns=columns))
-        first = 1 + max(item.document for item in items)
+        is_text = has_tables and file_format(file, kind) == "txt"
+        found = read_items(file, kind=kind, **({} if is_text else columns))
+        for item in found:
+            rows = [WordRow(row.word, first_row + row.place, with_file(file, row.columns)) for row in item.rows]
+            document, more = first_document + item.document, with_file(file, item.columns)
+            items.append(dataclasses.replace(item, document=document, columns=more, rows=rows))
+        first_document = 1 + max(item.document for item in items)
+        first_row += sum(len(item.rows) for item in found)
     return items
 
 
-def _label(row: dict[str, Any], column: str, where: str, needed: bool = False) -> str | float | None:
+def _label(row: Mapping[str, Any], column: str, where: str, needed: bool = False) -> str | float | None:
     """Text or number that identifies a row; None if the column is not `needed` and has no value."""
     value = row.get(column)
     if needed and value is None:
-        raise ValueError(f"{where} has no {column!r} (it has {', '.join(map(str, row))}): name the column of the ids")
+        raise ValueError(
+            f"{where} has no {column!r} (it has {', '.join(map(str, row))}): name the column of the ids (--item-column)"
+        )
     if isinstance(value, (dict, list)):
         raise ValueError(f"{where} has {value!r} in the column {column!r}: write a number or text")
     return value

@@ -2,8 +2,8 @@
 
 Words are separated by white space (as by `str.split`). The model reads the words joined by single spaces,
 so double spaces, tabs and other white space change nothing, and every token is given to the word whose characters it
-covers. Punctuation is part of a word where the user's text has it so; with `split`, the model reads such a word as the
-Penn Treebank writes it, in several pieces (`split_as_treebank`), and the tokens still belong to the user's word.
+covers. Punctuation is part of a word where the user's text has it so; with `tokenize`, the model reads such a word
+as the Penn Treebank writes it, in several pieces, or without marks, and the tokens still belong to the user's word.
 """
 
 import json
@@ -11,11 +11,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
+from sentencex import segment
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+from hf_synlm.data.punctuation import drop_edge_punctuation
+from hf_synlm.data.text import Tokenization
 
 _WORD = re.compile(r"\S+")
 # Classes of unknown words, see `hf_synlm.data.vocabulary.unknown_class`.
@@ -25,6 +30,8 @@ _SPACE_MARKS = ("\u0120", "\u2581")  # of byte-level BPE, of sentencepiece
 _TYPEWRITER = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": " -- ", "–": "-", "…": " ... "})
 _SAME_LENGTH = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": ";", "…": ";"})
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
+_BRACKET_OF = {escape: bracket for bracket, escape in _BRACKETS.items()}
+_ESCAPE = re.compile(r"\W*[LR]RB\W*", re.IGNORECASE)  # in a vocabulary of pieces
 _Pieces = dict[tuple[str, bool], list[str]]  # by word, and whether it is the last of its sentence
 
 
@@ -64,10 +71,11 @@ def split_words(text: str) -> list[Word]:
 def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[list[list[str]]]:
     """Split words as the Penn Treebank does: `end.` is `end .`, `it's` is `it 's`.
 
-    A word of the vocabulary stays whole, for treebanks differ (`don't`, `Mr.`). In a vocabulary of words, brackets and
-    quotes become `-LRB-`, `` and '' where it has them. In one of pieces, a word that is one token stays whole, quotes
-    stay as they are, and a final period belongs to the last word of a sentence only (`Mr. Smith of the U.S. came.`).
-    Models that learned without punctuation (no "." in the vocabulary) do not read punctuation: it is left out.
+    A word of the vocabulary stays whole, for treebanks differ (`don't`, `Mr.`); so does one that is one token of a
+    vocabulary of pieces. The period of an abbreviation stays: one is taken from the last word of a line, and from words
+    before a new sentence (`Mr. Smith of the U.S. came. Then`). Brackets become `-LRB-`, and `-LRB-` a bracket, as the
+    vocabulary has them; in a vocabulary of words quotes become `` and '' where it has them. Models that learned without
+    punctuation (no "." in the vocabulary) do not read punctuation: it is left out.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -87,36 +95,75 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
         raise ImportError("splitting words as the treebank does needs nltk: pip install 'hf_synlm[eval]'") from error
     treebank = TreebankWordTokenizer()
     has_words = type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
+    has_period = bool(_spelled(tokenizer, {"."}))
     split = partial(_split_of_words if has_words else _split_of_pieces, tokenizer, treebank)
-    places = {(word, place == len(sentence)) for sentence in sentences for place, word in enumerate(sentence, 1)}
-    pieces = split(places)
-    if not _spelled(tokenizer, {"."}):
-        pieces = {key: [part for part in parts if any(map(str.isalnum, part))] for key, parts in pieces.items()}
-    return [[pieces[word, place == len(sentence)] for place, word in enumerate(sentence, 1)] for sentence in sentences]
+    keys = [
+        [(word, not has_period or place in ends) for place, word in enumerate(sentence)]
+        for sentence, ends in ((sentence, _sentence_ends(sentence)) for sentence in sentences)
+    ]
+    pieces = split(set(chain.from_iterable(keys)))
+    if not has_period:
+        pieces = {
+            key: [part for part in parts if any(map(str.isalnum, part)) and part not in _BRACKET_OF]
+            for key, parts in pieces.items()
+        }
+    return [[pieces[key] for key in sentence] for sentence in keys]
+
+
+def _sentence_ends(words: Sequence[str]) -> set[int]:
+    """Indices of the last word, and of words with a period that end a sentence before it."""
+    ends, last = set[int](), len(words) - 1
+    if any(word.endswith(".") for word in words[:-1]):
+        starts = accumulate((len(word) + 1 for word in words), initial=0)
+        place_of = {start: place for place, start in enumerate(starts)}
+        lengths = (len(sentence) for sentence in segment("en", " ".join(words)))
+        ends = {place_of[start] - 1 for start in accumulate(lengths) if start in place_of}
+    # Rules for sentences take `Fri. evening` and `5 a.m. Monday` for an end.
+    return {last} | {k for k in ends if k < last and not (words[k + 1][0].islower() or "." in words[k][:-1])}
 
 
 def _split_of_words(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces as a vocabulary of words has them."""
-    words = {word for word, _ in places}
-    split = {word: treebank.tokenize(word.translate(_TYPEWRITER)) for word in words - _spelled(tokenizer, words)}
-    # What the tokenizer writes for a quote, or the quote.
-    spellings = {piece: (_BRACKETS.get(piece, piece), piece) for pieces in split.values() for piece in pieces}
-    spellings |= {quote: (quote, '"') for quote in ("``", "''")}
-    found = _spelled(tokenizer, {spelling for both in spellings.values() for spelling in both})
+    whole = _spelled(tokenizer, {word for word, _ in places})
+    split: _Pieces = {}
+    for word, is_last in places:
+        # nltk takes a period from the end of its text only.
+        more = ["a"] if word.endswith(".") and not is_last else []
+        parts = treebank.tokenize(" ".join([word.translate(_TYPEWRITER), *more]))
+        split[word, is_last] = [word] if word in whole else parts[: len(parts) - len(more)]
+    # What the tokenizer writes for a bracket or quote, or the mark itself.
+    spellings = {quote: (quote, '"') for quote in ("``", "''")}
+    spellings |= {mark: (escape, mark) for mark, escape in _BRACKETS.items()}
+    spellings |= {escape: (escape, mark) for mark, escape in _BRACKETS.items()}
+    found = _spelled(tokenizer, set(chain.from_iterable(spellings.values())))
     read = {piece: next((one for one in both if one in found), piece) for piece, both in spellings.items()}
-    return {(word, last): [read[piece] for piece in split[word]] if word in split else [word] for word, last in places}
+    return {key: parts if key[0] in whole else [read.get(part, part) for part in parts] for key, parts in split.items()}
 
 
 def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces of words that are more than one token."""
     whole = _of_one_token(tokenizer, {word for word, _ in places})
+    # Raw text, of which many vocabularies are made, has no escapes.
+    read = _BRACKETS if any(map(_ESCAPE.fullmatch, tokenizer.get_vocab())) else _BRACKET_OF
     found: _Pieces = {}
     for word, is_last in places:
-        # As long as the word, so that places agree; nltk takes a period from the end of its text only.
+        # As long as the word, so that places agree.
         text = word.translate(_SAME_LENGTH) + " a" * (word.endswith(".") and not is_last)
         parts = [word[i:j] for i, j in treebank.span_tokenize(text) if i < len(word)]
-        found[word, is_last] = [word] if word in whole else [_BRACKETS.get(part, part) for part in parts]
+        found[word, is_last] = [read.get(part, part) for part in ([word] if word in whole else parts)]
     return found
+
+
+def split_sentences(
+    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], tokenize: Tokenization
+) -> list[list[list[str]]]:
+    """Per sentence, per word the pieces that a model reads.
+
+    "ptb": by `split_as_treebank`; "no-punctuation": without the marks at its edges, as `drop_punctuation` in training.
+    """
+    if tokenize == "ptb":
+        return split_as_treebank(tokenizer, sentences)
+    return [[drop_edge_punctuation(word).split() for word in sentence] for sentence in sentences]
 
 
 def _spelled(tokenizer: PreTrainedTokenizerBase, words: set[str]) -> set[str]:
@@ -136,7 +183,7 @@ def _of_one_token(tokenizer: PreTrainedTokenizerBase, words: set[str]) -> set[st
 
 
 def encode_sentences(
-    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], split: bool = False
+    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], tokenize: Tokenization | None = None
 ) -> list[EncodedText]:
     """Encode sentences given as words, and assign every token to a word.
 
@@ -146,7 +193,7 @@ def encode_sentences(
     Args:
         tokenizer: a fast tokenizer, which gives the positions of its tokens.
         sentences: per sentence its words; a sentence may be empty.
-        split: the model reads `split_as_treebank`.
+        tokenize: how the model reads words, see `split_sentences`; None = as they are.
 
     Returns:
         One text per sentence.
@@ -167,8 +214,8 @@ def encode_sentences(
                 raise ValueError(
                     f"sentence {number} has the word {word!r}: words must not be empty or have white space"
                 )
-    if split:
-        pieces = split_as_treebank(tokenizer, sentences)
+    if tokenize:
+        pieces = split_sentences(tokenizer, sentences, tokenize)
         encoded = encode_sentences(tokenizer, [[piece for word in words for piece in word] for words in pieces])
         return [_join_pieces(words, text) for words, text in zip(pieces, encoded, strict=True)]
     texts = [" ".join(words) for words in sentences]
@@ -192,6 +239,15 @@ def encode_sentences(
         _assign(words, [unknown if token in special else token for token in ids], offsets, tokenizer, classes)
         for words, ids, offsets in zip(sentences, batch["input_ids"], batch["offset_mapping"], strict=True)
     ]
+
+
+def encode_rows(
+    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], tokenize: Tokenization | None = None
+) -> list[EncodedText]:
+    """As `encode_sentences`, for words that may have white space inside, or be empty and have no token."""
+    parts = [[word.split() for word in words] for words in sentences]
+    texts = encode_sentences(tokenizer, [list(chain.from_iterable(words)) for words in parts], tokenize)
+    return [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]
 
 
 def _join_pieces(words: Sequence[Sequence[str]], text: EncodedText) -> EncodedText:

@@ -49,7 +49,7 @@ from hf_synlm.data.sources import (
     TSVFiles,
     read_blocks,
 )
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.text import PathLike, file_ending
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import check_choice, check_minimum
@@ -180,7 +180,7 @@ class CorpusArguments:
         if self.dataset_name is not None and split is not None and not files:
             names = (self.dataset_name, self.dataset_config_name, split, self.text_column)
             found.append(HubSource(*names, is_document, self.streaming))
-        for kind, group in groupby(files, key=lambda path: _TABLES.get(Path(path).suffix.lower())):
+        for kind, group in groupby(files, key=lambda path: _TABLES.get(file_ending(path))):
             paths = list(group)
             found.append(TextFiles(paths) if kind is None else kind(paths, self.text_column, is_document))
         return [*found, TreebankFiles(trees, self.drop_punctuation)] if trees else found

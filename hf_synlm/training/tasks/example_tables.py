@@ -13,6 +13,8 @@ from accelerate import Accelerator
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
+from hf_synlm.data.text import file_ending
+
 _FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -26,7 +28,7 @@ def load_table(
     if path is not None:
         if not Path(path).is_file():
             raise ValueError(f"There is no file {path!r}.")
-        kind = _FORMATS.get(Path(path).suffix.lower())
+        kind = _FORMATS.get(file_ending(path))
         if kind is None:
             raise ValueError(f"{path!r} has the ending {Path(path).suffix!r}. Pass one of {', '.join(_FORMATS)}.")
         if not os.path.getsize(path):

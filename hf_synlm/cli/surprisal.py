@@ -1,0 +1,260 @@
+"""`synlm surprisal`: word-by-word measures of texts."""
+
+import dataclasses
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hf_synlm.cli import options
+from hf_synlm.data.files import write_text
+from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.evaluation.text.text_items import TextItem, read_files, read_items, table_text, text_files
+
+if TYPE_CHECKING:
+    from hf_synlm.evaluation.text.scoring import TextScorer
+    from hf_synlm.evaluation.text.surprisal import WordScores
+
+_ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
+
+
+def _check_table(out: Path, overwrite: bool) -> None:
+    if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
+        raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
+    options.check_with_meta(out, overwrite)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """Where the texts of `surprisal` stand in its input."""
+
+    file_format: Annotated[
+        Literal["txt", "tsv", "csv", "jsonl"] | None,
+        typer.Option("--format", help="Format of the input; default: the ending of its name."),
+    ] = None
+    text_column: options.TextColumn = None
+    item_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
+    ] = None
+    word_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the words in a table with one word per row, as of reading times. The rows of an item "
+            "(--item-column) are one text, in their order."
+        ),
+    ] = None
+    sentence_column: Annotated[
+        str | None,
+        typer.Option(
+            help="With --word-column, the column that tells the sentences of an item apart; with --context document, a "
+            "sentence is read after the sentences of its item before it."
+        ),
+    ] = None
+
+    def items(self, places: Sequence[Path], files: Sequence[Path]) -> list[TextItem]:
+        """The texts of `files`, which lie at these places."""
+        columns = dataclasses.asdict(self)
+        columns["kind"] = columns.pop("file_format")
+        items = read_items(files[0], **columns) if places == files[:1] else read_files(files, **columns)
+        if self.word_column is None:
+            options.say_odd_texts(item.text for item in items)
+        return items
+
+
+def surprisal(
+    texts: options.TextFiles,
+    model: options.Model,
+    scoring: options.Scoring,
+    reading: InputOptions,
+    out: Annotated[
+        Path | None, typer.Option(help="TSV file to write; OUT.meta.json describes it. Default: print the table.")
+    ] = None,
+    overwrite: options.Overwrite = False,
+    unit: Annotated[
+        Literal["bits", "nats"], typer.Option(help="Unit of surprisal, which is part of the column's name.")
+    ] = "bits",
+    context: options.Context = "sentence",
+    word_correction: Annotated[
+        bool,
+        typer.Option(
+            "--word-correction",
+            help="Probability of words instead of tokens: count the space after a word as part of this word, not of "
+            "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
+        ),
+    ] = False,
+    tokenize: options.Tokenize = None,
+    lmzoo: Annotated[
+        bool,
+        typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits."),
+    ] = False,
+    first_word: Annotated[
+        bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
+    ] = True,
+) -> None:
+    """Surprisal of every word of texts.
+
+    Rows are printed as soon as they are computed. The table has one row per word of the input. White space separates
+    words; attached punctuation belongs to its word. With --word-column, the input is a table with one word per row: its
+    rows come out in their order, also where a word is empty (it has no measures) or has white space inside (the sum).
+    Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
+    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
+    n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
+    sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
+
+    Examples:
+        echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
+        synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
+        synlm surprisal novels/ page.txt --model model_cards/rnng-mini --tokenize ptb --cache done.cache --out all.tsv
+    """
+    found = text_files(texts)
+    options.check_out(out, overwrite, *found, scoring.cache, model=model, check=_check_table, beside=options.meta_file)
+    _check_places(texts, out, unit, lmzoo)
+    files = describe_files(found)
+    items = reading.items(texts, found)
+    if not lmzoo and not items[0].rows:
+        _say_repeated_items(items)
+    scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
+    if tokenize is None:
+        _say_attached_punctuation(scorer, items)
+    from hf_synlm.evaluation.text import surprisal as words
+
+    if word_correction and not words.can_correct_words(scorer):
+        word_correction = False
+        options.say("--word-correction does not apply: tokens of this model tell where a word ends")
+    start = time.perf_counter()
+    scores = words.iterate_words(
+        scorer,
+        items,
+        context=context,
+        word_correction=word_correction,
+        tokenize=tokenize,
+        progress=None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}",
+        first_texts_first=out is None,
+    )
+    names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
+    counts = _write_words(items, scores, out, names, None if lmzoo else unit)
+    seconds = time.perf_counter() - start
+    settings = {
+        "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
+        "first_word": first_word, "seed": scoring.seed,
+    }  # fmt: skip
+    data = {"files": files, "columns": list(names)}
+    result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
+    result.command = options.command_line.get()
+    if out is not None:
+        options.say(f"wrote {out}: {counts['words']:,} words, {counts['words'] / seconds:.3g} a second")
+        write_text(options.meta_file(out), result.to_json())
+        options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
+    _say_what_was_cut(scorer, counts, tokenize)
+
+
+def _check_places(texts: Sequence[Path], out: Path | None, unit: str, lmzoo: bool) -> None:
+    """Refuse an output among the inputs, and what the columns of lm-zoo cannot hold."""
+    if lmzoo and (len(texts) > 1 or texts[0].is_dir()):
+        raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
+    if lmzoo and unit != "bits":
+        raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
+    if out is not None and any(place.is_dir() and out.resolve().is_relative_to(place.resolve()) for place in texts):
+        raise ValueError(f"--out {out} lies in a folder whose files are read: write it elsewhere")
+
+
+def _write_words(
+    items: Sequence[TextItem],
+    scores: "Iterable[WordScores]",
+    out: Path | None,
+    names: Sequence[str],
+    unit: Literal["bits", "nats"] | None,
+) -> Counter[str]:
+    """Print the rows of each text as soon as its scores are there, or write all; without a `unit` those of lm-zoo."""
+    from hf_synlm.evaluation.text import surprisal as words
+
+    more = words.more_columns(items)
+    counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
+    rows: list[Sequence[Any]] = []
+    waiting: dict[int, Sequence[Any]] = {}
+    following = 0
+    for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
+        if number == 1:
+            rows.append(names)
+        new = list(words.word_rows(number, item, found, unit, more) if unit else words.token_rows(number, found))
+        if unit and item.rows:  # they come out in the order of the input
+            waiting |= dict(zip((row.place for row in item.rows), new, strict=True))
+            new = [waiting.pop(place) for place in takewhile(waiting.__contains__, count(following))]
+            following += len(new)
+        rows += new
+        if out is None:
+            _print(rows)
+            rows = []
+        counts["texts"] += 1
+        counts["words"] += len(found.words)
+        counts["tokens"] += len(found.tokens)
+        counts["unknown_words"] += sum(found.unknown)
+    options.leave_output_to_first_process()
+    if out is not None:
+        write_text(out, table_text(rows))
+    return counts
+
+
+def _print(rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows at once; end quietly when nobody reads them, as by `| head`."""
+    if not options.is_first_process():
+        return
+    try:
+        typer.echo(table_text(rows), nl=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def _say_repeated_items(items: Sequence[TextItem]) -> None:
+    repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
+    if repeated:
+        options.say(
+            f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
+            "input, and word_id, not by item"
+        )
+
+
+def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -> None:
+    """Remark on words such as `end.`, which models of this library that spell words with pieces seldom learn from.
+
+    A vocabulary of words does not have them, see `_say_what_was_cut`.
+    """
+    words = sum(len(item.text.split()) for item in items)
+    attached = sum(len(_ATTACHED.findall(item.text)) for item in items)
+    has_words = type(scorer.tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
+    if attached >= 0.1 * words and hasattr(scorer.model, "parse") and not has_words:
+        options.say(
+            f"{attached / words:.0%} of the words have punctuation attached. Models of treebanks have learned it as "
+            "words of their own (--tokenize ptb), others have learned without it (--tokenize no-punctuation): see the "
+            "card of the model"
+        )
+
+
+def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None) -> None:
+    """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
+    if counts["unknown_words"]:
+        if type(scorer.tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
+            remedy = "its tokenizer lacks some of their characters"
+        elif tokenize is None:
+            remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
+        else:
+            remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"
+        options.say(
+            f"{counts['unknown_words']} of {counts['words']} words ({counts['unknown_words'] / counts['words']:.0%}) "
+            f"are unknown to this model (oov 1): {remedy}"
+        )
+    if scorer.cuts["texts_in_windows"]:
+        options.say(
+            f"{scorer.cuts['texts_in_windows']} of {counts['texts']} texts are longer than the model's "
+            f"{scorer.max_tokens} positions: they were scored in windows that overlap by half"
+        )
