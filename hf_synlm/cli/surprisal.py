@@ -244,7 +244,8 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
     """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
     if counts["unknown_words"]:
         if type(scorer.tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
-            remedy = "its tokenizer lacks some of their characters"
+            left_out = ", or punctuation is left out" if tokenize else ""
+            remedy = f"its tokenizer lacks some of their characters{left_out}"
         elif tokenize is None:
             remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
         else:

@@ -227,6 +227,7 @@ def test_a_table_with_a_word_per_row_keeps_its_rows(models, tmp_path, capsys, na
     assert [row["word"] for row in rows] == ["We", "they", "for peace", "", "ask", "We", "agree"]
     assert [row["item"] for row in rows] == list("babaabb")
     assert [row["word_id"] for row in rows] == list("1122312")
+    assert (rows[3]["n_tokens"], rows[3]["oov"]) == ("0", "0")
     texts = [TextItem("b", "We for peace"), TextItem("b", "We agree"), TextItem("a", "they ask", 1)]
     scores = score_words(scorer_of(name), texts, context=context)
     we, for_, peace, we2, agree, they, ask = [-p / math.log(2) for s in scores for p in s.log_probs.tolist()]

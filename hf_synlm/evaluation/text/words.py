@@ -247,7 +247,10 @@ def encode_rows(
     """As `encode_sentences`, for words that may have white space inside, or be empty and have no token."""
     parts = [[word.split() for word in words] for words in sentences]
     texts = encode_sentences(tokenizer, [list(chain.from_iterable(words)) for words in parts], tokenize)
-    return [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]
+    joined = [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]
+    for words, text in zip(parts, joined, strict=True):
+        text.unknown -= {place for place, word in enumerate(words) if not word}  # nothing is unknown of them
+    return joined
 
 
 def _join_pieces(words: Sequence[Sequence[str]], text: EncodedText) -> EncodedText:
