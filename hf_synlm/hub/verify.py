@@ -22,6 +22,7 @@ from hf_synlm.hub.export import check_complete
 from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.probe import Call, answer_calls, run_without_package
 from hf_synlm.models import ARCHITECTURES
+from hf_synlm.trees.spans import check_list
 
 # Of unequal length, so that padding is part of the comparison.
 DEFAULT_TEXTS = ("fruit flies like a banana", "the keys to the cabinet are on the table")
@@ -91,6 +92,7 @@ def verify_export(
             tokenizer, or its code imports hf_synlm.
         RuntimeError: if the process without hf_synlm itself fails, with the end of what it wrote.
     """
+    check_list("texts", texts)
     folder = Path(folder).absolute()
     auto_map = check_complete(folder)
     check_checkpoint(folder)

@@ -34,7 +34,7 @@ from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.models.pushdown.tape import tree_attachments
 from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.trees.actions import spans_to_actions
-from hf_synlm.trees.spans import Span
+from hf_synlm.trees.spans import Span, check_list
 
 # Most tokens of a call of the model.
 _MAX_TOKENS = 4096
@@ -197,12 +197,13 @@ class Proposals:
 
     def score(self, scorer: TextScorer, sentences: Sequence[str], progress: str | None = None) -> list[ProposalScore]:
         """Sum the probabilities of sentences over their trees; equal sentences are scored once."""
+        check_list("sentences", sentences)
         given = {sentence: self._trees.get("".join(sentence.split()), []) for sentence in sentences}
-        for number, sentence in enumerate(given, 1):
+        for sentence in given:
             if not given[sentence]:
                 paths = ", ".join(file["path"] for file in self.files)
                 raise ValueError(
-                    f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or "
+                    f"sentence {sentences.index(sentence) + 1} has no tree in {paths}: {sentence!r}. Add its trees, or "
                     "write it as they do (--format treebank reads a treebank)."
                 )
             words = {tree.words for tree in given[sentence]}

@@ -37,6 +37,7 @@ from hf_synlm.evaluation.text.processes import Text, device_of_process, is_launc
 from hf_synlm.evaluation.text.words import EncodedText, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.search.parsing import cache_after_context, marginal_logits
+from hf_synlm.trees.spans import check_list
 
 T = TypeVar("T", bound=Text)
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
@@ -350,6 +351,7 @@ class TextScorer:
 
         Cost: one pass over every different text; texts of about equal length are read together.
         """
+        check_list("texts", texts, "*encode_sentences(tokenizer, [words])")
         if end and self.end_of_text == "not modeled":
             raise ValueError(
                 f"{type(self.model).__name__} is not trained to predict the end of a sentence: set end=False"

@@ -36,7 +36,7 @@ from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.words import EncodedText, Word, encode_sentences, split_words, word_starts
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.recurrent.distances import spans_to_distances
-from hf_synlm.trees.spans import Span
+from hf_synlm.trees.spans import Span, check_list
 
 Unit = Literal["bits", "nats"]
 Context = Literal["sentence", "document"]
@@ -113,6 +113,7 @@ def iterate_words(
     Raises:
         ValueError: as `TextScorer.score`; or a document context for a model that reads single sentences.
     """
+    check_list("items", items, 'TextItem("1", "...")')
     if context not in ("sentence", "document"):
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
     words = [split_words(item.text) for item in items]

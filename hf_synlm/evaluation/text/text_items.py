@@ -151,15 +151,15 @@ def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, so
     return [found[name] for name in sorted(names or found)]
 
 
-def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """Raise ValueError unless every row has text in the columns `names`."""
+def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str], remedy: str) -> None:
+    """Raise ValueError, which ends with the remedy, unless every row has text in the columns `names`."""
     for number, row in enumerate(rows, 1):
         for name in names:
             if not isinstance(row.get(name), str):
                 problem = "no column" if name not in row else f"{row[name]!r} in the column"
                 raise ValueError(
                     f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): every row needs "
-                    "text there. Name the column that has it (--text-column, --good-column ...), or give it this name"
+                    f"text there. {remedy}"
                 )
 
 
@@ -183,7 +183,7 @@ def read_items(
             document += not line.strip()
     else:
         rows = read_table(path, kind)
-        need_columns(path, rows, [text_column or "sentence"])
+        need_columns(path, rows, [text_column or "sentence"], "Name the column that has it (--text-column).")
         documents: dict[Any, int] = {}
         for number, row in enumerate(rows, 1):
             where = f"{path}: row {number}"

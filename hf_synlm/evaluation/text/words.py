@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.trees.spans import check_list
+
 _WORD = re.compile(r"\S+")
 # Classes of unknown words, see `hf_synlm.data.vocabulary.unknown_class`.
 _UNKNOWN_CLASS = re.compile(r"<(un)?c?unk[^>]*>|UNK(-[A-Za-z]+)*")
@@ -85,6 +87,7 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
         from nltk.tokenize.treebank import TreebankWordTokenizer
     except ImportError as error:
         raise ImportError("splitting words as the treebank does needs nltk: pip install 'hf_synlm[eval]'") from error
+    check_list("sentences", sentences, '["the", "dog"]')
     treebank = TreebankWordTokenizer()
     has_words = type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
     split = partial(_split_of_words if has_words else _split_of_pieces, tokenizer, treebank)
@@ -161,6 +164,7 @@ def encode_sentences(
             f"{type(tokenizer).__name__} does not give the positions of its tokens, so they cannot be assigned to "
             "words: use a fast tokenizer (one with a tokenizer.json)"
         )
+    check_list("sentences", sentences, '["the", "dog"]')
     for number, words in enumerate(sentences):
         for word in words:
             if not word or len(word.split()) != 1:

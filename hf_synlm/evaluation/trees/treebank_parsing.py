@@ -44,7 +44,7 @@ from hf_synlm.evaluation.trees.parsing_analysis import (
     recall_by_size,
     tree_statistics,
 )
-from hf_synlm.trees.spans import Span, escape_word
+from hf_synlm.trees.spans import Span, check_list, escape_word
 
 PUNCTUATION = {
     "remove": "punctuation removed before parsing",
@@ -198,8 +198,9 @@ def parse_sentences(
         The sentences with their trees and the log-probabilities of their words.
 
     Raises:
-        ValueError: the model cannot parse, `batch_size` is not positive, a word is empty, has white space, no token,
-            or shares one, or a sentence is longer than the model's positions. Nothing is parsed then.
+        ValueError: the model cannot parse, `batch_size` is not positive, `sentences` is a text, or one of them has no
+            words, more tokens than the model has positions, or a word that is empty, has white space or no token, or
+            shares one. Nothing is parsed then.
     """
     name = type(model).__name__
     if not hasattr(model, "parse"):
@@ -215,6 +216,7 @@ def parse_sentences(
         raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+    check_list("sentences", sentences)
     split = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
     encoded = [_encode(tokenizer, words, number) for number, words in enumerate(split, 1)]
     _check_lengths(model, split, encoded)
@@ -283,6 +285,8 @@ def _parse_batch(model: PreTrainedModel, options: dict[str, Any], sentences: lis
 def _encode(tokenizer: PreTrainedTokenizerBase, words: Sequence[str], number: int) -> tuple[list[int], list[bool]]:
     shown = " ".join(words[:8]) + (" ..." if len(words) > 8 else "")
     with errors_at(f"sentence {number} ({shown!r})"):
+        if not words:
+            raise ValueError("there are no words: leave it out")
         return encode_words(tokenizer, words)
 
 
