@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 
 import typer
 
-from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
+from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, write_text
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
 from hf_synlm.evaluation.text.text_items import rows_text
 
@@ -32,8 +32,15 @@ _BEAM: dict[str, Any] = {"rich_help_panel": "Estimator and beam"}
 _COMPUTATION: dict[str, Any] = {"rich_help_panel": "Computation"}
 
 Positive = Annotated[int, typer.Option(min=1)]
-Model = Annotated[str, typer.Option(help="Folder of a model, or its name on the Hub.", **_MODEL)]
-ModelName = Annotated[str, typer.Argument(help="Folder of a model, or its name on the Hub.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="Folder of a model or of its training run, or its name on the Hub.", callback=find_model, **_MODEL
+    ),
+]
+ModelName = Annotated[
+    str, typer.Argument(help="Folder of a model or of its training run, or its name on the Hub.", callback=find_model)
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.", **_MODEL)]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", **_MODEL)

@@ -55,7 +55,7 @@ _METRICS = {
 
 
 # How messages call the types of JSON.
-_KINDS = {dict: "an object, {...}", list: "a list, [...]", str: 'a text, "..."'}
+_KINDS: dict[type, str] = {dict: "an object, {...}", list: "a list, [...]", str: 'a text, "..."'}
 
 
 @dataclass(frozen=True)

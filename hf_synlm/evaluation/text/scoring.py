@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from hf_synlm.data.files import find_model
 from hf_synlm.data.text import PathLike
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.cache import Result, ResultCache
@@ -179,7 +180,7 @@ class TextScorer:
         Raises:
             ValueError: the model or the device does not exist; see also `TextScorer`.
         """
-        device = _checked_device(device)
+        name, device = find_model(name), _checked_device(device)
         set_seed(seed)
         model, tokenizer = load_pretrained(
             name,
