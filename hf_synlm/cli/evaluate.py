@@ -100,7 +100,8 @@ class CountingOptions:
         from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
 
         usual = "keep" if self.convention == "evalb" else "remove"
-        return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by)
+        remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
+        return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by, remedy=remedy)
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
         """The options as the result states them."""

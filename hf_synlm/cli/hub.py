@@ -269,15 +269,15 @@ def verify(
     """
     from huggingface_hub import snapshot_download
 
-    from hf_synlm.hub.checkpoint import check_model_source, one_line_errors
+    from hf_synlm.hub.checkpoint import check_model_source, is_folder, one_line_errors
 
-    check_model_source(model, revision)
     folder = Path(model)
-    if not folder.is_dir() and not trust_remote_code:
+    if not is_folder(model) and not trust_remote_code:
         raise ValueError(
             f"{model!r} is a model on the Hub, and verifying it runs its code: read the code, then pass "
             "--trust-remote-code"
         )
+    check_model_source(model, revision)
     if not folder.is_dir():
         with one_line_errors(model, "model"):
             folder = Path(snapshot_download(model, revision=revision))

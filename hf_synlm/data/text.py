@@ -75,10 +75,12 @@ def _describe_bad_byte(path: PathLike, encoding: str) -> str:
 
 @contextmanager
 def errors_at(place: str) -> Iterator[None]:
-    """Write a place, such as "file:line", before the message of a ValueError."""
+    """Write a place, such as "file:line", before the message of a ValueError that does not begin with it."""
     try:
         yield
     except ValueError as error:
+        if str(error).startswith(place):
+            raise
         raise ValueError(f"{place}: {error}") from error
 
 

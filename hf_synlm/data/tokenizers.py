@@ -190,7 +190,7 @@ def _some_text(texts: Iterable[str]) -> Iterable[str]:
         is_empty = is_empty and not text.strip()
         yield text
     if is_empty:
-        raise ValueError("there is no text to train a tokenizer on: check the files it comes from")
+        raise ValueError("there is no text to train a tokenizer on: name other files")
 
 
 def character_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> PreTrainedTokenizerFast:

@@ -164,7 +164,7 @@ def word_tokenizer(
     for word, count in Counter(_words_of(sentences)).items():
         counts[_clean(word, steps)] += count
     if not counts:
-        raise ValueError("there are no words to make a vocabulary of: check the files they come from")
+        raise ValueError("there are no words to make a vocabulary of: name other files")
     classes = sorted({unknown_class(word, unknown) for word in counts} - {UNKNOWN_TOKEN})
     boundary = END_TOKEN if end_token else PAD_TOKEN
     reserved = list(dict.fromkeys([PAD_TOKEN, UNKNOWN_TOKEN, boundary, *classes]))
@@ -359,7 +359,7 @@ def subword_tokenizer(
         raise ValueError(f"byte_fallback belongs to 'bpe', not to {model!r}")
     counts = Counter(_words_of(sentences))
     if not counts:
-        raise ValueError("there are no words to train a tokenizer on: check the files they come from")
+        raise ValueError("there are no words to train a tokenizer on: name other files")
     for word in counts:
         _clean(word, ())
     alphabet = sorted({character for word in counts for character in word.replace(WORD_END, "_")} | {WORD_END})

@@ -204,7 +204,7 @@ class Proposals:
                 paths = ", ".join(file["path"] for file in self.files)
                 raise ValueError(
                     f"sentence {sentences.index(sentence) + 1} has no tree in {paths}: {sentence!r}. Add its trees, or "
-                    "write it as they do (--format treebank reads a treebank)."
+                    "write it as they do."
                 )
             words = {tree.words for tree in given[sentence]}
             if len(words) > 1:

@@ -227,8 +227,8 @@ class TextScorer:
         found = next((token for token in candidates if token is not None), None)
         if found is None:
             raise ValueError(
-                "the model has no begin or end token from which the first word could be predicted: set bos_token_id "
-                "or begin=False (--no-first-word)"
+                "the model has no begin or end token from which the first word could be predicted: name one by "
+                "begin_token (--begin-token), or set bos_token_id in its configuration"
             )
         return found
 

@@ -51,6 +51,7 @@ PUNCTUATION = {
     "ignore": "parsed with punctuation, scored without",
     "keep": "punctuation kept and scored",
 }
+_REMEDY = "keep it, or take it out before by `synlm treebank --punctuation remove --punctuation-by form`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +114,12 @@ def load_treebank(
     max_sentences: int | None = None,
     split_leaves: bool = False,
     punctuation_by: Punctuation = "tag",
+    remedy: str = _REMEDY,
 ) -> Treebank:
     """Read a file of bracketed trees with tags by `read_treebank` and `make_treebank`, which explain the options."""
     trees = read_treebank(path, split_leaves=split_leaves)
     try:
-        return make_treebank(trees, punctuation, max_sentences, punctuation_by)
+        return make_treebank(trees, punctuation, max_sentences, punctuation_by, remedy)
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
@@ -127,6 +129,7 @@ def make_treebank(
     punctuation: str = "remove",
     max_sentences: int | None = None,
     punctuation_by: Punctuation = "tag",
+    remedy: str = _REMEDY,
 ) -> Treebank:
     """Prepare gold trees for evaluation.
 
@@ -137,6 +140,7 @@ def make_treebank(
         max_sentences: read only so many sentences, from the beginning.
         punctuation_by: how to recognize punctuation, by "tag" or "form"; see `keep_words`. By tag, all words count as
             punctuation whose tag is not among the 36 of the Penn Treebank for words (`check_tags`).
+        remedy: what to do about other tags, for the message.
 
     Returns:
         The treebank.
@@ -158,7 +162,7 @@ def make_treebank(
             keep.append(kept)
         if max_sentences is not None and len(sentences) == max_sentences:
             break
-    unknown = check_tags(tags) if punctuation != "keep" and punctuation_by == "tag" else 0
+    unknown = check_tags(tags, remedy) if punctuation != "keep" and punctuation_by == "tag" else 0
     if not sentences:
         raise ValueError("no sentence has words that are not punctuation: check the treebank and how it is filtered")
     told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
