@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import sentencex
 
@@ -82,6 +82,15 @@ def errors_at(place: str) -> Iterator[None]:
         if str(error).startswith(place):
             raise
         raise ValueError(f"{place}: {error}") from error
+
+
+def check_list(name: str, values: Any, item: str = '"..."') -> None:
+    """Refuse a text where a list is wanted: its letters would count as items. `item` shows what belongs into the list.
+
+    Where items are no texts, a list of texts is refused, too.
+    """
+    if isinstance(values, (str, bytes)) or (item[0] != '"' and any(isinstance(value, str) for value in values)):
+        raise ValueError(f"{name} is {values!r:.60}: give a list, [{item}]")
 
 
 def split_sentences(text: str, *, language: str = "en") -> list[str]:

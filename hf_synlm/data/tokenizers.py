@@ -24,7 +24,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_synlm.trees.spans import check_list
+from hf_synlm.data.text import check_list
 
 END_OF_TEXT_TOKEN = "<|endoftext|>"
 REDUCE_TOKEN = "<|REDUCE|>"

@@ -23,8 +23,8 @@ from typing import Literal, TypeAlias, get_args
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from hf_synlm.data.text import check_list
 from hf_synlm.data.tokenizers import fast_tokenizer
-from hf_synlm.trees.spans import check_list
 
 UnknownRule: TypeAlias = Literal["single", "berkeley", "berkeley2"]
 UNKNOWN_RULES = get_args(UnknownRule)

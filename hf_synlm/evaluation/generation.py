@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
-from hf_synlm.trees.spans import check_list
+from hf_synlm.data.text import check_list
 
 
 @dataclass(frozen=True)

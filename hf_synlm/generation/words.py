@@ -58,9 +58,7 @@ def checked_prompts(inputs: Tensor | None, kwargs: dict[str, Any]) -> Tensor | N
     """The prompts of a call of `generate`; ValueError for ids that are not [B, T]."""
     prompts = kwargs.get("input_ids") if inputs is None else inputs
     if isinstance(prompts, Tensor) and prompts.dim() != 2:
-        raise ValueError(
-            f"input_ids has shape {tuple(prompts.shape)}: give [batch, tokens], such as input_ids[None] for one prompt."
-        )
+        raise ValueError(f"input_ids has shape {tuple(prompts.shape)}: give [batch, tokens], such as input_ids[None].")
     return prompts
 
 

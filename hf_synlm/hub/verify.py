@@ -17,12 +17,12 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
 import hf_synlm
+from hf_synlm.data.text import check_list
 from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
 from hf_synlm.hub.export import check_complete
 from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.probe import Call, answer_calls, run_without_package
 from hf_synlm.models import ARCHITECTURES
-from hf_synlm.trees.spans import check_list
 
 # Of unequal length, so that padding is part of the comparison.
 DEFAULT_TEXTS = ("fruit flies like a banana", "the keys to the cabinet are on the table")

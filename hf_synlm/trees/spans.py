@@ -13,7 +13,7 @@ brackets and has trees as nested tuples; `evaluation/trees/baseline_trees.py` ha
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 Span: TypeAlias = tuple[int, int]
 
@@ -126,18 +126,8 @@ def _write_brackets(openings: Sequence[tuple[str, int, int]], words: Sequence[st
     )
 
 
-def check_list(name: str, values: Any, item: str = '"..."') -> None:
-    """Refuse a text where a list is wanted: its letters would count as items. `item` shows what belongs into the list.
-
-    Where items are no texts, a list of texts is refused, too.
-    """
-    if isinstance(values, (str, bytes)) or (item[0] != '"' and any(isinstance(value, str) for value in values)):
-        raise ValueError(f"{name} is {values!r:.60}: give a list, [{item}]")
-
-
 def check_words(words: Sequence[str]) -> None:
     """Raise ValueError if a word is empty or contains white space, so that spaces cannot separate the words."""
-    check_list("words", words)
     for position, word in enumerate(words):
         if not word or any(map(str.isspace, word)):
             raise ValueError(f"word {position} is {word!r}: words must be non-empty and free of white space")

@@ -28,7 +28,6 @@ from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.verify import verify_export
-from hf_synlm.trees.spans import right_branching, spans_to_brackets
 from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
 
 PAIRS = [
@@ -192,7 +191,6 @@ def test_a_text_is_no_list_of_texts(text, tmp_path):
         (word_tokenizer, (text,)),
         (train_bpe_tokenizer, (text, 300)),
         (character_tokenizer, (text,)),
-        (spans_to_brackets, (right_branching(len(text)), text)),
     ):
         with pytest.raises(ValueError, match=r"is .*: give a list, \["):
             call(*arguments)

@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.text import PathLike, check_list
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.text.proposals import Proposals
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import NATS
 from hf_synlm.evaluation.text.text_items import file_format, find_files, need_columns, read_table
 from hf_synlm.evaluation.text.words import encode_sentences
-from hf_synlm.trees.spans import check_list
 
 
 @dataclass(frozen=True)

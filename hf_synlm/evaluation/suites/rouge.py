@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from rouge_score import rouge_scorer
 
-from hf_synlm.data.text import split_sentences
-from hf_synlm.trees.spans import check_list
+from hf_synlm.data.text import check_list, split_sentences
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 

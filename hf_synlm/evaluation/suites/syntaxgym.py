@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_synlm.data.text import PathLike, errors_at
+from hf_synlm.data.text import PathLike, check_list, errors_at
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.suites.formulas import Formula
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import NATS, score_words
 from hf_synlm.evaluation.text.text_items import TextItem, find_files
-from hf_synlm.trees.spans import check_list
 
 _LICENSING = [f"npi_{clause}_{word}" for clause in ("orc", "src") for word in ("any", "ever")] + [
     f"reflexive_{clause}_{gender}" for clause in ("orc", "prep", "src") for gender in ("fem", "masc")

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
 from hf_synlm.data.parsed import read_parses
-from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.text import PathLike, check_list, read_lines
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.perplexity import averages
@@ -34,7 +34,7 @@ from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.models.pushdown.tape import tree_attachments
 from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.trees.actions import spans_to_actions
-from hf_synlm.trees.spans import Span, check_list
+from hf_synlm.trees.spans import Span
 
 # Most tokens of a call of the model.
 _MAX_TOKENS = 4096

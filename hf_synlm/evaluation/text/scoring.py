@@ -31,14 +31,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_synlm.data.files import find_model
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.text import PathLike, check_list
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import Text, device_of_process, is_launched, iterate_batches
 from hf_synlm.evaluation.text.words import EncodedText, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.search.parsing import cache_after_context, marginal_logits
-from hf_synlm.trees.spans import check_list
 
 T = TypeVar("T", bound=Text)
 Estimator = Literal["exact", "beam_marginal", "stepwise"]

@@ -31,12 +31,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_synlm.data.text import check_list
 from hf_synlm.evaluation.text.scoring import PER_TOKEN, TextScorer, TokenScores
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.words import EncodedText, Word, encode_sentences, split_words, word_starts
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.recurrent.distances import spans_to_distances
-from hf_synlm.trees.spans import Span, check_list
+from hf_synlm.trees.spans import Span
 
 Unit = Literal["bits", "nats"]
 Context = Literal["sentence", "document"]

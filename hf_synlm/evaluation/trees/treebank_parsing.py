@@ -20,7 +20,7 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.punctuation import Punctuation, check_tags, keep_words
-from hf_synlm.data.text import PathLike, errors_at
+from hf_synlm.data.text import PathLike, check_list, errors_at
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.text.cache import Result, ResultCache
@@ -44,7 +44,7 @@ from hf_synlm.evaluation.trees.parsing_analysis import (
     recall_by_size,
     tree_statistics,
 )
-from hf_synlm.trees.spans import Span, check_list, escape_word
+from hf_synlm.trees.spans import Span, escape_word
 
 PUNCTUATION = {
     "remove": "punctuation removed before parsing",

@@ -304,7 +304,8 @@ def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
         train = train_bpe_tokenizer if arguments.tokenizer_type == "bpe" else train_wordpiece_tokenizer
         size, frequency = arguments.tokenizer_vocab_size, arguments.tokenizer_min_frequency
         sentences = tqdm(_sentences(arguments), desc="training the tokenizer", unit=" sentences")
-        with errors_at(", ".join(path for source in sources for path in getattr(source, "paths", [source.kind]))):
+        named = (path for source in sources for path in getattr(source, "paths", [str(arguments.dataset_name)]))
+        with errors_at(", ".join(named)):
             tokenizer = train(sentences, size, min_frequency=frequency)
     with folder_writer(folder) as partial:
         tokenizer.save_pretrained(partial)
