@@ -101,7 +101,8 @@ class CountingOptions(options.TreebankReading):
 
         usual = "keep" if self.convention == "evalb" else "remove"
         reading = {**self.reading(), "keep_functions": self.convention == "evalb"}
-        return load_treebank(path, self.punctuation or usual, limit, self.punctuation_by, **reading)
+        remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
+        return load_treebank(path, self.punctuation or usual, limit, self.punctuation_by, remedy, **reading)
 
     def evalb(
         self, rule: ParsingConvention | EvalbParameters, gold: Path, limit: int | None

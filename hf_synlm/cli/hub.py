@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import read_json
+from hf_synlm.data.files import find_model, read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 from hf_synlm.models import ARCHITECTURES
 
@@ -81,7 +81,9 @@ def convert(
 
 
 def info(
-    model: Annotated[str | None, typer.Argument(help="Folder of a model, or its name on the Hub.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Folder of a model or of its training run, or its name on the Hub.")
+    ] = None,
     files: Annotated[
         # Typer reads the names at run time; mypy cannot.
         Literal[ARCHITECTURES] | None,  # type: ignore[valid-type]
@@ -145,24 +147,37 @@ def export(
 
     It holds code, weights in safetensors, tokenizer, generation options and card. A language model stays a language
     model, and a classifier a classifier. The code comes from the installed hf_synlm, also for a fine-tuned copy of a
-    model from the Hub. An adapter of a backbone stays an adapter. The folder appears only when it is complete.
+    model from the Hub. An adapter of a backbone stays an adapter. A checkpoint of a training run becomes a model with
+    the weights of its step. The folder appears only when it is complete.
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
         synlm export model_cards/gpst-tiny --out my-gpst --results f1.json --results ppl.json
+        synlm export runs/mine/step_14000 --out mine-14000
         synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
     """
     _check_folder(out, overwrite, facts, *(results or ()), model=model)
     from transformers import PreTrainedConfig
 
     from hf_synlm.hub.card import read_facts
-    from hf_synlm.hub.checkpoint import load_pretrained, saved_auto_class
+    from hf_synlm.hub.checkpoint import STATE_FILE, load_pretrained, saved_auto_class
     from hf_synlm.hub.export import export_model
 
     options.hide_bars_of_weights()
     given = {} if facts is None else read_facts(facts)
     found = {path: load_result(path) for path in results or ()}
     measured = [row for result in found.values() for row in card_rows(result)]
+    if (Path(model) / STATE_FILE).is_file():
+        from hf_synlm.training.engine.export import load_step
+
+        if revision or backbone or measured or dtype != "auto":
+            raise ValueError(
+                f"{model!r} is a checkpoint of a training run: leave out --revision, --backbone, --results and "
+                "--dtype. They may be given when its model is exported again."
+            )
+        export_model(*load_step(Path(model)), out, overwrite=overwrite, facts=given)
+        options.say(f"wrote {out} with the weights of this step, not those of the best step or of an average")
+        return
     auto_class = saved_auto_class(model, revision, trust_remote_code)
     loaded, tokenizer = load_pretrained(
         model,
@@ -254,15 +269,15 @@ def verify(
     """
     from huggingface_hub import snapshot_download
 
-    from hf_synlm.hub.checkpoint import check_model_source, one_line_errors
+    from hf_synlm.hub.checkpoint import check_model_source, is_folder, one_line_errors
 
-    check_model_source(model, revision)
     folder = Path(model)
-    if not folder.is_dir() and not trust_remote_code:
+    if not is_folder(model) and not trust_remote_code:
         raise ValueError(
             f"{model!r} is a model on the Hub, and verifying it runs its code: read the code, then pass "
             "--trust-remote-code"
         )
+    check_model_source(model, revision)
     if not folder.is_dir():
         with one_line_errors(model, "model"):
             folder = Path(snapshot_download(model, revision=revision))
@@ -320,6 +335,7 @@ def push(
     from hf_synlm.hub.export import check_login, check_repo_id, files_to_push, push_to_hub
 
     check_repo_id(repo_id)
+    folder = Path(find_model(folder))
     sizes = files_to_push(folder)
     for remark in missing_on_card(str(folder)):
         options.say(remark)

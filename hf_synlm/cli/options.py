@@ -20,7 +20,7 @@ import typer
 from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
-from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
+from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, write_text
 from hf_synlm.data.text import Tokenization, command_encoding, read_lines
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
 from hf_synlm.evaluation.text.text_items import remarks_on, rows_text
@@ -39,8 +39,15 @@ _BRACKETS: dict[str, Any] = {"rich_help_panel": "Bracketed trees"}
 DEPENDENCIES: dict[str, Any] = {"rich_help_panel": "Dependencies (CoNLL-U)"}
 
 Positive = Annotated[int, typer.Option(min=1)]
-Model = Annotated[str, typer.Option(help="Folder of a model, or its name on the Hub.", **_MODEL)]
-ModelName = Annotated[str, typer.Argument(help="Folder of a model, or its name on the Hub.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="Folder of a model or of its training run, or its name on the Hub.", callback=find_model, **_MODEL
+    ),
+]
+ModelName = Annotated[
+    str, typer.Argument(help="Folder of a model or of its training run, or its name on the Hub.", callback=find_model)
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.", **_MODEL)]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", **_MODEL)

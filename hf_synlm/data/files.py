@@ -7,6 +7,7 @@ asked to overwrite it (`check_output`), and the old one stays until the new one 
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -17,7 +18,10 @@ from typing import Any
 
 from hf_synlm.data.text import PathLike
 
+logger = logging.getLogger(__name__)
+
 PARTIAL_SUFFIX = ".partial"
+CONFIG_FILE = "config.json"
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
 # Tokenizers load from one of them; all but the first two are older, or of other libraries.
 TOKENIZER_FILES = tuple(
@@ -124,6 +128,15 @@ def remove_partial(folder: Path) -> None:
         _restore(path.with_name(path.name.removesuffix(_OLD_SUFFIX)))
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def find_model(name: PathLike) -> str:
+    """The name of a model; for the output folder of a training run that of its folder `model`, with a warning."""
+    text, inside = os.fspath(name), Path(name) / "model"
+    if (Path(name) / CONFIG_FILE).is_file() or not (inside / CONFIG_FILE).is_file():
+        return text
+    logger.warning(f"{text} is the output folder of a training run: its model is taken, {inside}")
+    return str(inside)
 
 
 def check_output(path: PathLike, overwrite: bool = False) -> Path:

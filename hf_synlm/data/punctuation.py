@@ -73,9 +73,7 @@ def _unknown_tags(tags: Mapping[str, int]) -> Counter[str]:
     return Counter({tag: count for tag, count in tags.items() if tag not in known})
 
 
-def check_tags(
-    tags: Mapping[str, int], remedy: str = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
-) -> int:
+def check_tags(tags: Mapping[str, int], remedy: str) -> int:
     """Check that tags identify punctuation (`has_penn_tags`), and warn of unknown tags.
 
     Args:

@@ -101,7 +101,7 @@ def make_stream(sentences: Iterable[SentenceCode], boundary_id: int) -> TokenStr
             spans.append(np.array(ordered, dtype=np.int64).reshape(-1, 2) + start)
     num_sentences = len(starts) - 1
     if num_sentences == 0:
-        raise ValueError("there are no sentences: check the files they come from")
+        raise ValueError("there are no sentences: name other files")
     for name, values in (("distances", distances), ("spans", spans)):
         if values and len(values) != num_sentences:
             raise ValueError(f"{len(values)} of {num_sentences} sentences have {name}: give them for all or for none")

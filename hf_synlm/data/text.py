@@ -156,11 +156,22 @@ def _describe_bad_byte(path: PathLike, encoding: str) -> str:
 
 @contextmanager
 def errors_at(place: str) -> Iterator[None]:
-    """Write a place, such as "file:line", before the message of a ValueError."""
+    """Write a place, such as "file:line", before the message of a ValueError that does not begin with it."""
     try:
         yield
     except ValueError as error:
+        if str(error).startswith(place):
+            raise
         raise ValueError(f"{place}: {error}") from error
+
+
+def check_list(name: str, values: Any, item: str = '"..."') -> None:
+    """Refuse a text where a list is wanted: its letters would count as items. `item` shows what belongs into the list.
+
+    Where items are no texts, a list of texts is refused, too.
+    """
+    if isinstance(values, (str, bytes)) or (item[0] != '"' and any(isinstance(value, str) for value in values)):
+        raise ValueError(f"{name} is {values!r:.60}: give a list, [{item}]")
 
 
 def split_sentences(text: str, *, language: str = "en") -> list[str]:

@@ -24,6 +24,8 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from hf_synlm.data.text import check_list
+
 END_OF_TEXT_TOKEN = "<|endoftext|>"
 REDUCE_TOKEN = "<|REDUCE|>"
 PAD_TOKEN = "<|pad|>"
@@ -182,12 +184,13 @@ def _learn_pieces(
 
 def _some_text(texts: Iterable[str]) -> Iterable[str]:
     """Pass texts on, and raise ValueError if all are blank."""
+    check_list("texts", texts)
     is_empty = True
     for text in texts:
         is_empty = is_empty and not text.strip()
         yield text
     if is_empty:
-        raise ValueError("there is no text to train a tokenizer on: check the files it comes from")
+        raise ValueError("there is no text to train a tokenizer on: name other files")
 
 
 def character_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> PreTrainedTokenizerFast:
@@ -207,6 +210,7 @@ def character_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> PreTrain
     Raises:
         ValueError: no character is frequent enough.
     """
+    check_list("texts", texts)
     counts = Counter(chain.from_iterable(texts))
     known = sorted((c for c, count in counts.items() if count >= min_count), key=lambda c: (-counts[c], c))
     if not known:

@@ -15,14 +15,15 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Literal, TypeAlias, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from hf_synlm.data.text import check_list
 from hf_synlm.data.tokenizers import fast_tokenizer
 
 UnknownRule: TypeAlias = Literal["single", "berkeley", "berkeley2"]
@@ -112,6 +113,12 @@ def _any_case(text: str) -> str:
     return "".join(f"[{letter}{letter.upper()}]" for letter in text)
 
 
+def _words_of(sentences: Iterable[Sequence[str]]) -> Iterator[str]:
+    for sentence in sentences:
+        check_list("a sentence", sentence, '"the", "dog"')
+        yield from sentence
+
+
 def word_tokenizer(
     sentences: Iterable[Sequence[str]],
     *,
@@ -154,10 +161,10 @@ def word_tokenizer(
         raise ValueError(f"min_count is {min_count}: it must be at least 1")
     steps = _cleaning(lowercase, replace_numbers)
     counts = Counter[str]()
-    for word, count in Counter(chain.from_iterable(sentences)).items():
+    for word, count in Counter(_words_of(sentences)).items():
         counts[_clean(word, steps)] += count
     if not counts:
-        raise ValueError("there are no words to make a vocabulary of: check the files they come from")
+        raise ValueError("there are no words to make a vocabulary of: name other files")
     classes = sorted({unknown_class(word, unknown) for word in counts} - {UNKNOWN_TOKEN})
     boundary = END_TOKEN if end_token else PAD_TOKEN
     reserved = list(dict.fromkeys([PAD_TOKEN, UNKNOWN_TOKEN, boundary, *classes]))
@@ -350,9 +357,9 @@ def subword_tokenizer(
         raise ValueError(f"the model is {model!r}: choose 'bpe' or 'unigram'")
     if byte_fallback and model != "bpe":
         raise ValueError(f"byte_fallback belongs to 'bpe', not to {model!r}")
-    counts = Counter(chain.from_iterable(sentences))
+    counts = Counter(_words_of(sentences))
     if not counts:
-        raise ValueError("there are no words to train a tokenizer on: check the files they come from")
+        raise ValueError("there are no words to train a tokenizer on: name other files")
     for word in counts:
         _clean(word, ())
     alphabet = sorted({character for word in counts for character in word.replace(WORD_END, "_")} | {WORD_END})

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+from hf_synlm.data.text import check_list
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def generate_texts(
 
     Gives `num_return_sequences` texts per prompt. All prompts are checked before the model begins.
     """
+    check_list("prompts", prompts)
     rows = [_prompt_ids(model, tokenizer, prompt) for prompt in prompts]
     _check_lengths(model, rows, options.get("max_new_tokens") or 0)
     found: list[GeneratedText] = []

@@ -25,7 +25,7 @@ from hf_synlm.core.outputs import GeneratedTrees, ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, first_token_mask
 from hf_synlm.generation.actions import ActionDecoder
 from hf_synlm.generation.joint import JointDecoder
-from hf_synlm.generation.words import WordGenerationMixin
+from hf_synlm.generation.words import WordGenerationMixin, checked_prompts
 from hf_synlm.search.parsing import (
     check_length,
     checked_mask,
@@ -318,10 +318,9 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             raise ValueError(
                 f"cache_implementation={kwargs['cache_implementation']!r}: a beam of derivations is the only cache"
             )
-        mask = kwargs.get("attention_mask")
+        prompt, mask = checked_prompts(inputs, kwargs), kwargs.get("attention_mask")
         if isinstance(inputs, Tensor) and mask is not None and mask.shape != inputs.shape:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, inputs {tuple(inputs.shape)}. Align them.")
-        prompt = kwargs.get("input_ids") if inputs is None else inputs
         if mask is None and isinstance(prompt, Tensor):
             mask = self._default_attention_mask(prompt)
             kwargs.update({} if mask is None else {"attention_mask": mask})

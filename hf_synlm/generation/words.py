@@ -54,6 +54,14 @@ def word_ends_of(tokenizer: Any, input_ids: Tensor) -> Tensor:
     return ends | F.pad(begins[:, 1:], (0, 1), value=True)
 
 
+def checked_prompts(inputs: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:
+    """The prompts of a call of `generate`; ValueError for ids that are not [B, T]."""
+    prompts = kwargs.get("input_ids") if inputs is None else inputs
+    if isinstance(prompts, Tensor) and prompts.dim() != 2:
+        raise ValueError(f"input_ids has shape {tuple(prompts.shape)}: give [batch, tokens], such as input_ids[None].")
+    return prompts
+
+
 class WordGenerationMixin(GenerationMixin):
     """`generate` with stop strings for every tokenizer, and without continuous batching."""
 

@@ -6,14 +6,15 @@ before memory is taken: shard names stay inside the folder, headers can be read,
 
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -24,11 +25,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_synlm.data.files import TOKENIZER_FILES, file_sha256, read_json
+from hf_synlm.data.files import CONFIG_FILE, TOKENIZER_FILES, file_sha256, find_model, read_json
 from hf_synlm.hub import architectures
 from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER
 
-CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
+STATE_FILE = "training_state.json"  # of a checkpoint of a training run, which is no model
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
@@ -155,11 +157,12 @@ def is_folder(name: str | os.PathLike) -> bool:
 def check_model_source(
     name: str | os.PathLike, revision: str | None = None, gguf_file: str | None = None, subfolder: str = ""
 ) -> None:
-    """Refuse a folder that does not exist or holds no model, and a revision of a folder.
+    """Refuse a folder that does not exist or holds no model, a revision of a folder, and a name without the Hub.
 
-    Names on the Hub are not looked up. A GGUF file holds its own configuration and tokenizer.
+    A GGUF file holds its own configuration and tokenizer.
     """
     if not is_folder(name):
+        _check_hub(name, revision, (CONFIG_FILE, ADAPTER_FILE, gguf_file or CONFIG_FILE), subfolder)
         return
     if revision is not None:
         raise ValueError(
@@ -167,7 +170,33 @@ def check_model_source(
         )
     folder = Path(name) / subfolder
     if gguf_file is None and not any((folder / file).is_file() for file in (CONFIG_FILE, ADAPTER_FILE)):
+        steps = [file.parent for file in (folder / STATE_FILE, *folder.glob(f"step_*/{STATE_FILE}")) if file.is_file()]
+        if steps:
+            newest = max(steps, key=lambda step: int(step.name.rpartition("_")[2]) if step.name[-1].isdigit() else 0)
+            raise ValueError(
+                f"{str(folder)!r} is a training run or its checkpoint, and no model: `synlm export {newest} --out "
+                "FOLDER` makes one of the checkpoint. Or let the run end, which writes `model` into its folder."
+            )
         raise ValueError(f"{str(folder)!r} is not a model folder: it has no {CONFIG_FILE}. Name a folder that has one.")
+
+
+def _check_hub(name: str | os.PathLike, revision: str | None, files: Iterable[str], subfolder: str = "") -> None:
+    """Raise ValueError for a name of the Hub that is not in the cache if nobody answers there.
+
+    The loaders of model and tokenizer would each try for half a minute, file by file.
+    """
+    text, inside = os.fspath(name), f"{subfolder}/" if subfolder else ""
+    try:
+        if any(isinstance(try_to_load_from_cache(text, inside + file, revision=revision), str) for file in files):
+            return
+        HfApi().model_info(text, revision=revision, timeout=10)
+    except (HfHubHTTPError, HFValidationError):
+        return  # somebody answers, or the name is none: the loaders say what is wrong
+    except HfHubHTTPError.__bases__ as error:
+        raise ValueError(
+            f"{text!r} is not a folder, and the Hub cannot be asked for it: {_one_line(error).rstrip('.')}. Check the "
+            "name of the folder, or the network."
+        ) from error
 
 
 def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None:
@@ -198,8 +227,9 @@ def load_pretrained(
     `backbone` is the folder or Hub name of the backbone of an adapter, if not the one that the adapter names; `merge`
     adds the adapter to the weights.
     Raises ValueError if the model or tokenizer is missing, if files are damaged or do not fit together, and for pickled
-    weights that hold more than tensors.
+    weights that hold more than tensors. Of the output folder of a training run, its model is loaded.
     """
+    name = find_model(name)
     given: Mapping[str, Any] = {key: value for key, value in options.items() if value is not None}
     subfolder = given.get("subfolder", "")
     check_model_source(name, given.get("revision"), given.get("gguf_file"), subfolder)
@@ -220,6 +250,8 @@ def load_pretrained(
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer from a folder or the Hub, or say in one line why that fails."""
     check_tokenizer_source(name)
+    if not is_folder(name):
+        _check_hub(name, None, TOKENIZER_FILES[:2])
     with one_line_errors(name, "tokenizer"):
         return AutoTokenizer.from_pretrained(name)
 
@@ -229,6 +261,7 @@ def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: 
 
     It is that of causal language models if the configuration does not tell.
     """
+    name = find_model(name)
     check_model_source(name, revision)
     with one_line_errors(name, "model"):
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)

@@ -10,8 +10,8 @@ from huggingface_hub import ModelCard, get_safetensors_metadata, snapshot_downlo
 from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from hf_synlm.data.files import read_json
-from hf_synlm.hub.checkpoint import CONFIG_FILE, check_model_source, one_line_errors, pickled_files, stored_tensors
+from hf_synlm.data.files import CONFIG_FILE, find_model, read_json
+from hf_synlm.hub.checkpoint import check_model_source, one_line_errors, pickled_files, stored_tensors
 from hf_synlm.hub.export import SPECIAL_IDS, check_code
 from hf_synlm.hub.flatten import flat_files
 from hf_synlm.models import ARCHITECTURES
@@ -38,6 +38,7 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
         ValueError: there is no such model, or its files are damaged.
         OSError: the Hub cannot be reached.
     """
+    name = find_model(name)
     check_model_source(name, revision)
     folder = Path(name)
     if folder.is_dir():

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
 import hf_synlm
+from hf_synlm.data.text import check_list
 from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
 from hf_synlm.hub.export import check_complete
 from hf_synlm.hub.flatten import flat_files
@@ -91,6 +92,7 @@ def verify_export(
             tokenizer, or its code imports hf_synlm.
         RuntimeError: if the process without hf_synlm itself fails, with the end of what it wrote.
     """
+    check_list("texts", texts)
     folder = Path(folder).absolute()
     auto_map = check_complete(folder)
     check_checkpoint(folder)

@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from hf_synlm.core.outputs import GeneratedTrees
 from hf_synlm.core.token_batch import check_labels
-from hf_synlm.generation.words import WordGenerationMixin, word_ends_of
+from hf_synlm.generation.words import WordGenerationMixin, checked_prompts, word_ends_of
 from hf_synlm.recurrent.sentences import frame_sentences
 from hf_synlm.trees.actions import PAD_ACTION
 from hf_synlm.trees.spans import Span
@@ -80,6 +80,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         Cost: one step per token from the cached state; for trees one more pass over the text. Beam search with
             `return_dict_in_generate` holds the scores [P * num_beams, V] of all steps until it ends.
         """
+        checked_prompts(inputs, kwargs)
         return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 
     def _sample(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:

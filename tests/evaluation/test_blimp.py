@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from hf_synlm.data.tokenizers import character_tokenizer, train_bpe_tokenizer
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.evaluation.suites.blimp import (
     MinimalPair,
     evaluate_blimp,
@@ -18,6 +22,12 @@ from hf_synlm.evaluation.suites.blimp import (
     read_pairs,
     sentence_log_probs,
 )
+from hf_synlm.evaluation.suites.rouge import rouge_scores
+from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym
+from hf_synlm.evaluation.text.surprisal import score_words
+from hf_synlm.evaluation.text.words import encode_sentences
+from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+from hf_synlm.hub.verify import verify_export
 from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
 
 PAIRS = [
@@ -115,6 +125,12 @@ def test_bad_files_are_named(tmp_path, name, content, columns, message):
         read_pairs(tmp_path / name, **columns)
 
 
+def test_blimp_sends_files_with_other_columns_to_pairs(tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks"}\n')
+    with pytest.raises(ValueError, match=r"own.jsonl: row 1 has no column 'UID'.*`synlm evaluate pairs`"):
+        read_blimp(tmp_path / "own.jsonl")
+
+
 # ------------------------------------------------------------------------------------------------------- lm-eval
 @pytest.mark.parametrize(
     ("architecture", "options"),
@@ -153,3 +169,41 @@ def test_lm_eval_continuations_and_greedy():
     assert is_best and not is_second
     parsed = model.parse(torch.tensor([tokenizer(context + " for peace")["input_ids"]]))
     assert score == pytest.approx(parsed.token_log_probs[0, ids.shape[1] :].sum().item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("text", ["We ask", "\u548c\u5e73"])
+def test_a_text_is_no_list_of_texts(text, tmp_path):
+    scorer = scorer_of("gpst")
+    own = scorer.model, scorer.tokenizer
+    for call, arguments in (
+        (sentence_log_probs, (scorer, text)),
+        (evaluate_pairs, (scorer, text)),
+        (evaluate_blimp, (scorer, text)),
+        (evaluate_syntaxgym, (scorer, text)),
+        (score_words, (scorer, text)),
+        (score_words, (scorer, [text])),
+        (scorer.score, (text,)),
+        (scorer.score, ([text],)),
+        (parse_sentences, (*own, text)),
+        (generate_texts, (*own, text)),
+        (encode_sentences, (scorer.tokenizer, text)),
+        (encode_sentences, (scorer.tokenizer, [text])),
+        (rouge_scores, (text, text)),
+        (functools.partial(verify_export, texts=text), (tmp_path,)),
+        (word_tokenizer, (text,)),
+        (train_bpe_tokenizer, (text, 300)),
+        (character_tokenizer, (text,)),
+    ):
+        with pytest.raises(ValueError, match=r"is .*: give a list, \["):
+            call(*arguments)
+
+
+def test_an_empty_sentence_has_the_number_that_the_caller_gave_it():
+    scorer = scorer_of("gpst")
+    sentences = ["We ask for peace", "", "peace"]
+    with pytest.raises(ValueError, match=r"sentence 2 \(''\): there are no words"):
+        parse_sentences(scorer.model, scorer.tokenizer, sentences)
+    with pytest.raises(ValueError, match="sentence 2: the sentence '' has no tokens"):
+        sentence_log_probs(scorer, sentences)
+    with pytest.raises(ValueError, match="pair 2 .*: the sentence '' has no tokens"):
+        evaluate_pairs(scorer, [MinimalPair("We ask", "peace"), MinimalPair("We ask", "")])

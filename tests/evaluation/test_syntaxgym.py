@@ -216,17 +216,34 @@ def test_published_accuracies_of_circuits():
         (("predictions", 0, "formula"), "(3;%plural%) < (3;%match%)", "'plural'.* match, mismatch"),
         (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "region '9'"),
         (("meta", "metric"), "product", "metric 'product'"),
+        (("predictions", 0, "formula"), "(noun;%match%) < (3;%match%)", r"item 1: formula '\(noun.*region 'noun'"),
+        (("predictions", 1, "formula"), "(3;%match%) <= 2", "prediction 1: formula '.*' cannot be read: .* join"),
+        (("predictions", 1, "formula"), "2 * (3;%match%) < 1", r"prediction 1: .*'\* \(3;%match%' is unknown"),
+        (("predictions", 1, "formula"), "(3;%50% off%) < 1", "without % in its name"),
+        (("predictions", 1), "(3;%match%) < 1", "prediction 1: '.*' stands where .* object with 'type'"),
+        (("predictions", 0, "type"), "script", "prediction 0: its type is 'script'"),
         (("meta",), {}, "lacks 'name'"),
-        (("items", 1, "conditions", 0, "condition_name"), "mismatch", "item 2 has a condition twice"),
-        (("items", 1, "conditions", 0, "regions", 0, "region_number"), 3, "has a region twice"),
+        (("items", 1, "item_number"), "1a", r"items\[1\]: item_number is '1a': give a whole number"),
+        (("items", 1, "item_number"), 1, "item 1: it stands there twice"),
+        (("items", 1, "conditions", 0, "regions", 0, "content"), None, "item 2: condition 'match': content is None"),
+        (("items", 1, "conditions", 0, "regions", 0, "region_number"), "1a", "item 2: .*region_number is '1a'"),
+        (("items", 1, "conditions", 0), condition("match", "", " ", ""), "item 2: condition 'match': .* no words"),
+        (("items", 1, "conditions", 0, "condition_name"), "mismatch", "item 2: it has the condition 'mismatch' twice"),
+        (("items", 1, "conditions", 0, "regions", 0, "region_number"), 3, "has the region 3 twice"),
     ],
 )
 def test_suites_that_are_wrong(tmp_path, path, value, message):
     data = suite_data()
     part = functools.reduce(operator.getitem, path[:-1], data)
     part[path[-1]] = value
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"own_agreement\.json: .*{message}"):
         load_suite(write_suite(tmp_path, data))
+
+
+def test_a_byte_order_mark_is_read(suite_file):
+    suite = load_suite(suite_file)
+    suite_file.write_bytes(b"\xef\xbb\xbf" + suite_file.read_bytes())
+    assert load_suite(suite_file).items == suite.items
 
 
 def test_suites_that_are_not_there(suite_file, tmp_path):

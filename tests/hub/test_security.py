@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import HfApi
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import hf_synlm
 from hf_synlm.cli import main
 from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_spans
+from hf_synlm.data.files import find_model
 from hf_synlm.data.parsed import read_parse
 from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
 from hf_synlm.evaluation.suites.formulas import Formula
@@ -205,10 +207,29 @@ class TestNames:
         assert main(["generate", "--prompt", "We", "--model", name]) == 2 and message in capsys.readouterr().err
 
     @pytest.mark.parametrize("name", ["gpt2", "org/name", "cards/no"])
-    def test_names_on_the_hub(self, name: str):
+    def test_names_on_the_hub(self, name: str, monkeypatch):
         assert not is_folder(name)
+        for load in (load_pretrained, load_tokenizer, saved_auto_class, describe_model, check_model_source):
+            with pytest.raises(ValueError, match=f"'{name}' is not a folder, and the Hub cannot be asked"):
+                load(name)
+        monkeypatch.setattr(HfApi, "model_info", lambda *name, **options: None)
         with pytest.raises(pytest.fail.Exception, match=f"{name} is loaded"):
             load_pretrained(name, revision="v1")
+
+    def test_output_folders_of_training(self, checkpoint: Path, caplog, monkeypatch):
+        monkeypatch.undo()
+        run = checkpoint.parent / "run"
+        for step in ("step_9", "step_10"):
+            (run / step).mkdir(parents=True)
+            (run / step / "training_state.json").write_text("{}")
+        for name, newest in ((run, "step_10"), (run / "step_9", "step_9")):
+            with pytest.raises(ValueError, match=rf"`synlm export \S+run/{newest} --out FOLDER` makes one"):
+                load_pretrained(str(name))
+        checkpoint.rename(run / "model")
+        assert find_model(run / "model") == str(run / "model") and not caplog.messages
+        assert load_pretrained(str(run))[0].name_or_path == str(run / "model")
+        assert describe_model(run)["model"] == str(run / "model")
+        assert {message.split(": ")[1] for message in caplog.messages} == {f"its model is taken, {run / 'model'}"}
 
     def test_folders_without_a_tokenizer(self, checkpoint: Path, tmp_path: Path):
         for file in checkpoint.glob("tokenizer*"):

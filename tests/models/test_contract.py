@@ -187,6 +187,13 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
             assert name in SEARCHING or gradient.any() != any(part in key for part in idle), key
 
 
+@every_model
+def test_a_row_of_ids_is_no_batch(name: str) -> None:
+    for options in ({}, {"num_beams": 2}):
+        with pytest.raises(ValueError, match=r"shape \(3,\): give \[batch, tokens\]"):
+            build(name).generate(torch.tensor([3, 4, 5]), max_new_tokens=2, **options)
+
+
 @pytest.mark.parametrize("name", [*RNNGS, *ARCHITECTURES])
 def test_backward_twice_and_frozen_parts(name: str) -> None:
     model, inputs = build(name, **without_dropout(name)), labeled(name, 6, 6)

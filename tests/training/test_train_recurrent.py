@@ -494,3 +494,13 @@ def test_leaves_of_several_words_are_read_on_demand(tmp_path: Path) -> None:
     for gold in ("spans", "distances", None):
         stream = stream_batches.load_stream(data, [file], tokenizer, gold)
         assert len(stream) == 5 and (gold != "spans" or stream.spans.tolist() == [[1, 3]])
+
+
+@pytest.mark.parametrize("role", ["train", "validation"])
+def test_an_empty_file_is_named(role: str, tmp_path: Path) -> None:
+    files = {"train": tmp_path / "full.txt", "validation": tmp_path / "full.txt", role: tmp_path / "empty.txt"}
+    (tmp_path / "full.txt").write_text("the people agree\n" * 20)
+    (tmp_path / "empty.txt").write_text("")
+    flags = [text for name, file in files.items() for text in (f"--{name}_files", str(file))]
+    with pytest.raises(ValueError, match=r"empty\.txt: there are no .*: name other files"):
+        train_recurrent.main([*flags, "--file_format", "text", "--output_dir", str(tmp_path / "out")])

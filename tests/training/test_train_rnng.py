@@ -17,6 +17,7 @@ from hf_synlm.cli import main
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
@@ -126,6 +127,7 @@ def perplexities(results: dict) -> set[frozenset[str]]:
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
 def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., dict], tmp_path: Path) -> None:
     flags = ("--config_overrides", f"{SMALL},{NARROW},transition_system={system}", "--max_train_steps", "5")
+    flags = (*flags, "--checkpointing_steps", "5")
     flags = (*flags, "--evaluation_steps", "3", "--search_sentences", "3", "--num_beams", "2")
     flags = (*flags, "--action_beam_size", "7", "--tokenizer_type", "bpe", "--tokenizer_vocab_size", "150")
     results = run(tmp_path / "out", "rnng", *flags)
@@ -146,6 +148,12 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     assert report["search (beams 2 and 7)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
     saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
     assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
+    # The last checkpoint is the best one, and the output folder stands for the model.
+    assert results["best_step"] == 5
+    assert main(["export", str(tmp_path / "out" / "step_5"), "--out", str(tmp_path / "exported")]) == 0
+    (exported, read), (whole, own) = (load_pretrained(str(tmp_path / name)) for name in ("exported", "out"))
+    assert read.get_vocab() == own.get_vocab() and exported.config.to_diff_dict() == whole.config.to_diff_dict()
+    torch.testing.assert_close(exported.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")

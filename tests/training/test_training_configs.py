@@ -47,7 +47,8 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
     for key in re.findall(r"(?m)^(\w+_(?:files|trees)): (?!\[?embedded)", text):
         flags += [f"--{key}", given]
     if issubclass(recipe, FINE_TUNING_RECIPES):
-        flags += ["--model_name_or_path", "a/b"] + (["--task_name", "rte"] if name == "glue" else [])
+        flags += ["--model_name_or_path", str(PACKAGE_FILES.parents[1] / "model_cards" / "gpst-tiny")]
+        flags += ["--task_name", "rte"] if name == "glue" else []
     parsed = parse_arguments(recipe.argument_types(), flags, recipe.mappings)
     return recipe, {key: value for part in parsed for key, value in vars(part).items()}
 

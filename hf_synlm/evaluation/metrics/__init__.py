@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hf_synlm.data.text import check_list
+
 NAMES = ("labeled_parsing_f1", "surprisal", "syntaxgym", "unlabeled_parsing_f1")
 
 
@@ -32,8 +34,7 @@ class ListInputs:
     def add_batch(self, **inputs: Any) -> None:
         """Add inputs; a single text raises ValueError, because it would count as a list of characters."""
         for name, value in inputs.items():
-            if isinstance(value, (str, bytes)):
-                raise ValueError(f"{name} is {value[:40]!r}, a single text: give a list, {name}=[...]")
+            check_list(name, value)
         super().add_batch(**inputs)  # type: ignore[misc]  # of evaluate.Metric, which a module names second
 
 

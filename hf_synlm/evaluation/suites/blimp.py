@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hf_synlm.data.text import PathLike, Tokenization
+from hf_synlm.data.text import PathLike, Tokenization, check_list
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.text.proposals import Proposals
 from hf_synlm.evaluation.text.scoring import TextScorer
@@ -56,6 +56,7 @@ def read_pairs(
     bad_column: str = "sentence_bad",
     group_column: str | None = None,
     phenomenon_column: str | None = None,
+    remedy: str = "Name the columns that have it (--good-column, --bad-column, --group-column).",
 ) -> list[MinimalPair]:
     """Read minimal pairs from TSV, CSV or JSON lines.
 
@@ -66,6 +67,7 @@ def read_pairs(
         bad_column: column of the others.
         group_column: column of what the pairs test; None = one group.
         phenomenon_column: column of groups of groups; None = there are none.
+        remedy: what to do about a column that is missing.
 
     Returns:
         The pairs in the order of the file.
@@ -80,7 +82,7 @@ def read_pairs(
     groups = [name for name in (group_column, phenomenon_column) if name]
     for row in rows:  # numbers may name groups
         row |= {name: str(row[name]) for name in groups if isinstance(row.get(name), (int, float))}
-    need_columns(path, rows, [good_column, bad_column, *groups])
+    need_columns(path, rows, [good_column, bad_column, *groups], remedy)
     pairs = []
     for number, row in enumerate(rows, 1):
         good, bad = row[good_column], row[bad_column]
@@ -113,7 +115,8 @@ def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
 
 def read_blimp(path: PathLike) -> list[MinimalPair]:
     """Pairs of a file of BLiMP by `UID` and `linguistics_term`; as in the paper, s-selection is argument structure."""
-    pairs = read_pairs(path, group_column="UID", phenomenon_column="linguistics_term")
+    remedy = "Score files with other columns by `synlm evaluate pairs`, which names them."
+    pairs = read_pairs(path, group_column="UID", phenomenon_column="linguistics_term", remedy=remedy)
     merged = {"s-selection": "argument_structure"}
     return [replace(pair, phenomenon=merged.get(pair.phenomenon or "", pair.phenomenon)) for pair in pairs]
 
@@ -123,17 +126,24 @@ def sentence_log_probs(
     scorer: TextScorer, sentences: Sequence[str], *, end: bool = False, progress: str | None = None
 ) -> list[float]:
     """Log-probability of each sentence in nats, by request with its end, without tokens that nothing predicts."""
-    return [log_prob for log_prob, _ in _score_sentences(scorer, sentences, end, progress)]
+    check_list("sentences", sentences)
+    places = [f"sentence {number}" for number in range(1, len(sentences) + 1)]
+    return [log_prob for log_prob, _ in _score_sentences(scorer, sentences, places, end, progress)]
 
 
 def _score_sentences(
-    scorer: TextScorer, sentences: Sequence[str], end: bool, progress: str | None, tokenize: Tokenization | None = None
+    scorer: TextScorer,
+    sentences: Sequence[str],
+    places: Sequence[str],
+    end: bool,
+    progress: str | None,
+    tokenize: Tokenization | None = None,
 ) -> list[tuple[float, bool]]:
     """Log-probability of each sentence in nats, and whether it has a word outside the vocabulary."""
     texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in sentences], tokenize=tokenize)
-    for sentence, text in zip(sentences, texts, strict=True):
+    for place, sentence, text in zip(places, sentences, texts, strict=True):
         if not text.ids:
-            raise ValueError(f"the sentence {sentence!r} has no tokens: leave it out")
+            raise ValueError(f"{place}: the sentence {sentence!r} has no tokens: leave it out")
     scores = scorer.score(texts, end=end, progress=progress)
     return [
         (float(found.log_probs.nansum()) + ((found.end or 0.0) if end else 0.0), bool(text.unknown))
@@ -174,6 +184,7 @@ def evaluate_pairs(
 
     Cost: one pass over every different sentence.
     """
+    check_list("pairs", pairs, "MinimalPair(good, bad)")
     if not pairs:
         raise ValueError("there are no pairs to score: give at least one")
     start = time.perf_counter()
@@ -183,7 +194,8 @@ def evaluate_pairs(
         **({"tokenize": tokenize} if tokenize else {}),
     }
     if proposals is None:
-        scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}", tokenize)
+        places = [f"pair {pair.number or k} ({pair.group})" for k, pair in enumerate(pairs, 1) for _ in range(2)]
+        scored = _score_sentences(scorer, both, places, end, f"{task}: {scorer.name}", tokenize)
     else:
         settings = proposals.settings(scorer, tokenize)
         data = {**(data or {}), "proposals": proposals.files}
@@ -261,6 +273,7 @@ def evaluate_blimp(
         The result of `evaluate_pairs`; the published mean is "mean_over_groups", and only if all 67 paradigms with all
         their pairs were taken: "paradigms" in the options says how many.
     """
+    check_list("paths", paths)
     data = {"files": describe_files(paths)}
     pairs = [pair for path in paths for pair in read_blimp(path)[:limit]]
     settings = {"paradigms": len(paths), "pairs_per_paradigm": limit or "all", **(options or {})}

@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from hf_synlm.data.text import errors_at
+
 # Published formulas have a few dozen tokens. A file may hold anything, and deep formulas would exhaust the stack.
 MOST_TOKENS = 300
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-5, 1e-3
@@ -70,7 +72,7 @@ class Formula:
             self._tree = ast.parse(source, mode="eval").body
             is_truth = self._is_truth(self._tree)
         except SyntaxError as error:
-            raise self._error(error.msg) from error
+            raise self._error(f"{error.msg}; +, -, <, >, =, & and | join its regions and numbers") from error
         except (RecursionError, MemoryError) as error:
             raise self._error("its brackets are nested too deep") from error
         if not is_truth:
@@ -89,7 +91,7 @@ class Formula:
                 raise self._error(f"it is longer than {MOST_TOKENS} regions, numbers and operators")
             match = _TOKEN.match(self.text, place)
             if match is None:
-                raise self._error(f"{rest[:12]!r} is unknown")
+                raise self._error(f"{rest[:12]!r} is unknown; a region is (number;%condition%), without % in its name")
             place = match.end()
             if match["symbol"]:
                 symbols.append(_IN_PYTHON.get(match["symbol"], match["symbol"]))
@@ -134,17 +136,13 @@ class Formula:
 
     def check(self, conditions: Mapping[str, set[int]], names: Mapping[str, int]) -> None:
         """Raise ValueError unless all conditions and regions exist (`conditions` gives the numbers of regions)."""
-        for region in self.regions():
-            if region.condition not in conditions:
-                raise ValueError(
-                    f"formula {self.text!r} names the condition {region.condition!r}; there are {', '.join(conditions)}"
-                )
-            number = _number(region.place, names)
-            if number is not None and number not in conditions[region.condition]:
-                raise ValueError(
-                    f"formula {self.text!r} names the region {region.place!r}; condition {region.condition!r} has the "
-                    f"regions {sorted(conditions[region.condition])}"
-                )
+        with errors_at(f"formula {self.text!r}"):
+            for region in self.regions():
+                if region.condition not in conditions:
+                    raise ValueError(f"no condition {region.condition!r}; there are {', '.join(conditions) or 'none'}")
+                number, there = _number(region.place, names), conditions[region.condition]
+                if number is not None and number not in there:
+                    raise ValueError(f"no region {region.place!r} in {region.condition!r}, which has {sorted(there)}")
 
     def __call__(self, surprisals: Surprisals, names: Mapping[str, int] | None = None) -> bool:
         """Whether the prediction holds for the surprisals of one item."""

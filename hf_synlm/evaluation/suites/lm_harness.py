@@ -18,6 +18,7 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
+from hf_synlm.data.files import find_model
 from hf_synlm.evaluation.text.scoring import Estimator, TextScorer
 from hf_synlm.evaluation.text.words import EncodedText
 from hf_synlm.hub.checkpoint import check_model_source
@@ -51,6 +52,7 @@ class SyntacticLM(HFLM):
     ) -> None:
         if isinstance(pretrained, str):
             names = ("revision", "gguf_file", "subfolder")
+            pretrained = find_model(pretrained)
             check_model_source(pretrained, **{name: options[name] for name in names if options.get(name)})
         super().__init__(pretrained=pretrained, **{"backend": "causal", **options})
         self.greedy = greedy

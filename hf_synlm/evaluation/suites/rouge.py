@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from rouge_score import rouge_scorer
 
-from hf_synlm.data.text import split_sentences
+from hf_synlm.data.text import check_list, split_sentences
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -37,6 +37,8 @@ def rouge_scores(
 
     Cost: per pair O(length of summary times length of reference) for the subsequences.
     """
+    check_list("predictions", predictions)
+    check_list("references", references)
     if not len(predictions):
         raise ValueError("there are no summaries to score: give at least one")
     scorer = rouge_scorer.RougeScorer(list(ROUGE_TYPES), use_stemmer=use_stemmer)

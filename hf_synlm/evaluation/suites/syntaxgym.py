@@ -14,6 +14,7 @@ this package.
 """
 
 import json
+import operator
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_synlm.data.text import PathLike, errors_at, open_text
+from hf_synlm.data.text import PathLike, check_list, errors_at, open_text
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.suites.formulas import Formula
 from hf_synlm.evaluation.text.scoring import TextScorer
@@ -50,6 +51,10 @@ _METRICS = {
     "max": lambda values: max(values, default=0.0),
     "min": lambda values: min(values, default=0.0),
 }
+
+
+# How messages call the types of JSON.
+_KINDS: dict[type, str] = {dict: "an object, {...}", list: "a list, [...]", str: 'a text, "..."'}
 
 
 @dataclass(frozen=True)
@@ -101,54 +106,81 @@ def load_suite(path: PathLike) -> Suite:
     Raises:
         ValueError: the file is not a valid suite; the message says where.
     """
-    try:
-        with open_text(path) as file:
-            data = json.load(file)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:  # no text, no JSON, or brackets without end
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    try:
-        name = data["meta"]["name"]
-        metric = data["meta"].get("metric", "sum")
-        names = {str(title): int(number) for number, title in data.get("region_meta", {}).items()}
-        formulas = [_formula(prediction) for prediction in data["predictions"]]
-        items = tuple((int(item["item_number"]), tuple(_sentences(item))) for item in data["items"])
-    except KeyError as error:
-        raise ValueError(f"{path} is not a suite of SyntaxGym: it lacks {error}") from error
-    except (AttributeError, TypeError, OverflowError) as error:
-        raise ValueError(f"{path} is not a suite of SyntaxGym: {error}") from error
+    with errors_at(str(path)):
+        try:
+            with open_text(path) as file:
+                data = json.load(file)
+        except OSError as error:
+            raise ValueError(f"it cannot be read: {error}") from error
+        except (ValueError, RecursionError) as error:  # no text, no JSON, or brackets without end
+            raise ValueError(f"it is not JSON: {error}") from error
+        return _suite(data)
+
+
+def _suite(data: Any) -> Suite:
+    meta, regions = _part(data, "meta", dict), _part({"region_meta": {}, **data}, "region_meta", dict)
+    metric = meta.get("metric", "sum")
     if not isinstance(metric, str) or metric not in _METRICS:
-        raise ValueError(f"{path}: metric {metric!r} is unknown: choose one of {', '.join(_METRICS)}")
-    if not formulas or not items:
-        raise ValueError(f"{path} has {len(formulas)} predictions and {len(items)} items: it needs one of each")
-    for number, sentences in items:
-        conditions = {sentence.condition: {region for region, _ in sentence.regions} for sentence in sentences}
-        if len(conditions) < len(sentences):
-            raise ValueError(f"{path}: item {number} has a condition twice")
-        for formula in formulas:
-            with errors_at(f"{path}: item {number}"):
+        raise ValueError(f"metric {metric!r} is unknown: choose one of {', '.join(_METRICS)}")
+    names = {str(title): _whole_number(number, "region_meta") for number, title in regions.items()}
+    formulas = []
+    for number, prediction in enumerate(_part(data, "predictions", list)):
+        with errors_at(f"prediction {number}"):
+            if (kind := _part(prediction, "type", str)) != "formula":
+                raise ValueError(f"its type is {kind!r}: only formulas can be evaluated")
+            formulas.append(Formula(_part(prediction, "formula", str)))
+    items: dict[int, tuple[Sentence, ...]] = {}
+    for place, item in enumerate(_part(data, "items", list)):
+        with errors_at(f"items[{place}]"):
+            number = _whole_number(_part(item, "item_number"), "item_number")
+        with errors_at(f"item {number}"):
+            if number in items:
+                raise ValueError("it stands there twice: delete one, or give it a number of its own")
+            items[number] = _sentences(item)
+            conditions = {one.condition: {region for region, _ in one.regions} for one in items[number]}
+            for formula in formulas:
                 formula.check(conditions, names)
-    return Suite(name, metric, names, tuple(formulas), items)
+    if not formulas or not items:
+        raise ValueError(f"it has {len(formulas)} predictions and {len(items)} items: it needs one of each")
+    return Suite(_part(meta, "name", str), metric, names, tuple(formulas), tuple(items.items()))
 
 
-def _formula(prediction: Mapping[str, Any]) -> Formula:
-    if prediction["type"] != "formula":
-        raise ValueError(f"prediction of type {prediction['type']!r}: only formulas can be evaluated")
-    return Formula(prediction["formula"])
+def _sentences(item: Any) -> tuple[Sentence, ...]:
+    """The conditions of an item."""
+    found: dict[str, Sentence] = {}
+    for condition in _part(item, "conditions", list):
+        name = str(_part(condition, "condition_name"))
+        if name in found:
+            raise ValueError(f"it has the condition {name!r} twice: delete one, or name it otherwise")
+        regions: dict[int, tuple[str, ...]] = {}
+        with errors_at(f"condition {name!r}"):
+            for region in _part(condition, "regions", list):
+                number = _whole_number(_part(region, "region_number"), "region_number")
+                if number in regions:
+                    raise ValueError(f"it has the region {number} twice: give every region a number of its own")
+                regions[number] = tuple(_part(region, "content", str).split())
+            if not any(regions.values()):
+                raise ValueError("its sentence has no words: fill a region, or leave the item out")
+        found[name] = Sentence(name, tuple(regions.items()))
+    return tuple(found.values())
 
 
-def _sentences(item: Mapping[str, Any]) -> list[Sentence]:
-    sentences = []
-    for condition in item["conditions"]:
-        name = str(condition["condition_name"])
-        regions = tuple(
-            (int(region["region_number"]), tuple(region["content"].split())) for region in condition["regions"]
-        )
-        if len(dict(regions)) < len(regions):
-            raise ValueError(f"item {item['item_number']}: condition {name!r} has a region twice")
-        sentences.append(Sentence(name, regions))
-    return sentences
+def _part(value: Any, name: str, kind: type = object) -> Any:
+    """A field of an object of JSON."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.60} stands where SyntaxGym has an object with {name!r}")
+    if name not in value:
+        raise ValueError(f"it is not a suite of SyntaxGym: it lacks {name!r}")
+    if not isinstance(value[name], kind):
+        raise ValueError(f"{name} is {value[name]!r:.60}: give {_KINDS[kind]}")
+    return value[name]
+
+
+def _whole_number(value: Any, name: str) -> int:
+    try:
+        return operator.index(int(value) if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {value!r:.60}: give a whole number") from None
 
 
 def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
@@ -259,14 +291,15 @@ def evaluate_syntaxgym(
 
     Cost: one pass over every different sentence; all suites are batched together.
     """
+    check_list("paths", paths)
     if not paths:
         raise ValueError("there are no suites to score: give the files of some")
     suites, files = [load_suite(path) for path in paths], describe_files(paths)
-    names = [suite.name for suite in suites]
-    if len(set(names)) < len(names):
-        raise ValueError(
-            f"two suites have the same name: {', '.join(sorted(n for n in set(names) if names.count(n) > 1))}"
-        )
+    of_name: dict[str, PathLike] = {}
+    for suite, path in zip(suites, paths, strict=True):
+        if suite.name in of_name:
+            raise ValueError(f"{path} and {of_name[suite.name]} have the same name, {suite.name!r}: leave one out")
+        of_name[suite.name] = path
     start = time.perf_counter()
     regions = _score_regions(scorer, suites, f"syntaxgym: {scorer.name}")
     seconds = time.perf_counter() - start

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
 from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
-from hf_synlm.data.text import PathLike, Tokenization, read_lines
+from hf_synlm.data.text import PathLike, Tokenization, check_list, read_lines
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.perplexity import averages
@@ -220,13 +220,14 @@ class Proposals:
 
     def score(self, scorer: TextScorer, sentences: Sequence[str], progress: str | None = None) -> list[ProposalScore]:
         """Sum the probabilities of sentences over their trees; equal sentences are scored once."""
+        check_list("sentences", sentences)
         given = {sentence: self._trees.get("".join(sentence.split()), []) for sentence in sentences}
-        for number, sentence in enumerate(given, 1):
+        for sentence in given:
             if not given[sentence]:
                 paths = ", ".join(file["path"] for file in self.files)
                 raise ValueError(
-                    f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or "
-                    "write it as they do (--format treebank reads a treebank)."
+                    f"sentence {sentences.index(sentence) + 1} has no tree in {paths}: {sentence!r}. Add its trees, or "
+                    "write it as they do."
                 )
             words = {tree.words for tree in given[sentence]}
             if len(words) > 1:

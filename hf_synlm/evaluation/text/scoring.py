@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.files import find_model
+from hf_synlm.data.text import PathLike, check_list
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import Text, device_of_process, is_launched, iterate_batches
@@ -178,7 +179,7 @@ class TextScorer:
         Raises:
             ValueError: the model or the device does not exist; see also `TextScorer`.
         """
-        device = _checked_device(device)
+        name, device = find_model(name), _checked_device(device)
         set_seed(seed)
         model, tokenizer = load_pretrained(
             name,
@@ -225,8 +226,8 @@ class TextScorer:
         found = next((token for token in candidates if token is not None), None)
         if found is None:
             raise ValueError(
-                "the model has no begin or end token from which the first word could be predicted: set bos_token_id "
-                "or begin=False (--no-first-word)"
+                "the model has no begin or end token from which the first word could be predicted: name one by "
+                "begin_token (--begin-token), or set bos_token_id in its configuration"
             )
         return found
 
@@ -350,6 +351,7 @@ class TextScorer:
 
         Cost: one pass over every different text; texts of about equal length are read together.
         """
+        check_list("texts", texts, "*encode_sentences(tokenizer, [words])")
         if end and self.end_of_text == "not modeled":
             raise ValueError(
                 f"{type(self.model).__name__} is not trained to predict the end of a sentence: set end=False"

@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hf_synlm.data.text import Tokenization
+from hf_synlm.data.text import Tokenization, check_list
 from hf_synlm.evaluation.text.scoring import PER_TOKEN, TextScorer, TokenScores
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.words import (
@@ -121,6 +121,7 @@ def iterate_words(
     Raises:
         ValueError: as `TextScorer.score`; or a document context for a model that reads single sentences.
     """
+    check_list("items", items, 'TextItem("1", "...")')
     if context not in ("sentence", "document"):
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
     words = [_words_of_rows(item) if item.rows else split_words(item.text) for item in items]

@@ -157,15 +157,15 @@ def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, so
     return [found[name] for name in sorted(names or found)]
 
 
-def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """Raise ValueError unless every row has text in the columns `names`."""
+def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str], remedy: str) -> None:
+    """Raise ValueError, which ends with the remedy, unless every row has text in the columns `names`."""
     for number, row in enumerate(rows, 1):
         for name in names:
             if not isinstance(row.get(name), str):
                 problem = "no column" if name not in row else f"{row[name]!r} in the column"
                 raise ValueError(
                     f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): every row needs "
-                    "text there. Name the column that has it (--text-column, --good-column ...), or give it this name"
+                    f"text there. {remedy}"
                 )
 
 
@@ -219,7 +219,7 @@ def _items_of_lines(path: PathLike, is_text: bool) -> list[TextItem]:
 
 def _items_of_rows(path: PathLike, rows: list[dict[str, Any]], text: str, item_column: str | None) -> list[TextItem]:
     """A text for each row."""
-    need_columns(path, rows, [text])
+    need_columns(path, rows, [text], "Name the column that has it (--text-column).")
     items, documents = [], dict[Any, int]()
     for number, row in enumerate(rows, 1):
         where = f"{path}: row {number}"
@@ -234,7 +234,7 @@ def _items_of_words(
     path: PathLike, rows: list[dict[str, Any]], word: str, item_column: str, sentence: str | None
 ) -> list[TextItem]:
     """A text for each item, or each sentence of an item, whose words are rows in the order of the file."""
-    need_columns(path, rows, [word])
+    need_columns(path, rows, [word], "Name the column that has it (--word-column).")
     texts: dict[tuple[str, Any], list[WordRow]] = {}
     for place, row in enumerate(rows):
         where = f"{path}: row {place + 1}"

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.punctuation import drop_edge_punctuation
-from hf_synlm.data.text import Tokenization
+from hf_synlm.data.text import Tokenization, check_list
 
 _WORD = re.compile(r"\S+")
 # Classes of unknown words, see `hf_synlm.data.vocabulary.unknown_class`.
@@ -93,6 +93,7 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
         from nltk.tokenize.treebank import TreebankWordTokenizer
     except ImportError as error:
         raise ImportError("splitting words as the treebank does needs nltk: pip install 'hf_synlm[eval]'") from error
+    check_list("sentences", sentences, '["the", "dog"]')
     treebank = TreebankWordTokenizer()
     has_words = type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
     has_period = bool(_spelled(tokenizer, {"."}))
@@ -208,6 +209,7 @@ def encode_sentences(
             f"{type(tokenizer).__name__} does not give the positions of its tokens, so they cannot be assigned to "
             "words: use a fast tokenizer (one with a tokenizer.json)"
         )
+    check_list("sentences", sentences, '["the", "dog"]')
     for number, words in enumerate(sentences):
         for word in words:
             if not word or len(word.split()) != 1:

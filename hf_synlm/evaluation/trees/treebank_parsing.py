@@ -20,7 +20,7 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.punctuation import Punctuation, check_tags, keep_words
-from hf_synlm.data.text import PathLike, errors_at
+from hf_synlm.data.text import PathLike, check_list, errors_at
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.text.cache import Result, ResultCache
@@ -52,6 +52,7 @@ PUNCTUATION = {
     "ignore": "parsed with punctuation, scored without",
     "keep": "punctuation kept and scored",
 }
+_REMEDY = "keep it, or take it out before by `synlm treebank --punctuation remove --punctuation-by form`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +114,7 @@ def load_treebank(
     punctuation: str = "remove",
     max_sentences: int | None = None,
     punctuation_by: Punctuation = "tag",
+    remedy: str = _REMEDY,
     **reading: Any,
 ) -> Treebank:
     """Read a treebank by `read_treebank` and `make_treebank`, which explain the options.
@@ -123,7 +125,7 @@ def load_treebank(
         reading["dependencies"] = {**reading.get("dependencies", {}), "punctuation": "remove"}
     trees = read_treebank(path, **reading)
     try:
-        return make_treebank(trees, punctuation, max_sentences, punctuation_by)
+        return make_treebank(trees, punctuation, max_sentences, punctuation_by, remedy)
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
@@ -133,6 +135,7 @@ def make_treebank(
     punctuation: str = "remove",
     max_sentences: int | None = None,
     punctuation_by: Punctuation = "tag",
+    remedy: str = _REMEDY,
 ) -> Treebank:
     """Prepare gold trees for evaluation.
 
@@ -143,6 +146,7 @@ def make_treebank(
         max_sentences: read only so many sentences, from the beginning.
         punctuation_by: how to recognize punctuation, by "tag" or "form"; see `keep_words`. By tag, all words count as
             punctuation whose tag is not among the 36 of the Penn Treebank for words (`check_tags`).
+        remedy: what to do about other tags, for the message.
 
     Returns:
         The treebank.
@@ -164,7 +168,7 @@ def make_treebank(
             keep.append(kept)
         if max_sentences is not None and len(sentences) == max_sentences:
             break
-    unknown = check_tags(tags) if punctuation != "keep" and punctuation_by == "tag" else 0
+    unknown = check_tags(tags, remedy) if punctuation != "keep" and punctuation_by == "tag" else 0
     if not sentences:
         raise ValueError("no sentence has words that are not punctuation: check the treebank and how it is filtered")
     told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
@@ -204,8 +208,9 @@ def parse_sentences(
         The sentences with their trees and the log-probabilities of their words.
 
     Raises:
-        ValueError: the model cannot parse, `batch_size` is not positive, a word is empty, has white space, no token,
-            or shares one, or a sentence is longer than the model's positions. Nothing is parsed then.
+        ValueError: the model cannot parse, `batch_size` is not positive, `sentences` is a text, or one of them has no
+            words, more tokens than the model has positions, or a word that is empty, has white space or no token, or
+            shares one. Nothing is parsed then.
     """
     name = type(model).__name__
     if not hasattr(model, "parse"):
@@ -221,6 +226,7 @@ def parse_sentences(
         raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+    check_list("sentences", sentences)
     split = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
     encoded = [_encode(tokenizer, words, number) for number, words in enumerate(split, 1)]
     _check_lengths(model, split, encoded)
@@ -289,6 +295,8 @@ def _parse_batch(model: PreTrainedModel, options: dict[str, Any], sentences: lis
 def _encode(tokenizer: PreTrainedTokenizerBase, words: Sequence[str], number: int) -> tuple[list[int], list[bool]]:
     shown = " ".join(words[:8]) + (" ..." if len(words) > 8 else "")
     with errors_at(f"sentence {number} ({shown!r})"):
+        if not words:
+            raise ValueError("there are no words: leave it out")
         return encode_words(tokenizer, words)
 
 

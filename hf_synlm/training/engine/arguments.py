@@ -14,6 +14,7 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 
 from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml, refuse_removed
+from hf_synlm.data.files import find_model
 from hf_synlm.hub.checkpoint import check_model_source
 
 DEFAULT_STEPS = 1000
@@ -142,6 +143,7 @@ class ModelArguments:
             check_choice("architecture", self.architecture, list(self.presets))
             self.model_preset = self.model_preset or self.presets[self.architecture]
         if self.model_name_or_path is not None:
+            self.model_name_or_path = find_model(self.model_name_or_path)
             check_model_source(self.model_name_or_path)
 
 

@@ -29,9 +29,9 @@ from safetensors.torch import load_model as load_weights
 from safetensors.torch import save_model as save_weights
 
 from hf_synlm.data.files import PARTIAL_SUFFIX, folder_writer, remove_folder, write_json
+from hf_synlm.hub.checkpoint import STATE_FILE
 from hf_synlm.training.engine.run import Run, TrainingState
 
-STATE_FILE = "training_state.json"
 BEST_FILE = "best_model.safetensors"
 WEIGHTS_FILE = "model.safetensors"
 

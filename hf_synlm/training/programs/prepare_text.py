@@ -49,7 +49,7 @@ from hf_synlm.data.sources import (
     TSVFiles,
     read_blocks,
 )
-from hf_synlm.data.text import PathLike, file_ending
+from hf_synlm.data.text import PathLike, errors_at, file_ending
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import check_choice, check_minimum
@@ -304,7 +304,9 @@ def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
         train = train_bpe_tokenizer if arguments.tokenizer_type == "bpe" else train_wordpiece_tokenizer
         size, frequency = arguments.tokenizer_vocab_size, arguments.tokenizer_min_frequency
         sentences = tqdm(_sentences(arguments), desc="training the tokenizer", unit=" sentences")
-        tokenizer = train(sentences, size, min_frequency=frequency)
+        named = (path for source in sources for path in getattr(source, "paths", [str(arguments.dataset_name)]))
+        with errors_at(", ".join(named)):
+            tokenizer = train(sentences, size, min_frequency=frequency)
     with folder_writer(folder) as partial:
         tokenizer.save_pretrained(partial)
         write_json(partial / MADE_FROM_FILE, made_from)

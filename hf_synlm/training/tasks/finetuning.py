@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING
+from hf_synlm.data.files import find_model
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer, num_model_tokens
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.evaluation.text.words import unknown_ids
@@ -71,6 +72,7 @@ class ModelArguments:
         """Check that model and tokenizer exist."""
         if not self.model_name_or_path:
             raise ValueError("model_name_or_path is not set. Fine-tuning begins with a pretrained model.")
+        self.model_name_or_path = find_model(self.model_name_or_path)
         check_model_source(self.model_name_or_path)
         check_tokenizer_source(self.tokenizer_name or self.model_name_or_path)
 

@@ -15,6 +15,7 @@ from hf_synlm.data.arguments import option
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
+from hf_synlm.data.text import errors_at
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import check_minimum
@@ -164,7 +165,8 @@ def load_or_make_tokenizer(
         if accelerator.is_main_process and not Path(source).is_dir():
             with folder_writer(Path(source)) as partial:
                 sentences = tqdm(read_words(), desc="making the tokenizer", unit=" sentences")
-                tokenizer = data.make_tokenizer(sentences, end_token="eos_token" in special_tokens)
+                with errors_at(", ".join(data.train_files)):
+                    tokenizer = data.make_tokenizer(sentences, end_token="eos_token" in special_tokens)
                 tokenizer.save_pretrained(partial)
                 write_json(partial / MADE_FROM, made_from)
         accelerator.wait_for_everyone()

@@ -24,7 +24,7 @@ from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
 from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
-from hf_synlm.data.text import read_lines
+from hf_synlm.data.text import errors_at, read_lines
 from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
 from hf_synlm.training.engine.arguments import check_minimum
@@ -176,7 +176,8 @@ def load_stream(
         trees, limit = read_trees(paths, data.preprocessing, data.reading), data.max_sentence_words or math.inf
         kept = (tree for tree in trees if len(tree.words) <= limit)
         codes = (_encode_tree(tree, tokenizer, gold, data.binarized_spans) for tree in kept)
-    return make_stream(codes, tokenizer.eos_token_id)
+    with errors_at(", ".join(paths)):
+        return make_stream(codes, tokenizer.eos_token_id)
 
 
 def _encode_lines(lines: Iterator[Sequence[str]], tokenizer: PreTrainedTokenizerBase) -> Iterator[SentenceCode]:
