@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import evaluate, hub, options, surprisal, train, treebanks, trees
+from hf_synlm.cli import evaluate, evaluate_trees, hub, options, surprisal, train, treebanks, trees
 
 for _library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
     logging.getLogger(_library).setLevel(logging.ERROR)
@@ -98,8 +98,8 @@ _add(app, treebanks.silver, treebanks.treebank, reads_text=True)
 _add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
 _add(
     evaluations,
-    evaluate.parsing,
-    evaluate.compare,
+    evaluate_trees.parsing,
+    evaluate_trees.compare,
     evaluate.perplexity,
     evaluate.syntaxgym,
     evaluate.blimp,

@@ -1,0 +1,312 @@
+"""`synlm evaluate parsing` and `compare`: scores of trees against a treebank."""
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hf_synlm.cli import options
+from hf_synlm.data.files import write_text
+from hf_synlm.data.parsed import ParsedSentence, kind_of_trees, lines_of_parses
+from hf_synlm.data.text import read_lines
+from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, evaluate_files
+from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingConvention, resolve_convention
+
+if TYPE_CHECKING:
+    from hf_synlm.evaluation.trees.treebank_parsing import Treebank
+
+Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many of the first sentences.")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CountingOptions(options.TreebankReading):
+    """How gold trees are read, and what counts in the score."""
+
+    convention: Annotated[
+        str,
+        typer.Option(
+            help="What counts: gpst, prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as "
+            "the program EVALB counts them, exactly if --trees have tags."
+        ),
+    ] = "gpst"
+    punctuation: Annotated[
+        Literal["remove", "ignore", "keep"] | None,
+        typer.Option(
+            help="remove: remove it before parsing (default); ignore: parse it, but do not score it; keep: parse and "
+            "score it (default of evalb)."
+        ),
+    ] = None
+    punctuation_by: options.PunctuationBy = "tag"
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Parse and score only sentences of at most this many words.")
+    ] = None
+    min_length: Annotated[
+        int | None, typer.Option(min=1, help="Parse and score only sentences of at least this many words.")
+    ] = None
+    parameters: Annotated[
+        Path | None,
+        typer.Option("--prm", help="Parameter file of EVALB; default: as in COLLINS.prm.", **options.INPUT_FILE),
+    ] = None
+    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="evalb: compare brackets without labels.")] = False
+
+    def rule(self) -> ParsingConvention | EvalbParameters:
+        """The convention; ValueError for an unknown name, or for options that belong to another convention."""
+        if self.convention not in (*CONVENTIONS, "evalb"):
+            raise ValueError(f"unknown convention {self.convention!r}: choose one of {', '.join(CONVENTIONS)}, evalb")
+        lengths = {"max_length": self.max_length, "min_length": self.min_length}
+        changes = {name: value for name, value in lengths.items() if value is not None}
+        if self.convention == "evalb":
+            if changes:
+                raise ValueError("--max-length and --min-length: EVALB has CUTOFF_LEN in its parameter file (--prm)")
+            counted = COLLINS if self.parameters is None else EvalbParameters.read(self.parameters)
+            return dataclasses.replace(counted, labeled=counted.labeled and not self.unlabeled)
+        if self.parameters is not None or self.unlabeled:
+            raise ValueError(f"--prm and --unlabeled belong to --convention evalb, not to {self.convention}")
+        return resolve_convention(self.convention, **changes)
+
+    def treebank(self, path: Path, limit: int | None) -> "Treebank":
+        """The gold trees, with punctuation as the options say."""
+        from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
+
+        usual = "keep" if self.convention == "evalb" else "remove"
+        reading = {**self.reading(), "keep_functions": self.convention == "evalb"}
+        remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
+        return load_treebank(path, self.punctuation or usual, limit, self.punctuation_by, remedy, **reading)
+
+    def evalb(
+        self, rule: ParsingConvention | EvalbParameters, gold: Path, limit: int | None
+    ) -> Callable[[Path], EvalbScores] | None:
+        """What the program EVALB does with two files, if it is asked for, reads the gold file, and all words count."""
+        if not isinstance(rule, EvalbParameters) or self.punctuation not in (None, "keep") or self.given():
+            return None
+        is_read = kind_of_trees(gold, read_lines(gold)) == "brackets"
+        return partial(evaluate_files, gold, parameters=rule, max_sentences=limit) if is_read else None
+
+    def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
+        """The options as the result states them."""
+        punctuation = bank.convention
+        if isinstance(rule, ParsingConvention):
+            convention = rule.describe()
+        else:
+            convention = f"evalb, {'COLLINS.prm' if self.parameters is None else self.parameters.name}"
+            punctuation = "left out as the parameters say" if self.punctuation in (None, "keep") else punctuation
+        return {
+            "convention": convention,
+            "unlabeled": self.unlabeled or None,
+            "punctuation": punctuation,
+            **self.reading(),
+            "unit": "percent",
+        }
+
+
+def parsing(
+    treebank: options.Treebank,
+    counting: CountingOptions,
+    parsing: options.Parsing,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder of the model that parses, or its name on the Hub.", rich_help_panel="Model"),
+    ] = None,
+    trees: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Score the trees in this file instead, one for each gold sentence, or a blank line; repeat for "
+            "several runs."
+        ),
+    ] = None,
+    tree_style: options.TreeStyle = None,
+    limit: Limit = None,
+    consensus: Annotated[
+        bool,
+        typer.Option(
+            "--consensus",
+            help="Score the average of the --trees beside them: the trees that have most in common with all of them. "
+            "With --model: the average of the trees in its beam by their probability, instead of the best one.",
+        ),
+    ] = False,
+    save_trees: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the trees of the model, or of --consensus: one line per gold sentence, blank if the "
+            "sentence is not scored. `--trees`, `synlm evaluate compare` and `synlm draw` read it."
+        ),
+    ] = None,
+    out: options.Output = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Compute the F1 of trees against a treebank by a named convention, beside trees that need no model.
+
+    Also reports recall by label; width and height, depth and branching of the trees; and the agreement of several runs
+    (several --trees), with the F1 between every two. All numbers are in percent.
+
+    Examples:
+        synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
+        synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-mini --num-beams 20 --out f1.json
+        synlm evaluate parsing --treebank wsj23.mrg --trees 1.mrg --trees 2.mrg --trees 3.mrg --consensus
+    """
+    reads = (treebank, *(trees or ()), parsing.cache, counting.parameters)
+    options.check_results(out, overwrite, *reads, model=model)
+    options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=model, flag="--save-trees")
+    if (model is None) == (not trees):
+        raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
+    options.refuse_repeated("--trees", trees or ())
+    from hf_synlm.evaluation.trees.consensus import average_parses
+
+    rule, bank = counting.rule(), counting.treebank(treebank, limit)
+    settings = counting.describe(rule, bank)
+    settings |= {"consensus": True} if consensus else {}
+    data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
+    if model is None:
+        _check_unused(parsing)
+        if save_trees is not None and not consensus:
+            raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
+        evalb = None if consensus else counting.evalb(rule, treebank, limit)
+        runs: dict[str, Any] = {str(path): options.read_trees(path, tree_style, evalb) for path in trees or ()}
+        runs = {name: run if isinstance(run, EvalbScores) else run[:limit] for name, run in runs.items()}
+        average = average_parses(runs) if consensus else None
+        scores, tables = _score(bank, runs, rule, average)
+        _write_trees(save_trees, average or ())
+        _say_missing(bank, runs, rule)
+        named = {"name": ", ".join(map(str, trees or ()))}
+        result = EvaluationResult("parsing", scores, named, settings, data, tables)
+    else:
+        result = _evaluate_model(model, parsing, bank, rule, consensus, save_trees, settings, data)
+    options.report(result, out)
+
+
+def _evaluate_model(
+    model: str,
+    parsing: options.Parsing,
+    bank: "Treebank",
+    rule: ParsingConvention | EvalbParameters,
+    consensus: bool,
+    save_trees: Path | None,
+    settings: dict[str, Any],
+    data: dict[str, Any],
+) -> EvaluationResult:
+    """Parse the sentences that are scored, write their trees, and score them."""
+    from hf_synlm.evaluation.trees.consensus import average_parses
+    from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+
+    chosen, scorer = parsing.chosen(), parsing.scorer(model)
+    if consensus:
+        chosen["num_return_sequences"] = parsing.beam(scorer.model)
+    if isinstance(rule, EvalbParameters) and rule.labeled and not hasattr(scorer.model.config, "nonterminals"):
+        name = scorer.model.config.model_type
+        raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
+    count, numbers = len(bank.sentences), _numbers_scored(bank, rule)
+    bank = bank.select(numbers)
+    start, bar = time.perf_counter(), f"parse: {scorer.name}"
+    parsed = parse_sentences(
+        scorer.model, scorer.tokenizer, bank.words, progress=bar, **parsing.computation(), **chosen
+    )
+    options.leave_output_to_first_process()
+    parsed = average_parses({scorer.name: parsed}) if consensus else parsed
+    seconds = time.perf_counter() - start
+    found = dict(zip(numbers, parsed, strict=True))
+    _write_trees(save_trees, [found.get(number, ParsedSentence(())) for number in range(count)])
+    scores, tables = _score(bank, {scorer.name: parsed}, rule)
+    method = inspect.signature(scorer.model.parse).parameters.get("method")
+    chosen = {"method": "search" if method is None else method.default, **chosen}
+    unused = ["estimator", "begin_token", *([] if chosen["method"] == "search" else ["num_beams"])]
+    settings = {**settings, **dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
+    return EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)
+
+
+def _score(
+    bank: "Treebank",
+    runs: Mapping[str, Any],
+    rule: ParsingConvention | EvalbParameters,
+    average: Sequence[ParsedSentence] | None = None,
+) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
+    from hf_synlm.evaluation.trees.treebank_parsing import report_evalb, report_parsing
+
+    if isinstance(rule, EvalbParameters):
+        return report_evalb(bank, runs, rule, average=average)
+    return report_parsing(bank, runs, rule, average=average)
+
+
+def _write_trees(path: Path | None, sentences: Sequence[ParsedSentence]) -> None:
+    """Write the best trees, if a file is given: one line per sentence, blank without a tree."""
+    if path is not None:
+        write_text(path, "".join(f"{line}\n" for line in lines_of_parses(sentences)))
+        options.say(f"wrote {path}")
+
+
+def compare(
+    treebank: options.Treebank,
+    counting: CountingOptions,
+    first: Annotated[
+        Path,
+        typer.Argument(
+            help="Trees of one parser, as `synlm evaluate parsing --save-trees` writes them.", **options.INPUT_FILE
+        ),
+    ],
+    second: Annotated[Path, typer.Argument(help="Trees of the other parser.", **options.INPUT_FILE)],
+    tree_style: options.TreeStyle = None,
+    limit: Limit = None,
+    out: options.Output = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Test whether two parsers differ on a treebank.
+
+    Gives sentence F1 and recall by label of both, with p of a paired permutation test over the sentences (two-sided,
+    10,000 samples, not corrected for the number of tests).
+
+    Examples:
+        synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
+    """
+    options.check_results(out, overwrite, treebank, first, second, counting.parameters)
+    from hf_synlm.evaluation.trees.treebank_parsing import report_comparison
+
+    if first.resolve() == second.resolve():
+        raise ValueError(f"{first} is given twice: give the trees of two parsers")
+    rule, bank = counting.rule(), counting.treebank(treebank, limit)
+    if isinstance(rule, EvalbParameters):
+        raise ValueError("--convention evalb: choose a convention of unlabeled F1")
+    parses = {str(path): options.read_trees(path, tree_style)[:limit] for path in (first, second)}
+    scores, tables = report_comparison(bank, parses, rule)
+    _say_missing(bank, parses, rule)
+    data = {"files": describe_files([treebank, first, second])}
+    named = {"name": f"{first} and {second}"}
+    options.report(EvaluationResult("compare", scores, named, counting.describe(rule, bank), data, tables), out)
+
+
+def _numbers_scored(bank: "Treebank", rule: ParsingConvention | EvalbParameters) -> Sequence[int]:
+    """Numbers of the sentences that a convention scores."""
+    return bank.numbers_scored(rule) if isinstance(rule, ParsingConvention) else range(len(bank.sentences))
+
+
+def _say_missing(bank: "Treebank", runs: Mapping[str, Any], rule: ParsingConvention | EvalbParameters) -> None:
+    """Remark on sentences that are scored, but have no tree in a file, and on those that EVALB leaves out."""
+    numbers = _numbers_scored(bank, rule)
+    for name, run in runs.items():
+        if isinstance(run, EvalbScores):
+            counted, reasons = run.overall, [sentence.reason for sentence in run.sentences if sentence.reason]
+            if counted.num_valid < counted.num_sentences:
+                options.say(
+                    f"{name}: of {counted.num_sentences} sentences, EVALB leaves out {counted.num_skipped} without a "
+                    f"tree and {counted.num_errors} with other words" + "".join(f" ({why})" for why in reasons[:1])
+                )
+            continue
+        missing = sum(not run[number].hypotheses for number in numbers)
+        if missing:
+            options.say(
+                f"{name} has no tree for {missing} of {len(numbers)} sentences, which count as sentences without "
+                "brackets: were they left out by another convention when they were saved?"
+            )
+
+
+def _check_unused(parsing: options.Parsing) -> None:
+    """Raise ValueError for options of a model if trees from a file are scored."""
+    usual = dataclasses.asdict(options.Parsing())
+    given = [name for name, value in dataclasses.asdict(parsing).items() if value != usual[name]]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"{flags}: --trees are already parsed, so this would change nothing. Leave it out.")
