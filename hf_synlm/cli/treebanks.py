@@ -92,7 +92,7 @@ def treebank(
         typer.Option(
             "--from",
             help="Format of the input; default: brackets or conllu, by the ending of its name, or its first line. "
-            "parses: what `synlm parse` and --save-trees write; X stands for labels and tags that it lacks.",
+            "parses: what `synlm parse` and `synlm evaluate parsing --save-trees` write; X stands for what it lacks.",
         ),
     ] = None,
     punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep",

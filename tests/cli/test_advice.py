@@ -20,13 +20,13 @@ from hf_synlm.training.engine.recipe import Recipe
 PACKAGE = Path(hf_synlm.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 OTHERS = {"--version", "--help", "--config", "--fixed_stack", "--multi_gpu"}  # the last two of other programs
-WITH_ITEMS, WITH_PROPOSALS = ("surprisal", "perplexity"), ("perplexity", "blimp", "pairs")
+WITH_PROPOSALS = ("perplexity", "blimp", "pairs")
 # Modules that few commands use: what they name, each of these commands must have.
 USED_BY = {
     "evaluation/suites/blimp.py": ("pairs",),
     "evaluation/suites/syntaxgym.py": ("syntaxgym",),
     "evaluation/text/proposals.py": WITH_PROPOSALS,
-    "evaluation/text/text_items.py": WITH_ITEMS,
+    "evaluation/text/text_items.py": ("surprisal",),  # others do not give it the columns of items and words
     "data/silver.py": ("silver",),
     "conversion/files.py": ("convert",),
 }
@@ -46,6 +46,7 @@ COMMANDS = dict(flags_of_commands(typer.main.get_command(app)))
 @functools.cache
 def flags_of_module(name: str) -> set[str]:
     """Options of the dataclasses that a program knows by name, or that its recipe takes."""
+    name = {"train_tree_planting": "train_treereg"}.get(name, name)  # the one takes the options of the other
     module = importlib.import_module(f"hf_synlm.training.programs.{name}")
     classes = [value for value in vars(module).values() if isinstance(value, type)]
     kinds = {TrainingArguments, *classes}

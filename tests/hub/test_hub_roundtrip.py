@@ -327,5 +327,5 @@ def test_folders_of_earlier_versions_load_with_and_without_the_package(name: str
     report = verify_export(folder)
     assert "not those of hf_synlm" in report.checks[0].detail
     differing = [check.name for check in report.checks if not check.passed]
-    # What 0.1 called `hidden_size` is `layer_size` now.
-    assert differing == (["AutoConfig"] if name == "exported_0_1" else []), report.table()
+    # What 0.1 called `hidden_size` is `layer_size` now; the logits of URNNG allowed an end inside a tree.
+    assert differing == ["AutoConfig" if name == "exported_0_1" else "AutoModelForCausalLM"], report.table()
