@@ -353,7 +353,8 @@ def read_treebank_items(
     """
     from hf_synlm.evaluation.trees.treebank_parsing import load_treebank  # imports torch
 
-    treebank = load_treebank(Path(path), punctuation, punctuation_by=punctuation_by, **reading)
+    remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
+    treebank = load_treebank(Path(path), punctuation, punctuation_by=punctuation_by, remedy=remedy, **reading)
     for sentence in treebank.sentences:
         with errors_at(sentence.source):
             check_words(sentence.words)
