@@ -95,6 +95,8 @@ def test_program_plants_dependencies_as_they_are(tmp_path: Path) -> None:
         train_tree_planting.main([*command, *more, "--output_dir", str(tmp_path / name)])
         losses.append(json.loads((tmp_path / name / "eval_results.json").read_text())["eval_planting_loss"])
     assert len(set(losses)) == 3
+    with pytest.raises(ValueError, match="--trees random needs constituents"):
+        train_tree_planting.main([*command, "--trees", "random", "--output_dir", str(tmp_path / "random")])
     (sentence, *_) = train_tree_planting.read_trees(str(conllu), {"punctuation": "remove"})
     assert sentence.words[-1] != "." and len(sentence.heads) == len(sentence.words)
     with pytest.raises(ValueError, match="tree_labels belongs to constituents"):

@@ -153,6 +153,23 @@ def test_program_trains_a_new_model_and_measures_it(config: str, tmp_path: Path)
         train_treereg.main([*command, "--output_dir", str(tmp_path / "run")])
 
 
+def test_controls_have_trees_of_others(tmp_path: Path) -> None:
+    """The same trees in other places, a drawn one where no sentence is as long, or trees to the right."""
+    gold = list(read_treebank(sample_files(tmp_path, "trees", train=40)["train"]))
+    found = train_treereg.control_trees(gold, "random", seed=0)
+    assert [tree.words for tree in found] == [tree.words for tree in gold]
+    lengths = [len(tree.words) for tree in gold]
+    shared = [place for place, length in enumerate(lengths) if lengths.count(length) > 1]
+    assert sorted(found[k].labeled_spans for k in shared) == sorted(gold[k].labeled_spans for k in shared)
+    assert sum(found[k].labeled_spans != gold[k].labeled_spans for k in shared) > len(shared) / 2
+    assert all(len(found[k].spans) == max(lengths[k] - 1, 0) for k in set(range(40)) - set(shared))
+    assert (
+        found == train_treereg.control_trees(gold, "random", seed=0) != train_treereg.control_trees(gold, "random", 1)
+    )
+    right = train_treereg.control_trees(gold, "right", seed=0)
+    assert all(set(tree.spans) == {(k, len(tree.words)) for k in range(len(tree.words) - 1)} for tree in right)
+
+
 def test_wrong_options_are_refused() -> None:
     with pytest.raises(ValueError, match="treereg_part"):
         TreeRegArguments(treereg_part=0.0)

@@ -4,16 +4,18 @@
 
 The model is pretrained (`--model_name_or_path gpt2`), or new, of the architecture and with the tokenizer of a Hub name
 (`--config_name`). All options of `transformers.TrainingArguments` hold. `--treereg_weight 0` trains the same model on
-the same sentences without the trees. At the end, perplexity and the F1 of the trees of the score of TreeReg are
-measured on the validation sentences. Paper: Nandi, Manning and Murty, "Sneaking Syntax into Transformer Language Models
-with Tree Regularization" (NAACL 2025).
+the same sentences without the trees, `--trees random` and `--trees right` train it on wrong ones. At the end,
+perplexity and the F1 of the trees of the score of TreeReg are measured on the validation sentences. Paper: Nandi,
+Manning and Murty, "Sneaking Syntax into Transformer Language Models with Tree Regularization" (NAACL 2025).
 """
 
 import math
+import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from transformers import (
@@ -32,6 +34,7 @@ from hf_synlm.data.dependencies import DependencySentence
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
+from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import check_minimum, check_overrides, parse_arguments
@@ -43,6 +46,7 @@ from hf_synlm.training.tasks.treereg import (
     encode_sentence,
     greedy_parse,
 )
+from hf_synlm.trees.spans import right_branching
 
 Sentence: TypeAlias = TreebankSentence | DependencySentence
 
@@ -63,6 +67,11 @@ class ModelAndDataArguments(DependencyArguments):
     train_files: list[str] = option([EMBEDDED], "Treebanks to train on; default: the embedded one.")
     validation_files: list[str] = option([EMBEDDED], "Treebanks for validation; default: the embedded one.")
     max_words: int = option(100, "Leave longer sentences out.")
+    trees: Literal["gold", "random", "right"] = option(
+        "gold",
+        "Controls to train on in the place of the gold trees: 'random', those of other sentences of the same length; "
+        "'right', trees that branch to the right.",
+    )
 
     def __post_init__(self):
         """Check the values, and name the files of the embedded treebank."""
@@ -99,6 +108,28 @@ class ModelAndDataArguments(DependencyArguments):
         for name, value in check_overrides(type(config), self.config_overrides, ["vocab_size", *ids]).items():
             setattr(config, name, value)
         return AutoModelForCausalLM.from_config(config), tokenizer
+
+
+def control_trees(sentences: Sequence[Sentence], kind: str, seed: int) -> list[TreebankSentence]:
+    """Sentences with other trees, "random" or "right".
+
+    Of the sentences of one length, each gets the tree of another, in an order that is drawn: all trees stay, and none
+    fits. A sentence whose length no other has gets a random binary tree.
+    """
+    gold = [sentence for sentence in sentences if isinstance(sentence, TreebankSentence)]
+    if len(gold) < len(sentences):
+        raise ValueError(f"--trees {kind} needs constituents. Pass --tree_structure flat, or leave it out.")
+    draw, of_length = random.Random(seed), defaultdict[int, list[int]](list)
+    for place, sentence in enumerate(gold):
+        of_length[len(sentence.words)].append(place)
+    found = list(gold)
+    for length, places in of_length.items():
+        draw.shuffle(places)
+        for own, other in zip(places, [*places[1:], places[0]], strict=True):
+            spans = right_branching(length) if kind == "right" else random_tree(length, draw) if own == other else None
+            tree = gold[other].labeled_spans if spans is None else tuple(("X", i, j) for i, j in spans)
+            found[own] = replace(gold[own], labeled_spans=tree)
+    return found
 
 
 def check_output_folder(arguments: TrainingArguments) -> None:
@@ -144,6 +175,8 @@ def prepare_training(
         "eval_dataset": data.read(data.validation_files, read),
     }
     model, tokenizer = data.load(sentences["train_dataset"])
+    if data.trees != "gold":
+        sentences["train_dataset"] = control_trees(sentences["train_dataset"], data.trees, arguments.seed)
     examples = {part: [encode(tokenizer, tree) for tree in trees] for part, trees in sentences.items()}
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     options = {"model": model, "args": arguments, "processing_class": tokenizer, **examples}
