@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import evaluate, hub, options, train, treebanks, trees
+from hf_synlm.cli import evaluate, hub, options, reading, train, treebanks, trees
 
 for _library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
     logging.getLogger(_library).setLevel(logging.ERROR)
@@ -101,6 +101,7 @@ _add(
     evaluate.syntaxgym,
     evaluate.blimp,
     evaluate.pairs,
+    reading.reading,
 )
 _add(evaluations, evaluate.summary, evaluate.plot)
 app.add_typer(train.app, name="train")
