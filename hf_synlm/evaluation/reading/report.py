@@ -15,7 +15,6 @@ from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files, l
 
 # More unknown words than this need a second look.
 _MANY_UNKNOWN = 0.25
-DIFFERENCES, EFFECTS = "Delta LL (nats per word)", "effects"
 
 
 @dataclasses.dataclass
@@ -67,8 +66,8 @@ def evaluate_reading(
         )
     tables = {
         "baseline": [_baseline(frame, analysis)],
-        DIFFERENCES: rows,
-        EFFECTS: [_effect(effect, settings.spillover) for effect in analysis.effects],
+        "differences": rows,
+        "effects": [_effect(effect, settings.spillover) for effect in analysis.effects],
         "pairs, row less column, * p < .05": _matrix(analysis),
         "pairs": [{"a": a, "b": b, **dataclasses.asdict(found)} for (a, b), found in analysis.pairs.items()],
         "predictors": [_describe(one) for one in corpus.predictors],
