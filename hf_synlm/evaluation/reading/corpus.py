@@ -113,6 +113,8 @@ def _name_sentences(text: pd.DataFrame, remarks: list[str]) -> None:
             name = text.attrs["name"]
             raise ValueError(f"no table says where sentences begin: add a column sentence_id to {name} or to the times")
         text["sentence_id"] = text["item"]
+    elif "document" in text and text.groupby("sentence_id")["document"].nunique().max() > 1:
+        text["sentence_id"] = text["document"] + ":" + text["sentence_id"]  # numbered in each text
     if "document" not in text:
         text["document"] = text["sentence_id"]
         remarks.append(

@@ -172,11 +172,14 @@ def _check_unique(table: pd.DataFrame, key: list[str]) -> None:
     twice = table.duplicated(key)
     if not twice.any():
         return
-    others = [c for c in table if c not in (*key, "word", "number") and not table.duplicated([*key, c]).any()]
+    # An id names several words; a measurement seldom has one value twice.
+    others = [c for c in table if c not in (*key, "word", "number") and 2 * table[c].nunique() <= len(table)]
+    others = [c for c in others if not table.duplicated([*key, c]).any()]
     first = ", ".join(map(str, table.loc[twice, key].iloc[0]))
-    remedy = f"the column {others[0]} tells them apart: --on {','.join([others[0], *key])}" if others else (
-        "no other column tells them apart: number the rows of the stimuli, and give that number to both tables"
-    )  # fmt: skip
+    remedy = "no other column tells them apart: number the rows of the stimuli, in both tables"
+    if others:
+        column = min(others, key=lambda c: table[c].nunique())
+        remedy = f"the column {column} tells them apart: both tables need it, then --on {','.join([column, *key])}"
     name = table.attrs["name"]
     raise ValueError(f"{name}: {twice.sum():,} rows have the {', '.join(key)} of another row, first {first}; {remedy}")
 
