@@ -84,7 +84,7 @@ def fail(capsys, *arguments):
     return error
 
 
-# ------------------------------------------------------------------------------------------------- the slow, obvious way
+# ------------------------------------------------------------------------------------------------ the slow, obvious way
 def log_frequency(row):
     return None if row["count"] is None else math.log(row["count"] + 1)
 
@@ -385,8 +385,8 @@ def test_words_that_differ(tables, capsys):
 
 def test_words_are_compared_without_typography(tables, capsys):
     pairs = {
-        "England,": "England ,", "‘What": "`` What", "boar?'": "boar ? ''", "don’t": "don't", "long–run": "long-run",
-        "(so)": "-LRB- so -RRB-", "--": "—", "“Yes”": '"Yes"',
+        "England,": "England ,", "‘What": "`` What", "boar?'": "boar ? ''", "don’t": "don't",
+        "long–run": "long-run", "(so)": "-LRB- so -RRB-", "--": "—", "“Yes”": '"Yes"',
     }  # fmt: skip
     for ours, theirs in pairs.items():
         assert plain_word(ours) == plain_word(theirs)
