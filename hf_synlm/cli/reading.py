@@ -137,8 +137,10 @@ class ComputingOptions(options.Scoring):
         bool, typer.Option("--word-correction", help="Probability of words, see `synlm surprisal`.")
     ] = False
 
-    def predictors(self, model: str, texts: Sequence[TextItem]) -> "list[tuple[Predictor, dict[str, Any]]]":
-        """Surprisals of the words of texts in order, with the model's description, for each width of the beam."""
+    def predictors(
+        self, model: str, texts: Sequence[TextItem], context: Any
+    ) -> "tuple[list[Predictor], dict[str, Any]]":
+        """Surprisals of the words of texts in order, for each width of the beam, and the model's description."""
         import pandas as pd
 
         from hf_synlm.evaluation.reading.tables import Predictor, with_places
@@ -151,21 +153,16 @@ class ComputingOptions(options.Scoring):
             scorer = options.Scoring(**{**given, "num_beams": width}).scorer(model, details=False)
             correct = self.word_correction and words.can_correct_words(scorer)
             scores = words.score_words(
-                scorer, texts, context=self.context or "sentence", word_correction=correct,
-                split=self.tokenize is not None, progress=f"surprisal: {scorer.name}",
+                scorer, texts, context=context, word_correction=correct, split=self.tokenize is not None,
+                progress=f"surprisal: {scorer.name}",
             )  # fmt: skip
             rows = pd.DataFrame(words.word_table(texts, scores), columns=words.columns("bits"))
             name = Path(scorer.name).name + ("" if width is None else f" beam {width}")
-            settings = {**scorer.options(), "context": self.context, "tokenize": self.tokenize, "model": scorer.name}
-            table = with_places(rows, name)
-            found.append(
-                (
-                    Predictor(name, "surprisal_bits", table, settings={**settings, "word_correction": correct}),
-                    scorer.describe(),
-                )
-            )
+            settings = {**scorer.options(), "context": context, "tokenize": self.tokenize, "model": scorer.name}
+            settings["word_correction"] = correct
+            found.append(Predictor(name, "surprisal_bits", with_places(rows, name), settings=settings))
         options.leave_output_to_first_process()
-        return found
+        return found, scorer.describe()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,7 +201,7 @@ def reading(
         synlm evaluate reading surprisals.tsv --times rt.tsv --rt-column mean_rt --frequencies counts.tsv --out r.json
         synlm evaluate reading --preset natural-stories --data naturalstories --model gpt2 --out gpt2.json
     """
-    _check(surprisals or [], model, times, computing)
+    _check(surprisals or [], model, times, regression, computing, files)
     from hf_synlm.evaluation.reading.tables import split_given
 
     reads = [times.times, *(split_given(given)[1] for given in surprisals or ())]
@@ -218,7 +215,22 @@ def reading(
         _regress(surprisals or [], model, times, regression, computing, files, out)
 
 
-def _check(surprisals: Sequence[str], model: str | None, times: TimesOptions, computing: ComputingOptions) -> None:
+def _flags(group: Any, usual: Any) -> str:
+    """The options of a group that were given."""
+    changed = [
+        field.name for field in dataclasses.fields(group) if getattr(group, field.name) != getattr(usual, field.name)
+    ]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+
+
+def _check(
+    surprisals: Sequence[str],
+    model: str | None,
+    times: TimesOptions,
+    regression: RegressionOptions,
+    computing: ComputingOptions,
+    files: FileOptions,
+) -> None:
     """Refuse what does not go together."""
     if (times.preset is None) != (times.data is None):
         raise ValueError("--preset and --data go together: the name of a corpus, and the folder that holds it")
@@ -228,11 +240,14 @@ def _check(surprisals: Sequence[str], model: str | None, times: TimesOptions, co
         raise ValueError("--model reads the text of a --preset: for your own text make a table by `synlm surprisal`")
     if bool(surprisals) == (model is not None):
         raise ValueError("give either tables of `synlm surprisal`, or --model to compute them")
-    usual = dataclasses.asdict(ComputingOptions(seed=computing.seed))
-    given = [name for name, value in dataclasses.asdict(computing).items() if value != usual[name]]
+    given = _flags(computing, ComputingOptions(seed=computing.seed))
     if given and model is None:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ValueError(f"{flags}: without --model nothing is computed, so this would change nothing. Leave it out")
+        raise ValueError(f"{given}: without --model nothing is computed, so this would change nothing. Leave it out")
+    given = ", ".join(filter(None, [_flags(regression, RegressionOptions()), _flags(files, FileOptions())]))
+    if given and times.preset == "sap":
+        raise ValueError(f"{given}: --preset sap compares effects of items, without a regression. Leave it out")
+    if times.slope is not None and times.preset != "sap":
+        raise ValueError("--slope belongs to --preset sap: leave it out")
 
 
 def _regress(
@@ -263,11 +278,9 @@ def _regress(
         for given in surprisals
     ]
     if model is not None and text is not None:
-        computing = dataclasses.replace(computing, context=computing.context or "document")
         groups = enumerate(text.groupby("sentence_id", sort=False))
         items = [TextItem(str(k), " ".join(rows["word"]), int(rows["document"].iloc[0])) for k, (_, rows) in groups]
-        computed = computing.predictors(model, items)
-        predictors, described = [one for one, _ in computed], computed[0][1]
+        predictors, described = computing.predictors(model, items, computing.context or "document")
     corpus = join_corpus(
         predictors[0].table if text is None else text, predictors, measured, rt_column=column,
         subject_column=times.subject_column, by_subject=regression.by_subject or regression.mixed, frequencies=counts,
@@ -306,8 +319,7 @@ def _effects(
     predictors = [read_predictor(given) for given in surprisals]
     if model is not None:
         texts = [TextItem(str(k), sentence) for k, sentence in enumerate(items["sentence"])]
-        computed = computing.predictors(model, texts)
-        predictors, described = [one for one, _ in computed], computed[0][1]
+        predictors, described = computing.predictors(model, texts, computing.context or "sentence")
     rows = sap.compare_effects(items, effects, predictors, times.slope)
     return EvaluationResult(
         task="reading-effects",

@@ -558,6 +558,11 @@ def test_options_that_do_not_go_together(tables, capsys, monkeypatch):
     assert "--model reads the text of a --preset" in fail(capsys, *COMMON[1:], "--model", "m")
     assert "either tables" in fail(capsys, *COMMON[1:])
     assert "--num-beams: without --model" in fail(capsys, *COMMON, "--num-beams", "5", "--num-beams", "9")
+    assert "two columns are called 's'" in fail(capsys, "s.tsv", "s.tsv:other", *COMMON[1:])
+    assert "two columns are called 'length'" in fail(capsys, "length=s.tsv", *COMMON[1:])
+    sap = ("s.tsv", "--preset", "sap", "--data", ".")
+    assert "--folds, --words-out: --preset sap" in fail(capsys, *sap, "--folds", "5", "--words-out", "w.tsv")
+    assert "--slope belongs to --preset sap" in fail(capsys, *COMMON, "--slope", "2")
     assert "would overwrite an input" in fail(capsys, *COMMON, "--write-frame", "s.tsv")
     monkeypatch.setitem(sys.modules, "statsmodels", None)
     for name in [name for name in sys.modules if name.startswith("hf_synlm.evaluation.reading")]:

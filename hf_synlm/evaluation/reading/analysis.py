@@ -142,4 +142,4 @@ def early_times(frame: Frame, y: np.ndarray, name: str) -> tuple[float, float]:
     columns = pd.concat([frame.baseline, frame.predictors[name], frame.following[f"{name}_-1"]], axis=1)
     known = columns.notna().all(axis=1).to_numpy()
     t = fit(y[known], columns[known].reset_index(drop=True)).table["t"]
-    return float(t[f"{name}_-1"]), float(t.get(f"{name}_1", -np.inf))
+    return float(t[f"{name}_-1"]), float(t.get(f"{name}_1", np.inf))

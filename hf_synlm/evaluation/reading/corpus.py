@@ -12,6 +12,7 @@ from hf_synlm.evaluation.reading.tables import Predictor, add_structure, columns
 
 SHORTEST, LONGEST = 100, 3000
 """Reading times of single readers (ms) count between these."""
+BASELINE = ("length", "frequency", "punctuation", "place")
 STRIPPED = ".,;:!?'\"`()[]-–—‘’“”"
 """Punctuation at the ends of a word, which does not count for its length and its frequency."""
 
@@ -23,28 +24,16 @@ def stripped(word: str) -> str:
 
 @dataclasses.dataclass
 class Corpus:
-    """All words of texts in order.
+    """All words of texts in order, with what is known about them."""
 
-    Attributes:
-        text: `document`, `sentence_id`, `word` and other columns, a row per word.
-        times: a row per reading time: `place` (row of the text), `time` (ms, NaN if there is none), and of readers
-            `subject`. Without readers every word has a row.
-        controls: more columns of the baseline, a row per reading time.
-        predictors: what is compared.
-        values: per predictor its value at every word.
-        unknown: per predictor 1 for words that its model does not know.
-        counts: frequency of every word, or None.
-        remarks: what a user should know about the join.
-    """
-
-    text: pd.DataFrame
-    times: pd.DataFrame
-    controls: pd.DataFrame
+    text: pd.DataFrame  # `document`, `sentence_id`, `word` ..., a row per word
+    times: pd.DataFrame  # `place` (row of the text), `time` (ms) and `subject`; without readers a row for every word
+    controls: pd.DataFrame  # more columns of the baseline, a row per reading time
     predictors: Sequence[Predictor]
-    values: pd.DataFrame
-    unknown: pd.DataFrame
-    counts: pd.Series | None
-    remarks: list[str]
+    values: pd.DataFrame  # per predictor its value at every word
+    unknown: pd.DataFrame  # per predictor 1 for words that its model does not know
+    counts: pd.Series | None  # frequency of every word
+    remarks: list[str]  # for the user
 
     def index(self, places: np.ndarray) -> pd.MultiIndex:
         """Reader and place, for each reading time."""
@@ -65,6 +54,9 @@ def join_corpus(
     **joining: Any,
 ) -> Corpus:
     """Join tables to the words of texts; `joining` goes to `match`."""
+    names = [*BASELINE, *controls, *(one.name for one in predictors)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two columns are called {twice[0]!r}: name tables as NAME=FILE, each in its own way")
     text = text.reset_index(drop=True)
     remarks: list[str] = []
     reader = subject_column if subject_column in times else ""
@@ -113,6 +105,8 @@ def _name_sentences(text: pd.DataFrame, remarks: list[str]) -> None:
             name = text.attrs["name"]
             raise ValueError(f"no table says where sentences begin: add a column sentence_id to {name} or to the times")
         text["sentence_id"] = text["item"]
+    if "document" in text and text["document"].isna().any():  # the words without a time
+        text["document"] = text["document"].fillna(text.groupby("sentence_id")["document"].transform("first"))
     elif "document" in text and text.groupby("sentence_id")["document"].nunique().max() > 1:
         text["sentence_id"] = text["document"] + ":" + text["sentence_id"]  # numbered in each text
     if "document" not in text:

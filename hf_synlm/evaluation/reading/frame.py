@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from hf_synlm.evaluation.reading.corpus import Corpus, stripped
+from hf_synlm.evaluation.reading.corpus import BASELINE, Corpus, stripped
 
-BASELINE = ("length", "frequency", "punctuation", "place")
 UNKNOWN = "unknown word, or a word before"
 
 
@@ -38,27 +37,16 @@ class Settings:
 
 @dataclasses.dataclass
 class Frame:
-    """What a regression reads, a row per reading time.
+    """What a regression reads, a row per reading time."""
 
-    Attributes:
-        rows: `document`, `sentence_id`, `word`, `time`, and `subject` of readers.
-        baseline: columns of the baseline.
-        predictors: by name the values of the word and of the words before it.
-        following: by name the value of the next word.
-        lost: by rule how many words it left out, in order.
-        total: words before.
-        unknown: by name the share of unknown words among those that other rules leave.
-        constant: columns of the baseline that have one value, and are left out.
-    """
-
-    rows: pd.DataFrame
+    rows: pd.DataFrame  # `document`, `sentence_id`, `word`, `time`, and `subject` of readers
     baseline: pd.DataFrame
-    predictors: dict[str, pd.DataFrame]
-    following: pd.DataFrame
-    lost: dict[str, int]
-    total: int
-    unknown: dict[str, float]
-    constant: list[str]
+    predictors: dict[str, pd.DataFrame]  # values of the word and of the words before it
+    following: pd.DataFrame  # values of the next word
+    lost: dict[str, int]  # by rule the words left out, in order
+    total: int  # words before
+    unknown: dict[str, float]  # share of unknown words among those that other rules leave
+    constant: list[str]  # columns of the baseline that have one value, and are left out
 
     def describe_lost(self) -> str:
         """One line of exclusions."""

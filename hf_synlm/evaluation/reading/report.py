@@ -35,21 +35,7 @@ def evaluate_reading(
     options: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> ReadingReport:
-    """Predict reading times with and without each predictor.
-
-    Args:
-        corpus: what is joined.
-        settings: how they are predicted.
-        model: description of the model, if one was read.
-        options: more options of the result.
-        data: of the result.
-
-    Returns:
-        The report.
-
-    Raises:
-        ValueError: no words are left, or too few, or columns depend on each other.
-    """
+    """Predict reading times with and without each predictor; `model`, `options` and `data` go to the result."""
     frame = build_frame(corpus, settings)
     analysis = analyse(frame, settings)
     remarks = [*corpus.remarks, frame.describe_lost(), *_warnings(frame, analysis, corpus)]
