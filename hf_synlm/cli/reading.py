@@ -278,9 +278,8 @@ def _regress(
         for given in surprisals
     ]
     if model is not None and text is not None:
-        groups = enumerate(text.groupby("sentence_id", sort=False))
-        items = [TextItem(str(k), " ".join(rows["word"]), int(rows["document"].iloc[0])) for k, (_, rows) in groups]
-        predictors, described = computing.predictors(model, items, computing.context or "document")
+        stories = natural_stories.text_items(text)
+        predictors, described = computing.predictors(model, stories, computing.context or "document")
     corpus = join_corpus(
         predictors[0].table if text is None else text, predictors, measured, rt_column=column,
         subject_column=times.subject_column, by_subject=regression.by_subject or regression.mixed, frequencies=counts,
@@ -296,10 +295,10 @@ def _regress(
     )
     for remark in found.remarks:
         options.say(remark)
-    tables = [report.coefficient_rows, report.word_rows, report.frame_rows]
-    for path, rows_of in zip((files.coefficients, files.words_out, files.write_frame), tables, strict=True):
+    rows_of = dict(coefficients=report.coefficient_rows, words_out=report.word_rows, write_frame=report.frame_rows)
+    for name, path in dataclasses.asdict(files).items():
         if path is not None:
-            write_text(path, rows_text(rows_of(found)))
+            write_text(path, rows_text(rows_of[name](found)))
             options.say(f"wrote {path}")
     options.report(found.result, out)
 

@@ -62,18 +62,48 @@ def _run(frame: Frame, y: np.ndarray, folds: np.ndarray, rows: np.ndarray, mixed
     return run
 
 
-def _rows_of_readers(frame: Frame) -> list[np.ndarray]:
-    """The rows of each reader who has enough."""
-    readers = frame.rows["subject"]
-    size = frame.baseline.shape[1] + next(iter(frame.predictors.values())).shape[1]
-    rows = [(readers == reader).to_numpy() for reader in readers.unique()]
-    enough = [own for own in rows if own.sum() >= WORDS_OF_A_READER * size]
-    if len(enough) < 2:
-        raise ValueError(
-            f"{len(enough)} of {len(rows)} readers have {WORDS_OF_A_READER} words for each of {size} columns: lower "
-            "--spillover, shorten --baseline, or fit all readers together by --mixed"
+@dataclasses.dataclass
+class _Runs:
+    """One run on all words, or one on the words of each reader."""
+
+    runs: list[_Run]
+    by_reader: bool
+    sentences: np.ndarray
+    folds: np.ndarray
+    seed: int
+
+    def differences(self, a: str, b: str) -> np.ndarray:
+        """A value per word, or the mean of each reader."""
+        found = [run.ll[a] - run.ll[b] for run in self.runs]
+        return np.array([one.mean() for one in found]) if self.by_reader else found[0]
+
+    def compared(self, a: str, b: str) -> Comparison:
+        groups = np.arange(len(self.runs)) if self.by_reader else self.sentences
+        return compare(self.differences(a, b), groups, self.seed)
+
+    def mean(self, field: str, name: str) -> float:
+        return float(np.mean([getattr(run.fits[name], field) for run in self.runs]))
+
+    def ll(self, name: str) -> np.ndarray:
+        found = np.full(len(self.folds), np.nan)
+        for run in self.runs:
+            found[run.rows] = run.ll[name]
+        return found
+
+    def effect(self, name: str) -> Effect:
+        parts = pd.Series(self.differences(name, ""))
+        parts = parts if self.by_reader else parts.groupby(self.folds).mean()
+        tables = [run.fits[name].table for run in self.runs]
+        return Effect(
+            name=name,
+            difference=self.compared(name, ""),
+            se=float(parts.sem()),
+            above=f"{(parts > 0).sum()} of {len(parts)}",
+            in_sample=self.mean("ll_per_word", name) - self.mean("ll_per_word", ""),
+            r2_gain=self.mean("r2", name) - self.mean("r2", ""),
+            coefficients=_over_readers(tables) if self.by_reader else tables[0],
+            ll=self.ll(name),
         )
-    return enough
 
 
 def analyse(frame: Frame, settings: Settings) -> Analysis:
@@ -87,46 +117,32 @@ def analyse(frame: Frame, settings: Settings) -> Analysis:
     folds = make_folds(units, settings.folds, settings.folds_by)
     by_reader = settings.by_subject and not settings.mixed
     groups = _rows_of_readers(frame) if by_reader else [np.ones(len(y), bool)]
-    runs = [_run(frame, y, folds, rows, settings.mixed) for rows in groups]
+    found = [_run(frame, y, folds, rows, settings.mixed) for rows in groups]
+    runs = _Runs(found, by_reader, frame.rows["sentence_id"].to_numpy(), folds, settings.seed)
+    return Analysis(
+        y=y,
+        folds=folds,
+        ll=runs.ll(""),
+        in_sample=runs.mean("ll_per_word", ""),
+        r2=runs.mean("r2", ""),
+        effects=[runs.effect(name) for name in frame.predictors],
+        pairs={(a, b): runs.compared(a, b) for a, b in combinations(frame.predictors, 2)},
+        readers_left_out=frame.rows["subject"].nunique() - len(found) if by_reader else 0,
+    )
 
-    def differences(a: str, b: str = "") -> np.ndarray:
-        """A value per word, or the mean of each reader."""
-        found = [run.ll[a] - run.ll[b] for run in runs]
-        return np.array([one.mean() for one in found]) if by_reader else found[0]
 
-    def tested(a: str, b: str = "") -> Comparison:
-        of_words = np.arange(len(runs)) if by_reader else frame.rows["sentence_id"].to_numpy()
-        return compare(differences(a, b), of_words, settings.seed)
-
-    def mean(field: str, a: str) -> float:
-        return float(np.mean([getattr(run.fits[a], field) for run in runs]))
-
-    def joined(name: str) -> np.ndarray:
-        ll = np.full(len(y), np.nan)
-        for run in runs:
-            ll[run.rows] = run.ll[name]
-        return ll
-
-    effects = []
-    for name in frame.predictors:
-        parts = pd.Series(differences(name))
-        parts = parts if by_reader else parts.groupby(folds).mean()
-        tables = [run.fits[name].table for run in runs]
-        effects.append(
-            Effect(
-                name=name,
-                difference=tested(name),
-                se=float(parts.sem()),
-                above=f"{(parts > 0).sum()} of {len(parts)}",
-                in_sample=mean("ll_per_word", name) - mean("ll_per_word", ""),
-                r2_gain=mean("r2", name) - mean("r2", ""),
-                coefficients=_over_readers(tables) if by_reader else tables[0],
-                ll=joined(name),
-            )
+def _rows_of_readers(frame: Frame) -> list[np.ndarray]:
+    """The rows of each reader who has enough."""
+    readers = frame.rows["subject"]
+    size = frame.baseline.shape[1] + next(iter(frame.predictors.values())).shape[1]
+    rows = [(readers == reader).to_numpy() for reader in readers.unique()]
+    enough = [own for own in rows if own.sum() >= WORDS_OF_A_READER * size]
+    if len(enough) < 2:
+        raise ValueError(
+            f"{len(enough)} of {len(rows)} readers have {WORDS_OF_A_READER} words for each of {size} columns: lower "
+            "--spillover, shorten --baseline, or fit all readers together by --mixed"
         )
-    pairs = {(a, b): tested(a, b) for a, b in combinations(frame.predictors, 2)}
-    left_out = frame.rows["subject"].nunique() - len(runs) if by_reader else 0
-    return Analysis(y, folds, joined(""), mean("ll_per_word", ""), mean("r2", ""), effects, pairs, left_out)
+    return enough
 
 
 def _over_readers(tables: list[pd.DataFrame]) -> pd.DataFrame:

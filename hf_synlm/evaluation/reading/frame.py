@@ -6,7 +6,7 @@ not see are left out one rule after the other, and counted.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -95,16 +95,7 @@ def build_frame(corpus: Corpus, settings: Settings) -> Frame:
     parts = lagged(words[[name for name in ("length", "frequency", "punctuation") if name in settings.baseline]])
     parts |= lagged(corpus.controls.set_axis(corpus.index(places)))
     predictors, unknown = lagged(corpus.values), lagged(corpus.unknown)
-    rules = {
-        "no reading time": corpus.times["time"].isna(),
-        "first word of a sentence": (here["place_in_sentence"] == 1) & (not settings.keep_edges),
-        "last word of a sentence": here["last"] & (not settings.keep_edges),
-        f"fewer than {settings.spillover} words before it": here["place_in_text"] <= settings.spillover,
-        **{f"no {name}, or at a word before": part.isna().any(axis=1) for name, part in parts.items()},
-        **{f"no value of {name}, or at a word before": part.isna().any(axis=1) for name, part in predictors.items()},
-        UNKNOWN: pd.concat(unknown.values(), axis=1).eq(1).any(axis=1) & (not settings.keep_oov),
-        "punctuation at its end": (here["punctuation"] == 1) & settings.drop_punctuation,
-    }
+    rules = _rules(corpus, settings, here, parts, predictors, unknown)
     keep, lost, shares = np.ones(len(here), bool), {}, {}
     for rule, out in rules.items():
         if rule == UNKNOWN and keep.any():
@@ -131,6 +122,27 @@ def build_frame(corpus: Corpus, settings: Settings) -> Frame:
     if not keep.any():
         raise ValueError(f"no word is left: {frame.describe_lost()}")
     return frame
+
+
+def _rules(
+    corpus: Corpus,
+    settings: Settings,
+    here: pd.DataFrame,
+    parts: Mapping[str, pd.DataFrame],
+    predictors: Mapping[str, pd.DataFrame],
+    unknown: Mapping[str, pd.DataFrame],
+) -> dict[str, pd.Series]:
+    """What each rule leaves out, in order."""
+    return {
+        "no reading time": corpus.times["time"].isna(),
+        "first word of a sentence": (here["place_in_sentence"] == 1) & (not settings.keep_edges),
+        "last word of a sentence": here["last"] & (not settings.keep_edges),
+        f"fewer than {settings.spillover} words before it": here["place_in_text"] <= settings.spillover,
+        **{f"no {name}, or at a word before": part.isna().any(axis=1) for name, part in parts.items()},
+        **{f"no value of {name}, or at a word before": part.isna().any(axis=1) for name, part in predictors.items()},
+        UNKNOWN: pd.concat(unknown.values(), axis=1).eq(1).any(axis=1) & (not settings.keep_oov),
+        "punctuation at its end": (here["punctuation"] == 1) & settings.drop_punctuation,
+    }
 
 
 def _baseline(

@@ -7,6 +7,7 @@ import pandas as pd
 
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.reading.tables import Predictor, numbers, read_rows, split_given
+from hf_synlm.evaluation.text.text_items import TextItem
 
 MOVED = (
     "the times of processed_wordinfo.tsv stand one row early, so each is taken from the row before; processed_RTs.tsv "
@@ -14,20 +15,12 @@ MOVED = (
 )
 
 
-def find(folder: Path, *patterns: str) -> Path | None:
-    """The file of a folder, or of the folders in it, with the shortest name that fits the first pattern that fits."""
-    for pattern in patterns:
-        if found := sorted(folder.rglob(pattern), key=lambda path: (len(path.name), path)):
-            return found[0]
-    return None
-
-
-def need_file(folder: Path, source: str, *patterns: str, hint: str = "") -> Path:
-    """As `find`; ValueError if there is none."""
-    found = find(folder, *patterns)
-    if found is None:
-        raise ValueError(f"--data {folder} holds no {patterns[0]}{hint}: it must be a clone of {source}")
-    return found
+def find_file(folder: Path, source: str, pattern: str, hint: str = "") -> Path:
+    """The file of a folder, or of the folders in it, with the shortest name that fits."""
+    found = sorted(folder.rglob(pattern), key=lambda path: (len(path.name), path))
+    if not found:
+        raise ValueError(f"--data {folder} holds no {pattern}{hint}: it must be a clone of {source}")
+    return found[0]
 
 
 STORIES = "github.com/languageMIT/naturalstories"
@@ -35,9 +28,9 @@ STORIES = "github.com/languageMIT/naturalstories"
 
 def read_text(folder: Path) -> tuple[pd.DataFrame, list[Path]]:
     """All words with `document`, `number`, `sentence_id`, `word_id`, `word` and `count`; and the files read."""
-    words_file = need_file(folder, STORIES, "all_stories.tok")
-    trees_file = need_file(folder, STORIES, "all-parses-aligned.txt.penn")
-    counts_file = need_file(folder, STORIES, "freqs-1.tsv", "freqs-1*.tsv")
+    words_file = find_file(folder, STORIES, "all_stories.tok")
+    trees_file = find_file(folder, STORIES, "all-parses-aligned.txt.penn")
+    counts_file = find_file(folder, STORIES, "freqs-1*.tsv")
     text = read_rows(words_file)
     sentences: dict[tuple[str, str], int] = {}
     for number, tree in enumerate(read_treebank(trees_file), 1):
@@ -55,15 +48,22 @@ def read_text(folder: Path) -> tuple[pd.DataFrame, list[Path]]:
     return text, [words_file, trees_file, counts_file]
 
 
+def text_items(text: pd.DataFrame) -> list[TextItem]:
+    """The sentences, for a model to read."""
+    sentences = [rows for _, rows in text.groupby("sentence_id", sort=False)]
+    return [TextItem(str(k), " ".join(r["word"]), int(r["document"].iloc[0])) for k, r in enumerate(sentences, 1)]
+
+
 def read_times(folder: Path) -> tuple[pd.DataFrame, str, Path, list[str]]:
     """Rows with `document`, `number` and times; the column of the times, the file, and remarks."""
-    by_reader = find(folder, "processed_RTs.tsv")
-    if by_reader is not None:
+    for by_reader in folder.rglob("processed_RTs.tsv"):
         times = read_rows(by_reader).rename(columns={"WorkerId": "subject", "RT": "rt"})
-        good = numbers(times, "correct") > 4
-        remark = f"{int((~good).sum()):,} times of readers below 5 of 6 answers of a story are left out"
-        return times[good].reset_index(drop=True), "rt", by_reader, [remark] if not good.all() else []
-    means = need_file(folder, STORIES, "processed_wordinfo.tsv")
+        wrong = numbers(times, "correct") < 5
+        again = times.duplicated(["subject", "document", "number"]).to_numpy()
+        remark = f"{wrong.sum():,} times of readers below 5 of 6 answers of a story are left out"
+        remark += f", and {again.sum():,} of a story read again" if again.any() else ""
+        return times[~(wrong | again)].reset_index(drop=True), "rt", by_reader, [remark]
+    means = find_file(folder, STORIES, "processed_wordinfo.tsv")
     times = read_rows(means)
     times["number"] = (times["number"].astype(int) + 1).astype(str)
     last = times.groupby("document")["number"].transform(lambda column: column.astype(int).max())

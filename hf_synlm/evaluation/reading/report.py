@@ -1,6 +1,7 @@
 """The result of `synlm evaluate reading`: tables, remarks, and rows for other programs."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,17 +60,13 @@ def evaluate_reading(
         "predictors": [_describe(one) for one in corpus.predictors],
         "remarks": [{"remark": remark} for remark in remarks],
     }
-    scores = {"baseline_ll": float(np.nanmean(analysis.ll))}
-    scores |= {f"delta_ll {effect.name}": effect.difference.mean for effect in analysis.effects}
-    sources = [
-        {**_describe(one), **(describe_files([one.source])[0] if one.source else {})} for one in corpus.predictors
-    ]
     chosen = {**dataclasses.asdict(settings), "baseline": "+".join(settings.baseline), **(options or {})}
+    gains = {f"delta_ll {effect.name}": effect.difference.mean for effect in analysis.effects}
     result = EvaluationResult(
         task="reading",
-        scores=scores,
-        model={"name": ", ".join(one.name for one in corpus.predictors), **(model or {}), "predictors": sources},
-        options={name: None if value is False else value for name, value in chosen.items()},
+        scores={"baseline_ll": float(np.nanmean(analysis.ll)), **gains},
+        model={"name": ", ".join(frame.predictors), **(model or {}), "predictors": _sources(corpus)},
+        options={"unit": "nats per word", **{name: None if v is False else v for name, v in chosen.items()}},
         data={**(data or {}), "words": len(frame.rows), "exclusions": frame.lost},
         tables={title: table for title, table in tables.items() if table},
         versions=library_versions("pandas", "scipy", "statsmodels"),
@@ -84,7 +81,7 @@ def _baseline(frame: Frame, analysis: Analysis) -> Row:
         "words": int(np.isfinite(analysis.ll).sum()),
         "held_out_ll": float(np.nanmean(analysis.ll)),
         "in_sample_ll": analysis.in_sample,
-        "r2": analysis.r2,
+        "r2": analysis.r2 if math.isfinite(analysis.r2) else None,
     }
 
 
@@ -101,7 +98,7 @@ def _difference(effect: Effect, frame: Frame, corpus: Corpus) -> Row:
         "p": effect.difference.p,
         "above_0": effect.above,
         "in_sample": effect.in_sample,
-        "r2_gain": effect.r2_gain,
+        "r2_gain": effect.r2_gain if math.isfinite(effect.r2_gain) else None,
     }
 
 
@@ -125,6 +122,12 @@ def _matrix(analysis: Analysis) -> list[Row]:
 def _describe(one: Predictor) -> Row:
     known = {key: one.settings.get(key) for key in ("model", *SETTINGS)}
     return {"predictor": one.name, "column": one.column, "unit": one.unit, **known}
+
+
+def _sources(corpus: Corpus) -> list[Row]:
+    """The predictors with the checksums of their files."""
+    files = [describe_files([one.source])[0] if one.source else {} for one in corpus.predictors]
+    return [{**_describe(one), **file} for one, file in zip(corpus.predictors, files, strict=True)]
 
 
 # ----------------------------------------------------------------------------------------------------------- remarks

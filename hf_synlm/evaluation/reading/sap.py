@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from hf_synlm.evaluation.reading.natural_stories import need_file
+from hf_synlm.evaluation.reading.natural_stories import find_file
 from hf_synlm.evaluation.reading.tables import Predictor, numbers, plain_word, read_rows
 from hf_synlm.evaluation.results import Row
 
@@ -23,7 +23,7 @@ _CONSTRUCTIONS = {"Agr": "Agreement", "GPE_MVRR": "MVRR", "GPE_NPS": "NPS", "GPE
 
 def read_items(folder: Path) -> tuple[pd.DataFrame, list[Path]]:
     """`construction item condition sentence critical` (place of the critical word, from 0), and the files read."""
-    files = [need_file(folder, SOURCE, name) for name in ("items_Agreement.csv", "items_ClassicGP.csv")]
+    files = [find_file(folder, SOURCE, name) for name in ("items_Agreement.csv", "items_ClassicGP.csv")]
     agreement, gardens = (read_rows(file) for file in files)
     rows = [
         ("Agreement", row["item"], "critical" if row["condition"] == "UNAGREE" else "control", row["Sentence"], place)
@@ -52,7 +52,7 @@ def read_effects(folder: Path, times: Path | None, rt_column: str) -> tuple[pd.S
         " with effect, item, roi, rt_effect_ms (made from plots/spr/*/by_item.rds by R); or give --times, a table with "
         "construction, item, condition, roi and times"
     )
-    file = need_file(folder, SOURCE, "effects_by_item.tsv", hint=hint)
+    file = find_file(folder, SOURCE, "effects_by_item.tsv", hint)
     table = read_rows(file)
     table["construction"] = table["effect"].map(_CONSTRUCTIONS)
     table["ms"], table["roi"] = numbers(table, "rt_effect_ms"), numbers(table, "roi").astype(int)
