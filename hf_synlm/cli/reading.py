@@ -268,6 +268,7 @@ def _regress(
     if times.data is not None:
         text, of_text = natural_stories.read_text(times.data)
         read, counts = read + of_text, counts or "count"
+    settings = regression.settings(counts is not None, computing.seed)
     if times.times is not None:
         measured = read_rows(times.times, times.text_column)
     elif times.data is not None:
@@ -288,7 +289,7 @@ def _regress(
     corpus.remarks[:0] = said
     found = report.evaluate_reading(
         corpus,
-        regression.settings(corpus.counts is not None, computing.seed),
+        settings,
         model=described,
         options={"preset": times.preset, "controls": "+".join(regression.control or []) or None},
         data={"files": describe_files(read)},

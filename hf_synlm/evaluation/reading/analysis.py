@@ -9,6 +9,7 @@ from scipy import stats
 
 from hf_synlm.evaluation.reading.frame import Frame, Settings
 from hf_synlm.evaluation.reading.regression import Comparison, Fit, check_columns, compare, fit, held_out, make_folds
+from hf_synlm.evaluation.results import Row
 
 WORDS_OF_A_READER = 30
 """Words per column that a reader must have for a regression of their own."""
@@ -16,16 +17,12 @@ WORDS_OF_A_READER = 30
 
 @dataclasses.dataclass
 class Effect:
-    """What a predictor adds; `coefficients` has b, se, t, p of every term, `ll` a value per word."""
+    """What a predictor adds."""
 
     name: str
-    difference: Comparison
-    se: float
-    above: str  # folds or readers above 0
-    in_sample: float
-    r2_gain: float
-    coefficients: pd.DataFrame
-    ll: np.ndarray
+    gains: Row  # Delta LL with its uncertainty, gain in the sample
+    coefficients: pd.DataFrame  # b, se, t, p of every term
+    ll: np.ndarray  # of every word
 
 
 @dataclasses.dataclass
@@ -94,16 +91,14 @@ class _Runs:
         parts = pd.Series(self.differences(name, ""))
         parts = parts if self.by_reader else parts.groupby(self.folds).mean()
         tables = [run.fits[name].table for run in self.runs]
-        return Effect(
-            name=name,
-            difference=self.compared(name, ""),
-            se=float(parts.sem()),
-            above=f"{(parts > 0).sum()} of {len(parts)}",
-            in_sample=self.mean("ll_per_word", name) - self.mean("ll_per_word", ""),
-            r2_gain=self.mean("r2", name) - self.mean("r2", ""),
-            coefficients=_over_readers(tables) if self.by_reader else tables[0],
-            ll=self.ll(name),
-        )
+        difference, r2_gain = self.compared(name, ""), self.mean("r2", name) - self.mean("r2", "")
+        gains = {
+            "delta_ll": difference.mean, "se": float(parts.sem()), "low": difference.low, "high": difference.high,
+            "p": difference.p, "above_0": f"{(parts > 0).sum()} of {len(parts)}",
+            "in_sample": self.mean("ll_per_word", name) - self.mean("ll_per_word", ""),
+            "r2_gain": r2_gain if np.isfinite(r2_gain) else None,
+        }  # fmt: skip
+        return Effect(name, gains, _over_readers(tables) if self.by_reader else tables[0], self.ll(name))
 
 
 def analyse(frame: Frame, settings: Settings) -> Analysis:

@@ -61,7 +61,7 @@ def evaluate_reading(
         "remarks": [{"remark": remark} for remark in remarks],
     }
     chosen = {**dataclasses.asdict(settings), "baseline": "+".join(settings.baseline), **(options or {})}
-    gains = {f"delta_ll {effect.name}": effect.difference.mean for effect in analysis.effects}
+    gains = {f"delta_ll {effect.name}": effect.gains["delta_ll"] for effect in analysis.effects}
     result = EvaluationResult(
         task="reading",
         scores={"baseline_ll": float(np.nanmean(analysis.ll)), **gains},
@@ -91,14 +91,7 @@ def _difference(effect: Effect, frame: Frame, corpus: Corpus) -> Row:
         "unit": next(one.unit for one in corpus.predictors if one.name == effect.name),
         "mean": float(frame.predictors[effect.name].iloc[:, 0].mean()),
         "unknown_percent": 100 * frame.unknown[effect.name],
-        "delta_ll": effect.difference.mean,
-        "se": effect.se,
-        "low": effect.difference.low,
-        "high": effect.difference.high,
-        "p": effect.difference.p,
-        "above_0": effect.above,
-        "in_sample": effect.in_sample,
-        "r2_gain": effect.r2_gain if math.isfinite(effect.r2_gain) else None,
+        **effect.gains,
     }
 
 
