@@ -28,21 +28,15 @@ class TimesOptions:
 
     times: Annotated[
         Path | None,
-        typer.Option(help="Table of times: a row per word, or per word and reader.", **_TIMES, **options.INPUT_FILE),
+        typer.Option(help="Table of times: a row per word, or per word and subject.", **_TIMES, **options.INPUT_FILE),
     ] = None
     rt_column: Annotated[str, typer.Option(help="Column of the reading times, in ms.", **_TIMES)] = "rt"
-    subject_column: Annotated[str, typer.Option(help="Column of readers, over whom times are averaged.", **_TIMES)] = (
-        "subject"
-    )
     preset: Annotated[
         Literal["natural-stories", "sap"] | None, typer.Option(help="Corpus in --data, with its times.", **_TIMES)
     ] = None
     data: Annotated[Path | None, typer.Option(help="Folder of the corpus: a clone of its repository.", **_TIMES)] = None
     slope: Annotated[
         float | None, typer.Option(help="sap: ms per bit, such as sum_b of natural-stories.", **_TIMES)
-    ] = None
-    text_column: Annotated[
-        str | None, typer.Option(help="Column that names the text of a word; default: document.", **_TIMES)
     ] = None
     on: Annotated[
         str | None,
@@ -270,12 +264,12 @@ def _regress(
         read, counts = read + of_text, counts or "count"
     settings = regression.settings(counts is not None, computing.seed)
     if times.times is not None:
-        measured = read_rows(times.times, times.text_column)
+        measured = read_rows(times.times)
     elif times.data is not None:
         measured, column, file, said = natural_stories.read_times(times.data)
         read.append(file)
     predictors = [
-        (None if text is None else natural_stories.read_gpt3(given, text)) or read_predictor(given, times.text_column)
+        (None if text is None else natural_stories.read_gpt3(given, text)) or read_predictor(given)
         for given in surprisals
     ]
     if model is not None and text is not None:
@@ -283,7 +277,7 @@ def _regress(
         predictors, described = computing.predictors(model, stories, computing.context or "document")
     corpus = join_corpus(
         predictors[0].table if text is None else text, predictors, measured, rt_column=column,
-        subject_column=times.subject_column, by_subject=regression.by_subject or regression.mixed, frequencies=counts,
+        by_subject=regression.by_subject or regression.mixed, frequencies=counts,
         controls=regression.control or [], **times.joining(),
     )  # fmt: skip
     corpus.remarks[:0] = said

@@ -457,7 +457,7 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
     assert "bad.tsv: row 4 has 'fast' in 'mean_rt', which is no number" in error
     assert "--frequencies nothing is neither a file nor a column" in fail(capsys, *COMMON[:-1], "nothing")
-    assert "no column 'subject' (--subject-column)" in fail(capsys, *COMMON, "--by-subject")
+    assert "no column 'subject'; rt.tsv has" in fail(capsys, *COMMON, "--by-subject")
 
 
 def test_predictors_that_a_regression_cannot_see(tables, capsys):
@@ -500,8 +500,8 @@ def test_sentences_without_texts_stand_alone(tables, capsys):
     result, said = run(capsys)
     alone, _ = slow_columns([{**row, "document": row["sentence_id"]} for row in WORDS], "surprisal_bits")
     assert result["data"]["words"] == len(alone) and "every sentence is a text of its own" in said
-    write(tables / "rt.tsv", [{**row, "story": row["document"]} for row in WORDS], (*OF_TIMES, "story"))
-    check(run(capsys, "--text-column", "story")[0], slow())
+    write(tables / "rt.tsv", WORDS, ("document", *OF_TIMES))
+    check(run(capsys)[0], slow())
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings

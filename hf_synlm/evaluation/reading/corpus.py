@@ -47,7 +47,6 @@ def join_corpus(
     times: pd.DataFrame,
     *,
     rt_column: str,
-    subject_column: str = "subject",
     by_subject: bool = False,
     frequencies: str | None = None,
     controls: Sequence[str] = (),
@@ -59,9 +58,9 @@ def join_corpus(
         raise ValueError(f"two columns are called {twice[0]!r}: name tables as NAME=FILE, each in its own way")
     text = text.reset_index(drop=True)
     remarks: list[str] = []
-    reader = subject_column if subject_column in times else ""
+    reader = "subject" if "subject" in times else ""
     if by_subject and not reader:
-        raise ValueError(f"--by-subject: no column {subject_column!r} (--subject-column); {columns_of(times)}")
+        raise ValueError(f"--by-subject: there is no column 'subject'; {columns_of(times)}")
     measured = _times(times, rt_column, reader, remarks)
     of_times = match(times, text, remarks, reader=reader, **joining)
     add_structure(text, times, of_times)
@@ -112,8 +111,7 @@ def _name_sentences(text: pd.DataFrame, remarks: list[str]) -> None:
     if "document" not in text:
         text["document"] = text["sentence_id"]
         remarks.append(
-            "no table has a column document, so every sentence is a text of its own: spillover does not cross "
-            "sentences. --text-column names the column of the texts"
+            "no table has a column document, so every sentence is a text of its own: spillover does not cross sentences"
         )
 
 

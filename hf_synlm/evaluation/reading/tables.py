@@ -45,18 +45,14 @@ class Predictor:
         return found[1] if found else self.column
 
 
-def read_rows(path: Path, text_column: str | None = None) -> pd.DataFrame:
+def read_rows(path: Path) -> pd.DataFrame:
     """Read a table; all fields are text."""
     kind = file_format(path)
-    rows = read_table(path, "tsv" if kind == "txt" else kind)
-    return with_places(pd.DataFrame(rows), path, text_column)
+    return with_places(pd.DataFrame(read_table(path, "tsv" if kind == "txt" else kind)), path)
 
 
-def with_places(table: pd.DataFrame, path: object, text_column: str | None = None) -> pd.DataFrame:
+def with_places(table: pd.DataFrame, path: object) -> pd.DataFrame:
     """Add the columns `document` and `number` (place in the document) to a table that says what its texts are."""
-    table = table.copy()
-    if text_column in table:
-        table["document"] = table[text_column]
     if {"item", "zone"} <= set(table):
         table["number"] = table["zone"]
         table["document"] = table["document"] if "document" in table else table["item"]
@@ -97,10 +93,10 @@ def split_given(given: str) -> tuple[str, Path, str]:
     return (name if equals else Path(path).stem), Path(path), column
 
 
-def read_predictor(given: str, text_column: str | None = None) -> Predictor:
+def read_predictor(given: str) -> Predictor:
     """The predictor that NAME=FILE[:COLUMN] or FILE names; the default column is the first surprisal."""
     name, path, column = split_given(given)
-    table = read_rows(path, text_column)
+    table = read_rows(path)
     column = column or next((one for one in table if str(one).startswith("surprisal")), "")
     if not column:
         raise ValueError(f"{given}: which column is the surprisal? Write {given}:COLUMN; {columns_of(table)}")
