@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import evaluate, evaluate_trees, hub, options, surprisal, train, treebanks, trees
+from hf_synlm.cli import evaluate, evaluate_trees, hub, options, reading, surprisal, train, treebanks, trees
 
 for _library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
     logging.getLogger(_library).setLevel(logging.ERROR)
@@ -104,6 +104,7 @@ _add(
     evaluate.syntaxgym,
     evaluate.blimp,
     evaluate.pairs,
+    reading.reading,
     reads_text=True,
 )
 _add(evaluations, evaluate.summary, evaluate.plot)

@@ -11,7 +11,7 @@ from hf_synlm.data.files import check_output
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
 from hf_synlm.evaluation.text.text_items import read_items, read_treebank_items
-from hf_synlm.viz import plot_bars
+from hf_synlm.viz import plot_bars, plot_effects
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.proposals import Proposals
@@ -276,13 +276,17 @@ def plot(
     """Draw the scores of one or several results as bars.
 
     Several runs of one model (--label) become one bar: their mean, with the standard deviation. Right-branching trees
-    are shown beside F1, and a line marks chance for minimal pairs. Needs matplotlib.
+    are shown beside F1, and a line marks chance for minimal pairs. One result of `evaluate reading` is drawn with the
+    intervals of all predictors and their effects by lag. Needs matplotlib.
 
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
     """
     options.check_out(out, overwrite, *results, check=_check_picture)
     loaded = load_runs(results)
+    if loaded[0].task == "reading" and len(loaded) == 1 and not (label or score):
+        _plot_reading(loaded[0], out)
+        return options.say(f"wrote {out}")
     labels = label or _names(results)
     if len(labels) != len(results):
         raise ValueError(f"{len(labels)} labels for {len(results)} files: give one for each file, or omit --label")
@@ -303,8 +307,19 @@ def plot(
 _AXES = {
     "parsing": ("%", 100.0),
     "perplexity": ("perplexity", None),
+    "reading": ("Delta log-likelihood (nats per word)", None),
     **dict.fromkeys(("syntaxgym", "blimp", "pairs"), ("accuracy", 1.0)),
 }
+
+
+def _plot_reading(result: EvaluationResult, out: Path) -> None:
+    """Delta LL of all predictors with intervals, and their effects by lag."""
+    gains = {row["predictor"]: (row["delta_ll"], row["low"], row["high"]) for row in result.tables["differences"]}
+    lags = range(result.options["spillover"] + 1)
+    effects = {row["predictor"]: [(row[f"b_{k}"], row[f"se_{k}"]) for k in lags] for row in result.tables["effects"]}
+    unit = "log ms" if result.options["log_rt"] else "ms"
+    titles = _AXES["reading"][0], f"b ({unit} per unit of the predictor)"
+    plot_effects(out, gains, effects, title=f"reading times, {result.data['words']:,} words", axes_titles=titles)
 
 
 def _right_branching(result: EvaluationResult) -> dict[str, float]:

@@ -14,6 +14,7 @@ _CUTS = ("texts_in_windows", "contexts_cut")
 # Options that say what is counted; others, such as the beam, belong to a model.
 _RULES = (
     "convention", "unlabeled", "punctuation", "unit", "context", "tokenize", "pairs_per_group", "pairs_per_paradigm",
+    "spillover", "baseline", "interaction", "controls", "log_rt", "by_subject", "mixed", "folds", "folds_by",
 )  # fmt: skip
 # Scores that a picture shows where none are named, by task: names, or their beginnings.
 _SHOWN = {
@@ -22,6 +23,7 @@ _SHOWN = {
     "parsing": ("f1", "sentence_drop", "corpus_drop", "sentence_count", "corpus_count"),
     "perplexity": ("word_perplexity",),
     "pairs": ("accuracy", "mean_"),
+    "reading": ("delta_ll ",),
 }
 
 

@@ -13,6 +13,7 @@ from hf_synlm.viz.plots import (
     distances_to_svg,
     heatmap_to_svg,
     plot_bars,
+    plot_effects,
     span_attention_to_svg,
 )
 from hf_synlm.viz.svg import tree_to_svg
@@ -27,6 +28,7 @@ __all__ = [
     "escape_latex",
     "heatmap_to_svg",
     "plot_bars",
+    "plot_effects",
     "posteriors",
     "sentence_to_html",
     "sentence_to_page",

@@ -102,6 +102,45 @@ def plot_bars(
         write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
 
 
+def plot_effects(
+    path: PathLike,
+    gains: Mapping[str, tuple[float, float, float]],
+    effects: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    axes_titles: tuple[str, str],
+) -> None:
+    """Draw what predictors add to a regression: gains with their intervals, and coefficients by lag.
+
+    Args:
+        path: File to write; its ending is the format: .svg, .png or .pdf.
+        gains: Per predictor the gain and the ends of its interval.
+        effects: Per predictor its coefficient and standard error for each lag, from 0.
+        title: Title of the picture.
+        axes_titles: What gains and coefficients are, and their units.
+    """
+    with _figure(9, 2.2 + 0.3 * max(len(gains), 5)) as figure:
+        left, right = figure.subplots(1, 2)
+        for place, (value, low, high) in enumerate(gains.values()):
+            left.errorbar(value, place, xerr=[[value - low], [high - value]], fmt="o", capsize=3, color=_COLORS[0])
+        left.set_yticks(range(len(gains)), list(gains))
+        left.set_ylim(len(gains) - 0.5, -0.5)
+        left.axvline(0, color="0.3", linewidth=0.8)
+        for number, (name, values) in enumerate(effects.items()):
+            lags = [lag + 0.06 * number for lag in range(len(values))]  # side by side
+            coefficients, errors = zip(*values, strict=True)
+            color = _COLORS[number % len(_COLORS)]
+            right.errorbar(lags, coefficients, yerr=errors, fmt="o-", capsize=3, color=color, label=name)
+        right.set_xticks(range(max(len(values) for values in effects.values())))
+        right.axhline(0, color="0.3", linewidth=0.8)
+        right.set_ylabel(axes_titles[1])
+        left.set_xlabel(axes_titles[0])
+        right.set_xlabel("words before")
+        right.legend(fontsize=8)
+        figure.suptitle(title, fontsize=10)
+        write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
+
+
 # -------------------------------------------------------------------------------------------------------- heat maps
 def heatmap_to_svg(
     values: Any, row_names: Sequence[str], column_names: Sequence[str], *, title: str, digits: int = 3

@@ -1,0 +1,326 @@
+"""`synlm evaluate reading`: how much surprisal adds to a regression of reading times."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hf_synlm.cli import options
+from hf_synlm.data.files import write_text
+from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.evaluation.text.text_items import TextItem, rows_text
+
+if TYPE_CHECKING:
+    from hf_synlm.evaluation.reading.frame import Settings
+    from hf_synlm.evaluation.reading.tables import Predictor
+
+_TIMES: dict[str, Any] = {"rich_help_panel": "Reading times"}
+_WORDS: dict[str, Any] = {"rich_help_panel": "Baseline and words"}
+_REGRESSION: dict[str, Any] = {"rich_help_panel": "Regression"}
+_FILES: dict[str, Any] = {"rich_help_panel": "More files"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimesOptions:
+    """Reading times, and how they join surprisals."""
+
+    times: Annotated[
+        Path | None,
+        typer.Option(help="Table of times: a row per word, or per word and subject.", **_TIMES, **options.INPUT_FILE),
+    ] = None
+    rt_column: Annotated[str, typer.Option(help="Column of the reading times, in ms.", **_TIMES)] = "rt"
+    preset: Annotated[
+        Literal["natural-stories", "sap"] | None, typer.Option(help="Corpus in --data, with its times.", **_TIMES)
+    ] = None
+    data: Annotated[Path | None, typer.Option(help="Folder of the corpus: a clone of its repository.", **_TIMES)] = None
+    slope: Annotated[
+        float | None, typer.Option(help="sap: ms per bit, such as sum_b of natural-stories.", **_TIMES)
+    ] = None
+    on: Annotated[
+        str | None,
+        typer.Option(help="Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", **_TIMES),
+    ] = None
+    partial: Annotated[bool, typer.Option("--partial", help="Many words may lack a partner.", **_TIMES)] = False
+    allow_different_words: Annotated[
+        bool, typer.Option("--allow-different-words", help="Leave out words that differ.", **_TIMES)
+    ] = False
+
+    def joining(self) -> dict[str, Any]:
+        """The options of `match`."""
+        on = tuple(self.on.split(",")) if self.on else ()
+        return {"on": on, "partial": self.partial, "allow_different_words": self.allow_different_words}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegressionOptions:
+    """The baseline, the words that are left out, and how times are predicted."""
+
+    spillover: Annotated[int, typer.Option(min=0, help="Words before a word that have columns, too.", **_WORDS)] = 2
+    baseline: Annotated[
+        str | None, typer.Option(help="Columns: length,frequency,punctuation,place (default), or some.", **_WORDS)
+    ] = None
+    frequencies: Annotated[
+        str | None, typer.Option(help="File of words and counts, or column of the times; default: none.", **_WORDS)
+    ] = None
+    missing_frequency: Annotated[
+        Literal["exclude", "zero"], typer.Option(help="What to do with words without a count.", **_WORDS)
+    ] = "exclude"
+    interaction: Annotated[
+        bool, typer.Option("--interaction", help="Add length times log frequency, both centered.", **_WORDS)
+    ] = False
+    control: Annotated[
+        list[str] | None, typer.Option(help="Another column of the times for the baseline; repeat.", **_WORDS)
+    ] = None
+    keep_edges: Annotated[
+        bool, typer.Option("--keep-edges", help="Keep the first and last words of sentences.", **_WORDS)
+    ] = False
+    keep_oov: Annotated[
+        bool, typer.Option("--keep-oov", help="Keep unknown words, which have the surprisal of a class.", **_WORDS)
+    ] = False
+    drop_punctuation: Annotated[
+        bool, typer.Option("--drop-punctuation", help="Leave out words that end with punctuation.", **_WORDS)
+    ] = False
+    folds: Annotated[int, typer.Option(min=2, help="Parts, each predicted from the others.", **_REGRESSION)] = 10
+    folds_by: Annotated[Literal["sentence", "text"], typer.Option(help="What stays in one part.", **_REGRESSION)] = (
+        "sentence"
+    )
+    log_rt: Annotated[bool, typer.Option("--log-rt", help="Predict the logarithm of times.", **_REGRESSION)] = False
+    by_subject: Annotated[
+        bool, typer.Option("--by-subject", help="A regression for each reader; means over readers.", **_REGRESSION)
+    ] = False
+    mixed: Annotated[
+        bool,
+        typer.Option(
+            "--mixed",
+            help="One regression with a random intercept for each reader. For other random effects: --write-frame, R.",
+            **_REGRESSION,
+        ),
+    ] = False
+
+    def settings(self, has_counts: bool, seed: int) -> "Settings":
+        """What the regression reads and does."""
+        from hf_synlm.evaluation.reading.frame import BASELINE, Settings
+
+        names = tuple(n for n in BASELINE if n != "frequency" or has_counts)
+        if self.baseline is not None:
+            names = tuple(self.baseline.split(","))
+        if unknown := [name for name in names if name not in BASELINE]:
+            raise ValueError(f"--baseline {self.baseline}: {unknown[0]!r} is none of {', '.join(BASELINE)}")
+        if "frequency" in names and not has_counts:
+            raise ValueError(f"--baseline {self.baseline}: frequency needs --frequencies FILE (words and counts)")
+        fields = {field.name for field in dataclasses.fields(Settings)} & set(vars(self))
+        return Settings(**{**{name: getattr(self, name) for name in fields}, "baseline": names, "seed": seed})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComputingOptions(options.Scoring):
+    """How surprisals are computed with --model."""
+
+    num_beams: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Width of the beam; repeat to compare several.", rich_help_panel="Estimator and beam"),
+    ] = None  # type: ignore[assignment]
+    context: Annotated[
+        Literal["sentence", "document"] | None,
+        typer.Option(help="Read each sentence alone (default), or after those before it (natural-stories)."),
+    ] = None
+    tokenize: options.Tokenize = None
+    word_correction: Annotated[
+        bool, typer.Option("--word-correction", help="Probability of words, see `synlm surprisal`.")
+    ] = False
+
+    def predictors(
+        self, model: str, texts: Sequence[TextItem], context: Any
+    ) -> "tuple[list[Predictor], dict[str, Any]]":
+        """Surprisals of the words of texts in order, for each width of the beam, and the model's description."""
+        import pandas as pd
+
+        from hf_synlm.evaluation.reading.tables import Predictor, with_places
+        from hf_synlm.evaluation.text import surprisal as words
+
+        found = []
+        widths: Sequence[int | None] = self.num_beams or [None]
+        for width in widths:
+            given = {field.name: getattr(self, field.name) for field in dataclasses.fields(options.Scoring)}
+            scorer = options.Scoring(**{**given, "num_beams": width}).scorer(model, details=False)
+            correct = self.word_correction and words.can_correct_words(scorer)
+            scores = words.score_words(
+                scorer, texts, context=context, word_correction=correct, tokenize=self.tokenize,
+                progress=f"surprisal: {scorer.name}",
+            )  # fmt: skip
+            rows = pd.DataFrame(words.word_table(texts, scores), columns=words.columns("bits"))
+            name = Path(scorer.name).name + ("" if width is None else f" beam {width}")
+            settings = {**scorer.options(), "context": context, "tokenize": self.tokenize, "model": scorer.name}
+            settings["word_correction"] = correct
+            found.append(Predictor(name, "surprisal_bits", with_places(rows, name), settings=settings))
+        options.leave_output_to_first_process()
+        return found, scorer.describe()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Tables for other programs."""
+
+    coefficients: Annotated[Path | None, typer.Option(help="TSV file for b, SE, t, p of all terms.", **_FILES)] = None
+    words_out: Annotated[Path | None, typer.Option(help="TSV file for the log density of every word.", **_FILES)] = None
+    write_frame: Annotated[Path | None, typer.Option(help="TSV file for all columns, for R.", **_FILES)] = None
+
+
+def reading(
+    surprisals: Annotated[
+        list[str] | None,
+        typer.Argument(help="Tables of `synlm surprisal`: FILE, NAME=FILE or NAME=FILE:COLUMN; several are compared."),
+    ] = None,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Compute the surprisals by a model: folder, or name on the Hub.", rich_help_panel="Model"),
+    ] = None,
+    times: TimesOptions,
+    regression: RegressionOptions,
+    computing: ComputingOptions,
+    files: FileOptions,
+    out: options.Output = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """How much better reading times are predicted with surprisal: Delta log-likelihood.
+
+    A regression predicts each part of the words (--folds) from the others, once by length, frequency, punctuation and
+    place, and once by surprisal, too. Delta LL is the mean gain in log density, in nats per word. It is positive for a
+    predictor of the wrong sign, too: look at b and t. Tables join by the places of words, which must be the same words.
+
+    Examples:
+        synlm evaluate reading surprisals.tsv --times rt.tsv --rt-column mean_rt --frequencies counts.tsv --out r.json
+        synlm evaluate reading --preset natural-stories --data naturalstories --model gpt2 --out gpt2.json
+    """
+    _check(surprisals or [], model, times, regression, computing, files)
+    from hf_synlm.evaluation.reading.tables import split_given
+
+    reads = [times.times, *(split_given(given)[1] for given in surprisals or ())]
+    options.check_results(out, overwrite, *reads, model=model)
+    for name, path in dataclasses.asdict(files).items():
+        flag = f"--{name.replace('_', '-')}"
+        options.check_out(path, overwrite, *reads, *options.report_files(out), model=model, flag=flag)
+    if times.preset == "sap":
+        options.report(_effects(surprisals or [], model, times, computing), out)
+    else:
+        _regress(surprisals or [], model, times, regression, computing, files, out)
+
+
+def _flags(group: Any, usual: Any) -> str:
+    """The options of a group that were given."""
+    changed = [
+        field.name for field in dataclasses.fields(group) if getattr(group, field.name) != getattr(usual, field.name)
+    ]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+
+
+def _check(
+    surprisals: Sequence[str],
+    model: str | None,
+    times: TimesOptions,
+    regression: RegressionOptions,
+    computing: ComputingOptions,
+    files: FileOptions,
+) -> None:
+    """Refuse what does not go together."""
+    if (times.preset is None) != (times.data is None):
+        raise ValueError("--preset and --data go together: the name of a corpus, and the folder that holds it")
+    if times.preset is None and times.times is None:
+        raise ValueError("--times is missing: a table of reading times (or --preset with --data)")
+    if times.preset is None and model is not None:
+        raise ValueError("--model reads the text of a --preset: for your own text make a table by `synlm surprisal`")
+    if bool(surprisals) == (model is not None):
+        raise ValueError("give either tables of `synlm surprisal`, or --model to compute them")
+    given = _flags(computing, ComputingOptions(seed=computing.seed))
+    if given and model is None:
+        raise ValueError(f"{given}: without --model nothing is computed, so this would change nothing. Leave it out")
+    given = ", ".join(filter(None, [_flags(regression, RegressionOptions()), _flags(files, FileOptions())]))
+    if given and times.preset == "sap":
+        raise ValueError(f"{given}: --preset sap compares effects of items, without a regression. Leave it out")
+    if times.slope is not None and times.preset != "sap":
+        raise ValueError("--slope belongs to --preset sap: leave it out")
+
+
+def _regress(
+    surprisals: Sequence[str],
+    model: str | None,
+    times: TimesOptions,
+    regression: RegressionOptions,
+    computing: ComputingOptions,
+    files: FileOptions,
+    out: Path | None,
+) -> None:
+    from hf_synlm.evaluation.reading import natural_stories, report
+    from hf_synlm.evaluation.reading.corpus import join_corpus
+    from hf_synlm.evaluation.reading.tables import read_predictor, read_rows
+
+    text, counts, column, said, described = None, regression.frequencies, times.rt_column, list[str](), None
+    read = [path for path in (times.times, Path(counts or "")) if path is not None and path.is_file()]
+    if times.data is not None:
+        text, of_text = natural_stories.read_text(times.data)
+        read, counts = read + of_text, counts or "count"
+    settings = regression.settings(counts is not None, computing.seed)
+    if times.times is not None:
+        measured = read_rows(times.times)
+    elif times.data is not None:
+        measured, column, file, said = natural_stories.read_times(times.data)
+        read.append(file)
+    predictors = [
+        (None if text is None else natural_stories.read_gpt3(given, text)) or read_predictor(given)
+        for given in surprisals
+    ]
+    if model is not None and text is not None:
+        stories = natural_stories.text_items(text)
+        predictors, described = computing.predictors(model, stories, computing.context or "document")
+    corpus = join_corpus(
+        predictors[0].table if text is None else text, predictors, measured, rt_column=column,
+        by_subject=regression.by_subject or regression.mixed, frequencies=counts,
+        controls=regression.control or [], **times.joining(),
+    )  # fmt: skip
+    corpus.remarks[:0] = said
+    found = report.evaluate_reading(
+        corpus,
+        settings,
+        model=described,
+        options={"preset": times.preset, "controls": "+".join(regression.control or []) or None},
+        data={"files": describe_files(read)},
+    )
+    for remark in found.remarks:
+        options.say(remark)
+    rows_of = dict(coefficients=report.coefficient_rows, words_out=report.word_rows, write_frame=report.frame_rows)
+    for name, path in dataclasses.asdict(files).items():
+        if path is not None:
+            write_text(path, rows_text(rows_of[name](found)))
+            options.say(f"wrote {path}")
+    options.report(found.result, out)
+
+
+def _effects(
+    surprisals: Sequence[str], model: str | None, times: TimesOptions, computing: ComputingOptions
+) -> EvaluationResult:
+    """Effects by item of the SAP benchmark."""
+    from hf_synlm.evaluation.reading import sap
+    from hf_synlm.evaluation.reading.tables import read_predictor
+    from hf_synlm.evaluation.results import library_versions
+
+    folder = times.data or Path()
+    items, read = sap.read_items(folder)
+    effects, file = sap.read_effects(folder, times.times, times.rt_column)
+    described: dict[str, Any] = {}
+    predictors = [read_predictor(given) for given in surprisals]
+    if model is not None:
+        texts = [TextItem(str(k), sentence) for k, sentence in enumerate(items["sentence"])]
+        predictors, described = computing.predictors(model, texts, computing.context or "sentence")
+    rows = sap.compare_effects(items, effects, predictors, times.slope)
+    return EvaluationResult(
+        task="reading-effects",
+        scores={f"{row['predictor']} {row['construction']} {row['region']}": row["r"] for row in rows},
+        model={"name": ", ".join(one.name for one in predictors), **described},
+        options={"preset": "sap", "slope": times.slope, "seed": computing.seed},
+        data={"files": describe_files([*read, file])},
+        tables={"effects by item": rows},
+        versions=library_versions("pandas", "scipy"),
+    )

@@ -1,0 +1,7 @@
+"""Reading times: how much better a regression predicts them when surprisal is added. Needs `hf_synlm[reading]`."""
+
+try:
+    import scipy  # noqa: F401
+    import statsmodels  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"{error.name} is missing: regressions need pip install 'hf_synlm[reading]'") from error

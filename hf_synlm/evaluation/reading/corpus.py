@@ -1,0 +1,130 @@
+"""Texts with their surprisals and reading times, joined word by word."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hf_synlm.evaluation.reading.tables import Predictor, add_structure, columns_of, match, numbers, read_rows
+
+SHORTEST, LONGEST = 100, 3000
+"""Reading times of single readers (ms) count between these."""
+BASELINE = ("length", "frequency", "punctuation", "place")
+STRIPPED = ".,;:!?'\"`()[]-–—‘’“”"
+"""Punctuation at the ends of a word, which does not count for its length and its frequency."""
+
+
+def stripped(word: str) -> str:
+    """A word without punctuation at its ends."""
+    return word.strip(STRIPPED)
+
+
+@dataclasses.dataclass
+class Corpus:
+    """All words of texts in order, with what is known about them."""
+
+    text: pd.DataFrame  # `document`, `sentence_id`, `word` ..., a row per word
+    times: pd.DataFrame  # `place` (row of the text), `time` (ms) and `subject`; without readers a row for every word
+    controls: pd.DataFrame  # more columns of the baseline, a row per reading time
+    predictors: Sequence[Predictor]
+    values: pd.DataFrame  # per predictor its value at every word
+    unknown: pd.DataFrame  # per predictor 1 for words that its model does not know
+    counts: pd.Series | None  # frequency of every word
+    remarks: list[str]  # for the user
+
+    def index(self, places: np.ndarray) -> pd.MultiIndex:
+        """Reader and place, for each reading time."""
+        readers = self.times["subject"] if "subject" in self.times else [""] * len(places)
+        return pd.MultiIndex.from_arrays([readers, places])
+
+
+def join_corpus(
+    text: pd.DataFrame,
+    predictors: Sequence[Predictor],
+    times: pd.DataFrame,
+    *,
+    rt_column: str,
+    by_subject: bool = False,
+    frequencies: str | None = None,
+    controls: Sequence[str] = (),
+    **joining: Any,
+) -> Corpus:
+    """Join tables to the words of texts; `joining` goes to `match`."""
+    names = [*BASELINE, *controls, *(one.name for one in predictors)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two columns are called {twice[0]!r}: name tables as NAME=FILE, each in its own way")
+    text = text.reset_index(drop=True)
+    remarks: list[str] = []
+    reader = "subject" if "subject" in times else ""
+    if by_subject and not reader:
+        raise ValueError(f"--by-subject: there is no column 'subject'; {columns_of(times)}")
+    measured = _times(times, rt_column, reader, remarks)
+    of_times = match(times, text, remarks, reader=reader, **joining)
+    add_structure(text, times, of_times)
+    values, unknown = pd.DataFrame(index=text.index), pd.DataFrame(index=text.index)
+    for one in predictors:
+        places = match(one.table, text, remarks, **joining)
+        add_structure(text, one.table, places)
+        joined = places >= 0
+        values.loc[places[joined], one.name] = numbers(one.table, one.column)[joined]
+        unknown[one.name] = 0.0
+        if "oov" in one.table:
+            unknown.loc[places[joined], one.name] = numbers(one.table, "oov")[joined]
+    _name_sentences(text, remarks)
+    rows = pd.DataFrame({"place": of_times, "time": measured, **{name: numbers(times, name) for name in controls}})
+    if by_subject:
+        rows = rows.assign(subject=times[reader].to_numpy())[of_times >= 0].reset_index(drop=True)
+    else:
+        rows = rows.groupby("place").mean().reindex(range(len(text))).rename_axis("place").reset_index()
+    counts = None if frequencies is None else _counts(frequencies, text, times, of_times)
+    own = rows.drop(columns=list(controls))
+    return Corpus(text, own, rows[list(controls)], predictors, values, unknown, counts, remarks)
+
+
+def _times(times: pd.DataFrame, column: str, reader: str, remarks: list[str]) -> np.ndarray:
+    """Reading times; those of single readers are NaN where they are too short or too long."""
+    found = numbers(times, column)
+    if np.nanmax(found, initial=0) < 10:
+        remarks.append(f"warning: all reading times are below 10: are they seconds? Give milliseconds in {column!r}")
+    out = (found <= SHORTEST) | (found >= LONGEST)
+    if reader and out.any():
+        remarks.append(
+            f"{out.sum():,} of {len(found):,} times are not in {SHORTEST} to {LONGEST:,} ms and do not count"
+        )
+    return np.where(out & bool(reader), np.nan, found)
+
+
+def _name_sentences(text: pd.DataFrame, remarks: list[str]) -> None:
+    """Sentences and documents of every word, where the tables say less."""
+    if "sentence_id" not in text:
+        if "item" not in text or "zone" in text:
+            name = text.attrs["name"]
+            raise ValueError(f"no table says where sentences begin: add a column sentence_id to {name} or to the times")
+        text["sentence_id"] = text["item"]
+    if "document" in text and text["document"].isna().any():  # the words without a time
+        text["document"] = text["document"].fillna(text.groupby("sentence_id")["document"].transform("first"))
+    elif "document" in text and text.groupby("sentence_id")["document"].nunique().max() > 1:
+        text["sentence_id"] = text["document"] + ":" + text["sentence_id"]  # numbered in each text
+    if "document" not in text:
+        text["document"] = text["sentence_id"]
+        remarks.append(
+            "no table has a column document, so every sentence is a text of its own: spillover does not cross sentences"
+        )
+
+
+def _counts(given: str, text: pd.DataFrame, times: pd.DataFrame, of_times: np.ndarray) -> pd.Series:
+    """Frequencies of the words: a column of the text or of the times, or a file of words and counts."""
+    if given in text:
+        return pd.Series(numbers(text, given))
+    if given in times:
+        return pd.Series(numbers(times, given)).groupby(of_times).mean().reindex(text.index)
+    if not Path(given).is_file():
+        raise ValueError(f"--frequencies {given} is neither a file nor a column; {columns_of(times)}")
+    table = read_rows(Path(given))
+    if len(table.columns) < 2:
+        raise ValueError(f"--frequencies {given}: the first column must hold words, the second their counts")
+    counts = dict(zip(table.iloc[:, 0], numbers(table, table.columns[1]), strict=True))
+    return pd.Series([counts.get(stripped(word), np.nan) for word in text["word"]], dtype=float)
