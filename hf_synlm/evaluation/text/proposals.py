@@ -171,7 +171,7 @@ def score_proposals(
 ) -> ProposalScore:
     """Sum the probabilities of a sentence with given trees.
 
-    Cost: one forward pass over every distinct tree.
+    Cost: one forward pass over every distinct tree; of a Tree LM over what the trees do not share.
     """
     encode = _ENCODERS.get(scorer.model.config.model_type)
     if encode is None:
@@ -187,7 +187,12 @@ def score_proposals(
             name: value.to(scorer.model.device) if isinstance(value, Tensor) else value
             for name, value in _batch(rows[start : start + size]).items()
         }
-        joint.append(scorer.model(**batch).joint_log_prob.double().cpu())
+        if hasattr(scorer.model, "joint_log_probs"):
+            given = {name: batch[name] for name in ("input_ids", "actions", "word_ends")}
+            log_probs = scorer.model.joint_log_probs(**given)
+        else:
+            log_probs = scorer.model(**batch).joint_log_prob
+        joint.append(log_probs.double().cpu())
     log_probs = torch.cat(joint)
     total = log_probs.logsumexp(0)
     share = (log_probs.max() - total).exp()

@@ -53,20 +53,22 @@ def make_backbone(config: PreTrainedConfig) -> PreTrainedModel:
     return backbone
 
 
-def run_backbone(backbone: PreTrainedModel, embedded: Tensor, mask: Tensor, index: Tensor, cache: Any) -> list[Tensor]:
+def run_backbone(
+    backbone: PreTrainedModel, embedded: Tensor, mask: Tensor, index: Tensor, cache: Any, is_causal: bool = True
+) -> list[Tensor]:
     """Run a decoder on linearized trees [B, P, D]: embeddings and states after each layer; with a cache the last.
 
-    `mask` [B, P, S] is True where the row sees the column. Without a cache rows see all columns before them, which the
-    decoder does by itself, so that its fast attention can be used. Of the distances `index` [B, P, S], that to the
-    begin token is the position. More positions than the decoder has raise ValueError.
+    `mask` [B, P, S] is True where the row sees the column. Without a cache rows see all columns before them, if
+    `is_causal`, which the decoder does by itself, so that its fast attention can be used. Of the distances `index`
+    [B, P, S], that to the begin token is the position. More positions than the decoder has raise ValueError.
     """
     longest = getattr(backbone.config, "max_position_embeddings", None)
-    if longest is not None and mask.shape[2] > longest:
+    if longest is not None and is_causal and mask.shape[2] > longest:
         raise ValueError(
             f"A linearized tree has {mask.shape[2]} positions or more, and the backbone {longest}. Shorten the text."
         )
     seen = None
-    if cache is not None:
+    if cache is not None or not is_causal:
         seen = embedded.new_zeros(()).masked_fill(~mask[:, None], float("-inf"))
     output = backbone(
         inputs_embeds=embedded, attention_mask=seen, position_ids=index.amax(2), past_key_values=cache,

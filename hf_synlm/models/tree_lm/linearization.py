@@ -105,6 +105,29 @@ def linearize(actions: Tensor, words: Tensor, config: PreTrainedConfig) -> Linea
     return Linearization(targets.gather(1, owner), mask, index, ends - 1, targets[:, 1:], open_label[:, 1:])
 
 
+def share_prefixes(plan: Linearization) -> tuple[Linearization, Tensor]:
+    """Derivations of one text as one row, in which each distinct prefix stands once.
+
+    Returns the row, whose mask shows each position its own prefix only, and the place of every position [B, P] in it.
+    Cost: O(B^2 P) comparisons for B derivations, and O(N^2) numbers for N prefixes.
+    """
+    count, length = plan.tokens.shape
+    differs = (plan.tokens[:, None] != plan.tokens).cummax(2).values
+    leader = (~differs).to(torch.uint8).argmax(1)  # the first derivation that begins alike
+    number = torch.arange(length, device=leader.device)
+    is_end = number == plan.last[:, -1:]
+    beyond = is_end.cumsum(1) > is_end  # padding stands with the begin token, which does not see it
+    nodes, place = (leader * length + number).masked_fill(beyond, 0).unique(return_inverse=True)
+    row, position = nodes // length, nodes % length
+    seen, others = plan.mask[row, position], place[row]
+    node, column = (seen & ~beyond[row]).nonzero(as_tuple=True)
+    mask = seen.new_zeros(1, len(nodes), len(nodes))
+    relative = torch.zeros_like(mask, dtype=plan.relative.dtype)
+    mask[0, node, others[node, column]] = True
+    relative[0, node, others[node, column]] = plan.relative[row, position][node, column]
+    return plan._replace(tokens=plan.tokens[row, position][None], mask=mask, relative=relative), place
+
+
 def relative_depths(difference: Tensor, config: PreTrainedConfig) -> Tensor:
     """Differences of depth, clipped and counted from the smallest."""
     lowest = config.min_relative_position

@@ -41,7 +41,7 @@ from hf_synlm.models.tree_lm.backbone import make_backbone, run_backbone
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.models.tree_lm.layers import TreeLMAttention, TreeLMLayer, position_vectors
-from hf_synlm.models.tree_lm.linearization import Linearization, check_derivations, linearize
+from hf_synlm.models.tree_lm.linearization import Linearization, check_derivations, linearize, share_prefixes
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine, action_logits, split_words
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.trees.given import check_actions
@@ -178,14 +178,17 @@ class TreeLMModel(DerivationStates, TreeLMPreTrainedModel):
         labels = self.embed_labels((tokens - self.config.vocab_size).clamp(min=0))
         return torch.where(is_word[..., None], words, labels)
 
-    def decode(self, embedded: Tensor, mask: Tensor, index: Tensor, cache: Any = None) -> list[Tensor]:
+    def decode(
+        self, embedded: Tensor, mask: Tensor, index: Tensor, cache: Any = None, is_causal: bool = True
+    ) -> list[Tensor]:
         """Run the layers on `embedded` [B, P, D]: the embeddings and the states after each layer.
 
         `mask` [B, P, S] is True where the row sees the column; the last P columns are the rows. `index` [B, P, S] are
-        relative positions, counted from the smallest. A backbone with a cache returns the last states only.
+        relative positions, counted from the smallest. A backbone with a cache returns the last states only, and with
+        `is_causal` it does not look at the mask otherwise.
         """
         if self.config.backbone_config is not None:
-            return run_backbone(self.backbone, embedded, mask, index, cache)
+            return run_backbone(self.backbone, embedded, mask, index, cache, is_causal)
         config, hidden = self.config, self.dropout(embedded)
         lowest, highest = 0, mask.shape[2] - 1
         if config.structure_attention == "stack_compose":
@@ -263,6 +266,13 @@ class _Scores(NamedTuple):
     """[B] log p(text, tree), detached."""
 
 
+def _losses(model: Any, states: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted sum of - log p(target), and - log p of each row; words and labels share a softmax."""
+    table = torch.cat([weight_of(model.lm_head), model.label_table()])
+    bias = torch.cat([unwrapped(model.lm_head).bias, unwrapped(model.label_head).bias])
+    return linear_cross_entropy(states, table, targets, weights, bias)
+
+
 def _score_derivations(
     model: Any, hidden: Tensor, plan: Linearization, actions: Tensor, weight_of_labels: float, weight_of_words: Tensor
 ) -> _Scores:
@@ -270,10 +280,8 @@ def _score_derivations(
     taken, shifts = actions != 0, actions == SHIFT
     weights = torch.full_like(actions, weight_of_labels, dtype=torch.float32)
     weights[shifts] = weight_of_words
-    table = torch.cat([weight_of(model.lm_head), model.label_table()])
-    bias = torch.cat([unwrapped(model.lm_head).bias, unwrapped(model.label_head).bias])
     before = _rows(hidden, plan.last[:, :-1])[taken]
-    total, loss = linear_cross_entropy(before, table, plan.targets[taken], weights[taken], bias)
+    total, loss = _losses(model, before, plan.targets[taken], weights[taken])
     word = (loss * weights[taken])[shifts[taken]].sum()
     joint = loss.new_zeros(len(actions)).index_add(0, taken.nonzero()[:, 0], -loss)
     return _Scores(total, total.detach() - word, word, joint)
@@ -300,6 +308,35 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         self.model = TreeLMModel(config, add_heads=False)
         self._add_heads()
         self.post_init()
+
+    @torch.no_grad()
+    def joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
+        """Log p(text, tree) [K] of several trees of one text, as `forward` gives it; equal beginnings are read once.
+
+        Args:
+            input_ids: [K, T], the text K times.
+            actions: [K, A] derivations; 0 = padding.
+            word_ends: [K, T] as in `forward`.
+
+        Returns:
+            The values in nats. Layers and heads read each distinct beginning of a derivation once.
+
+        Raises:
+            ValueError: actions that do not derive the text.
+
+        Cost: as `forward` of one derivation of N positions, for N distinct beginnings.
+        """
+        model, taken = self.model, actions != 0
+        plan = model.lay_out(input_ids, actions, torch.ones_like(input_ids, dtype=torch.bool), word_ends)
+        row, place = share_prefixes(plan)
+        hidden = model.decode(model.embed(row.tokens), row.mask, row.relative, is_causal=False)[-1][0]
+        # What is predicted, and where: once for derivations that are alike so far.
+        ids = self.config.vocab_size + self.config.num_label_tokens
+        before = place.gather(1, plan.last[:, :-1])[taken]
+        pairs, of_pair = (before * ids + plan.targets[taken]).unique(return_inverse=True)
+        states, targets = hidden[pairs // ids], pairs % ids
+        loss = _losses(self, states, targets, torch.ones_like(targets, dtype=torch.float32))[1]
+        return loss.new_zeros(len(actions)).index_add(0, taken.nonzero()[:, 0], -loss[of_pair])
 
     def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
         """Loss and probability of given derivations; see `FastTrackGenerationMixin`."""

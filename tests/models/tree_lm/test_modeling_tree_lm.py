@@ -335,6 +335,28 @@ def test_bad_derivations_are_named(structure, actions, message):
         tiny(structure_attention=structure)(torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
 
 
+def test_trees_of_one_text_share_their_beginnings(structure, monkeypatch):
+    """The same numbers as one by one; the layers see each distinct beginning once."""
+    model = tiny(structure_attention=structure)
+    words = torch.tensor([[5, 7, 3, 9, 4]])
+    found = model.parse(words, num_beams=30, action_beam_size=60, num_return_sequences=30)
+    actions = found.actions[0][(found.actions[0] != 0).any(1)]
+    ids = words.expand(len(actions), -1)
+    sizes, decode = [], model.model.decode
+    monkeypatch.setattr(model.model, "decode", lambda x, *a, **o: sizes.append(x.shape[:2]) or decode(x, *a, **o))
+    together = model.joint_log_probs(ids, actions)
+    apart = model(ids, actions=actions).joint_log_prob
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+    ((one, shared), (rows, length)) = sizes
+    plan = model.model.lay_out(ids, actions, torch.ones_like(ids, dtype=torch.bool), None)
+    prefixes = {
+        tuple(tokens[: place + 1])
+        for tokens, last in zip(plan.tokens.tolist(), plan.last[:, -1].tolist(), strict=True)
+        for place in range(last + 1)
+    }
+    assert one == 1 and shared == len(prefixes) < rows * length
+
+
 def test_strings_of_labels_have_no_trees():
     model = tiny(structure_attention="no_opening", nonterminals=["A", "B"])
     output = model.parse(torch.tensor([[5, 6, 7]]), num_return_sequences=2)
