@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ import typer
 from hf_synlm.cli import options
 from hf_synlm.data.files import write_text
 from hf_synlm.data.parsed import ParsedSentence, kind_of_trees, lines_of_parses
-from hf_synlm.data.text import read_lines
+from hf_synlm.data.text import read_lines, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, evaluate_files
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingConvention, resolve_convention
@@ -75,9 +76,21 @@ class CountingOptions(options.TreebankReading):
         from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
 
         usual = "keep" if self.convention == "evalb" else "remove"
-        reading = {**self.reading(), "keep_functions": self.convention == "evalb"}
+        reading = self.reading_all()
         remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
         return load_treebank(path, self.punctuation or usual, limit, self.punctuation_by, remedy, **reading)
+
+    def reading_all(self) -> dict[str, Any]:
+        """How gold trees are read, and predicted ones that have tags."""
+        return {**self.reading(), "keep_functions": self.convention == "evalb"}
+
+    def predicted(self) -> dict[str, Any]:
+        """How predicted trees are read; from dependencies, punctuation goes as it does from the gold ones."""
+        reading = self.reading_all()
+        removes = (self.punctuation or ("keep" if self.convention == "evalb" else "remove")) == "remove"
+        if removes and self.punctuation_by == "tag":
+            reading["dependencies"] = {**reading.get("dependencies", {}), "punctuation": "remove"}
+        return reading
 
     def evalb(
         self, rule: ParsingConvention | EvalbParameters, gold: Path, limit: int | None
@@ -166,9 +179,13 @@ def parsing(
         _check_unused(parsing)
         if save_trees is not None and not consensus:
             raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
-        evalb = None if consensus else counting.evalb(rule, treebank, limit)
-        runs: dict[str, Any] = {str(path): options.read_trees(path, tree_style, evalb) for path in trees or ()}
-        runs = {name: run if isinstance(run, EvalbScores) else run[:limit] for name, run in runs.items()}
+        evalb, reading = None if consensus else counting.evalb(rule, treebank, limit), counting.predicted()
+        runs: dict[str, Any] = {}
+        for path in trees or ():
+            run = options.read_trees(path, tree_style, evalb, **reading)
+            runs[str(path)] = run if isinstance(run, EvalbScores) else run[:limit]
+            if isinstance(run, EvalbScores):
+                _say_roots(treebank, path)
         average = average_parses(runs) if consensus else None
         scores, tables = _score(bank, runs, rule, average)
         _write_trees(save_trees, average or ())
@@ -270,7 +287,8 @@ def compare(
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
         raise ValueError("--convention evalb: choose a convention of unlabeled F1")
-    parses = {str(path): options.read_trees(path, tree_style)[:limit] for path in (first, second)}
+    reading = counting.predicted()
+    parses = {str(path): options.read_trees(path, tree_style, **reading)[:limit] for path in (first, second)}
     scores, tables = report_comparison(bank, parses, rule)
     _say_missing(bank, parses, rule)
     data = {"files": describe_files([treebank, first, second])}
@@ -301,6 +319,17 @@ def _say_missing(bank: "Treebank", runs: Mapping[str, Any], rule: ParsingConvent
                 f"{name} has no tree for {missing} of {len(numbers)} sentences, which count as sentences without "
                 "brackets: were they left out by another convention when they were saved?"
             )
+
+
+def _say_roots(gold: Path, test: Path) -> None:
+    """Remark on root brackets without a label that only one of two files has, as EVALB counts them."""
+    have = [any(re.match(r"\s*\(\s*\(", line) for line in read_lines_beside(path)) for path in (gold, test)]
+    if have[0] != have[1]:
+        path = gold if have[0] else test
+        options.say(
+            f"only {path} has brackets without a label around its trees, ( (S ...)): EVALB counts them, as "
+            "constituents that the other file lacks. `synlm treebank` takes them away"
+        )
 
 
 def _check_unused(parsing: options.Parsing) -> None:

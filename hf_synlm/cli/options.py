@@ -21,7 +21,7 @@ from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, write_text
-from hf_synlm.data.text import Tokenization, command_encoding, read_lines
+from hf_synlm.data.text import Tokenization, command_encoding, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
 from hf_synlm.evaluation.text.text_items import remarks_on, rows_text
 
@@ -452,12 +452,15 @@ def say(message: str) -> None:
     typer.echo(message, err=True)
 
 
-def read_trees(path: Path, style: parsed.TreeStyle | None, tagged: Callable[[Path], Any] | None = None) -> Any:
+def read_trees(
+    path: Path, style: parsed.TreeStyle | None, tagged: Callable[[Path], Any] | None = None, **reading: Any
+) -> Any:
     """The parses in a file, in the style of --tree-style or the one that its brackets show; a guess is said.
 
-    For trees with tags what `tagged` gives, if it is given.
+    For trees with tags what `tagged` gives, if it is given. `reading` says how trees with tags, and dependencies, are
+    read.
     """
-    lines = list(read_lines(path))
+    lines = read_lines_beside(path)
     kind = parsed.kind_of_trees(path, lines)
     found, is_certain = (style, True) if style else parsed.guess_style(lines)
     if not is_certain:
@@ -465,7 +468,7 @@ def read_trees(path: Path, style: parsed.TreeStyle | None, tagged: Callable[[Pat
     if tagged is not None and kind == "brackets" and found == "treebank":
         return tagged(path)
     try:
-        return parsed.parses_of_lines(lines, found, source=str(path))
+        return parsed.parses_of_lines(lines, found, source=str(path), **reading)
     except ValueError as error:
         remedy = f" (read as {found}: --tree-style gives another style)" if kind == "brackets" else ""
         raise ValueError(f"{error}{remedy}") from error

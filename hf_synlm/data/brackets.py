@@ -8,19 +8,23 @@ Of a treebank, `read_nodes` knows several styles:
 * A word may stand in a bracket of its own, `(PRP (He))`, if all words of its tree do.
 * In the Penn-Helsinki style, an unlabeled wrapper holds `(ID ...)`, `(CODE ...)` or such beside the tree. These are no
   words, nor are, as in CorpusSearch, 0 and what begins with *. In other trees, only the tag -NONE- marks what is empty.
-* A tree that begins in column 0 holds no bracket there with the same label, and none at all if most trees of the file
-  hold none: then a bracket was not closed. ROOT, TOP, ... does not stand inside of its like either.
+* A bracket was not closed where a tree that begins in column 0 holds brackets there, all with its own label, or any if
+  all other trees have one line. In other files a warning says so, unless most trees are like that. ROOT, TOP, ... does
+  not stand inside of its like either.
 
 In nested tuples, a leaf is its position, an inner node the tuple of its children. Functions lead from each form of a
 tree (brackets, nested tuples, spans) to the others, without recursion.
 """
 
 import dataclasses
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from hf_synlm.trees.spans import Span, escape_word, in_post_order, spans_to_brackets
+
+logger = logging.getLogger(__name__)
 
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 
@@ -140,7 +144,7 @@ def read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterato
             if path:
                 path[-1].children.append(node)
             else:
-                layout.end_tree(node)
+                layout.end_tree(node, place)
                 yield node
         elif not path:
             raise ValueError(f"{describe(symbol, place)} stands outside of all trees: trees begin with '('")
@@ -156,6 +160,7 @@ def read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterato
             )
         else:
             path[-1].words.append(symbol)
+    layout.end_file()
 
 
 def _tidy(lines: Iterable[str], path: Sequence[Node]) -> Iterator[str]:
@@ -193,28 +198,38 @@ class _Layout:
         self.margin: list[Node] = []  # brackets of a tree that begin in column 0
         self.bare: list[tuple[Node, Node]] = []  # brackets of a tree with nothing but a label, each with its parent
         self.broken: list[tuple[int, int]] = []  # lines of trees in column 0, and of the first bracket there inside
-        self.num_whole = 0
+        self.num_whole, self.has_long = 0, False  # of the other trees, and whether one has several lines
 
-    def end_tree(self, root: Node) -> None:
-        """Check a tree, and make it one of the usual style."""
+    def end_tree(self, root: Node, end: tuple[int, int]) -> None:
+        """Check a tree, whose last bracket has the place `end`, and make it one of the usual style."""
         if self.bare:
             _open_words(root, self.bare, self.source)
         if not root.label and any(child.label in _ABOUT_TEXT for child in root.children):
             _leave_out_remarks(root)
-        is_same = False
-        if len(self.margin) > 1 and self.margin[0] is root:
+        # A tree that ends in column 0, too, is written so on purpose.
+        if len(self.margin) > 1 and self.margin[0] is root and end[1]:
             self.broken.append((root.line, self.margin[1].line))
-            is_same = all(node.label == root.label for node in self.margin)
+            if all(node.label == root.label for node in self.margin):
+                raise ValueError(self._missing(*self.broken[-1]))
         else:
             self.num_whole += 1
-        if is_same or (self.broken and self.num_whole > len(self.broken)):
-            first, second = self.broken[-1 if is_same else 0]
-            raise ValueError(
-                f"{self.source}:{first}: '(' is never closed before the next tree begins in line {second}: add its "
-                f"')', or a space before line {second} if it goes on with the same tree"
-            )
+            self.has_long |= end[0] > root.line
         self.margin.clear()
         self.bare.clear()
+
+    def end_file(self) -> None:
+        """Refuse trees, or warn of them, that seem to be several ones."""
+        if self.num_whole >= len(self.broken) > 0:
+            message = self._missing(*self.broken[0])
+            if not self.has_long:
+                raise ValueError(message)
+            logger.warning(f"{message} ({len(self.broken)} of {self.num_whole + len(self.broken)} trees are like that)")
+
+    def _missing(self, first: int, second: int) -> str:
+        return (
+            f"{self.source}:{first}: '(' is never closed before the next tree begins in line {second}: add its "
+            f"')', or a space before line {second} if it goes on with the same tree"
+        )
 
 
 def _open_words(root: Node, bare: Sequence[tuple[Node, Node]], source: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from hf_synlm.data.brackets import brackets_to_tree, tree_to_spans, unescape_word
 from hf_synlm.data.dependencies import is_conllu
-from hf_synlm.data.text import PathLike, errors_at, read_lines
+from hf_synlm.data.text import PathLike, errors_at, read_lines_beside
 from hf_synlm.data.treebank import (
     PUNCTUATION_TAGS,
     SYMBOL_TAGS,
@@ -38,6 +38,7 @@ from hf_synlm.trees.spans import (
 TreeStyle: TypeAlias = Literal["unlabeled", "labeled", "treebank"]
 
 _KNOWN_TAGS = WORD_TAGS | UNIVERSAL_WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS
+_PHRASES = frozenset("CONJP FRAG LST NAC NX PRN PRT RRC S SBAR SBARQ SINV SQ".split())
 # The first label of a file of labeled trees, where nothing else would show that it is one.
 _MARKED_LABEL = re.compile(r"\([^\s()]+  ")
 
@@ -281,7 +282,7 @@ def as_treebank_sentence(parsed: ParsedSentence, source: str) -> TreebankSentenc
 
 
 # ------------------------------------------------------------------------------------------------------------- files
-def read_parses(path: PathLike, style: TreeStyle | None = "unlabeled") -> list[ParsedSentence]:
+def read_parses(path: PathLike, style: TreeStyle | None = "unlabeled", **reading: Any) -> list[ParsedSentence]:
     """Read a file of parses; a blank line is a sentence without a parse (and without words).
 
     A sentence is a JSON object (`ParsedSentence.to_dict`) on its line, or a bracketed tree, see `tree_lines`. The
@@ -293,6 +294,7 @@ def read_parses(path: PathLike, style: TreeStyle | None = "unlabeled") -> list[P
         style: of bracketed trees: "unlabeled", `((the cat) sleeps)`; "labeled", `(S (NP the cat) (VP sleeps))`;
             "treebank", the format of the Penn Treebank, `(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))`; None: as
             `guess_style` says.
+        **reading: options of `hf_synlm.data.treebank.read_treebank`, for trees with tags and for dependencies.
 
     Returns:
         The sentences; -LRB- and -RRB- are parentheses again.
@@ -300,12 +302,12 @@ def read_parses(path: PathLike, style: TreeStyle | None = "unlabeled") -> list[P
     Raises:
         ValueError: a line is neither, or the style is unknown; the message names file and line.
     """
-    lines = list(read_lines(path))
-    return parses_of_lines(lines, style or guess_style(lines)[0], source=str(path))
+    lines = read_lines_beside(path)
+    return parses_of_lines(lines, style or guess_style(lines)[0], source=str(path), **reading)
 
 
 def parses_of_lines(
-    lines: Iterable[str], style: TreeStyle = "unlabeled", *, source: str = "<text>"
+    lines: Iterable[str], style: TreeStyle = "unlabeled", *, source: str = "<text>", **reading: Any
 ) -> list[ParsedSentence]:
     """Read parses given as lines of text.
 
@@ -313,6 +315,7 @@ def parses_of_lines(
         lines: as in a file of parses.
         style: as in `read_parses`.
         source: name for error messages.
+        **reading: as in `read_parses`.
 
     Returns:
         As `read_parses`.
@@ -320,13 +323,14 @@ def parses_of_lines(
     Raises:
         ValueError: as `read_parses`.
     """
-    lines = list(lines)
+    lines, dependencies = list(lines), reading.pop("dependencies", {})
     if kind_of_trees(source, lines) == "conllu":
-        return [_from_treebank(sentence) for sentence in read_dependency_trees(source, lines=lines)]
+        found = read_dependency_trees(source, lines=lines, **dependencies)
+        return [_from_treebank(sentence) for sentence in found]
     sentences = []
     for number, tree in tree_lines(lines):
         with errors_at(f"{source}:{number}"):
-            sentences.append(read_parse(tree, style))
+            sentences.append(read_parse(tree, style, **reading))
     return sentences
 
 
@@ -341,23 +345,46 @@ def tree_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Bracketed trees with the number of their first line.
 
     An open tree goes on in lines that are indented or begin with its closing bracket. Where a tree does so, blank lines
-    stand between trees; in other files each line is a sentence.
+    stand between trees; in other files each line is a sentence. Trees go on in all lines (`trees_by_depth`) if one that
+    has only its label in its first line is followed by a bracket at the margin, or if most trees would be open.
     """
+    lines = list(lines)
     found: list[tuple[int, list[str]]] = []
-    depth = 0
+    depth = num_open = 0
     for number, line in enumerate(lines, start=1):
         if depth > 0 and (not line or line[0].isspace() or line[0] == ")"):
             found[-1][1].append(line)
         else:
+            num_open += depth != 0
             found.append((number, [line]))
             depth = 0
         if not line.startswith('{"'):
             depth += line.count("(") - line.count(")")
+    pairs = zip(lines, lines[1:], strict=False)
+    has_margin = any(re.fullmatch(r"\([^\s()]*\s*", line) and after.startswith("(") for line, after in pairs)
+    if has_margin or 2 * num_open > sum(map(bool, map(str.strip, lines))):
+        yield from trees_by_depth(lines)
+        return
     goes_on = any(line.strip() for _, tree in found for line in tree[1:])
     for number, tree in found:
         text = tree[0] if len(tree) == 1 else " ".join(line.strip() for line in tree)
         if text.strip() or not goes_on:
             yield number, text
+
+
+def trees_by_depth(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Bracketed trees, one after the other, with the number of their first line: a tree ends where its brackets do."""
+    depth, first, tree = 0, 1, ""
+    for number, line in enumerate(lines, start=1):
+        for part in re.findall(r"[()]|[^()]+", f"{line} "):
+            first = first if tree.strip() else number
+            tree += part
+            depth += (part == "(") - (part == ")")
+            if part == ")" and depth <= 0:
+                yield first, tree.strip()
+                depth, tree = 0, ""
+    if tree.strip():
+        yield first, tree.strip()
 
 
 def guess_style(lines: Iterable[str]) -> tuple[TreeStyle, bool]:
@@ -396,9 +423,9 @@ def guess_style(lines: Iterable[str]) -> tuple[TreeStyle, bool]:
             above.add(first)
         elif len(others) == 1:
             labels_of_words[first] += 1
-    if labels and not is_wide:
-        return "unlabeled", has_open_root
     alone, known = labels_of_words.total(), sum(labels_of_words[tag] for tag in _KNOWN_TAGS)
+    if labels and not is_wide and not (above and alone == words.total() == known):
+        return "unlabeled", has_open_root
     if 2 * sum(labels_of_words[label] for label in above) > alone:
         return "labeled", True
     if 2 * known > words.total():
@@ -406,11 +433,11 @@ def guess_style(lines: Iterable[str]) -> tuple[TreeStyle, bool]:
     if has_open_root:
         return "treebank" if above and alone == words.total() else "unlabeled", alone < words.total()
     are_capitals = words[True] > 0 and all(label == label.upper() for label in labels)
-    is_certain = are_capitals or 2 * len(labels) <= labels.total()
+    is_certain = bool(above) and (are_capitals or 2 * len(labels) <= labels.total())
     if alone < words.total():
         return "labeled", is_certain
     # All words are alone. Labels of phrases end with P, those of words mostly do not.
-    if all(label.endswith("P") for label in labels_of_words):
+    if all(label.endswith("P") or label in _PHRASES for label in labels_of_words):
         return "labeled", not labels
     return "treebank", is_certain
 
@@ -442,12 +469,13 @@ def lines_of_parses(sentences: Iterable[ParsedSentence]) -> list[str]:
     return lines
 
 
-def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
+def read_parse(line: str, style: TreeStyle = "unlabeled", **reading: Any) -> ParsedSentence:
     """Read one sentence of a file of parses.
 
     Args:
         line: a JSON object, a bracketed tree, or nothing.
         style: as in `read_parses`.
+        **reading: options of `hf_synlm.data.treebank.parse_treebank`, for a tree with tags.
 
     Returns:
         The sentence.
@@ -471,7 +499,7 @@ def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
     if style == "labeled":
         return _with_labels(*brackets_to_labeled_spans(line))
     try:
-        trees = list(parse_treebank([line]))
+        trees = list(parse_treebank([line], **reading))
     except ValueError as error:
         raise ValueError(str(error).replace("<text>:1: ", "")) from error
     if len(trees) != 1:

@@ -48,7 +48,12 @@ def read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:
         names = names or fields
         is_quoted = len(fields) > len(names) or all(map(_QUOTED.fullmatch, names))
         if is_quoted or any(_QUOTED.fullmatch(field) and '""' in field[1:-1] for field in fields):
-            fields = next(csv.reader([line], delimiter="\t"))
+            try:
+                fields = next(csv.reader([line], delimiter="\t", strict=True))
+            except csv.Error as error:
+                raise ValueError(
+                    f"{error} in {line!r:.60}: double the quotation marks inside a quoted field"
+                ) from error
         yield fields
 
 
@@ -134,6 +139,16 @@ def read_lines(path: PathLike, *, encoding: str | None = None) -> Iterator[str]:
                 yield line.rstrip("\n")
         except UnicodeDecodeError as error:
             raise ValueError(_describe_bad_byte(path, encoding or command_encoding.get() or "utf-8")) from error
+
+
+def read_lines_beside(path: PathLike) -> list[str]:
+    """The lines of a file beside the main input: UTF-8, as we write it, or else in the encoding of the command."""
+    try:
+        return list(read_lines(path, encoding="utf-8"))
+    except ValueError:
+        if not command_encoding.get():
+            raise
+        return list(read_lines(path))
 
 
 def _describe_bad_byte(path: PathLike, encoding: str) -> str:

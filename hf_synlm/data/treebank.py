@@ -135,6 +135,7 @@ def read_treebank(
     *,
     encoding: str | None = None,
     dependencies: Mapping[str, Any] = MappingProxyType({}),
+    without_punctuation: bool = False,
     **options: Any,
 ) -> Iterator[TreebankSentence]:
     """Read the sentences of a treebank file.
@@ -142,8 +143,8 @@ def read_treebank(
     Args:
         path: file of bracketed trees, or of dependencies in CoNLL-U, which `read_dependency_trees` reads.
         encoding: character encoding of a file of brackets; None = that of the command, or UTF-8.
-        dependencies: options of `read_dependency_trees`. For brackets, which are constituents already, an error, but
-            for `punctuation`, which they keep.
+        dependencies: options of `read_dependency_trees`; for brackets, which are constituents already, an error.
+        without_punctuation: remove the punctuation of dependencies; brackets keep it.
         **options: of `parse_treebank`; of dependencies, `left_out` only.
 
     Yields:
@@ -164,15 +165,16 @@ def read_treebank(
             break
     lines = chain(head, lines)
     if is_conllu(path, head[-1] if head else ""):
-        of_brackets = [name for name in options if name not in ("keep_functions", "left_out", "split_leaves")]
+        of_brackets = [name for name in options if name not in ("keep_functions", "left_out")]
         if given := [name for name in of_brackets if options[name]]:
             raise ValueError(f"{path} holds dependencies, which have no option {given[0]}: leave it out")
-        yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines, **dependencies)
+        how: dict[str, Any] = {"punctuation": "remove" if without_punctuation else "keep", **dependencies}
+        yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines, **how)
     else:
-        if given := sorted({*dependencies} - {"punctuation"}):
+        if dependencies:
             raise ValueError(
                 f"{path} holds bracketed trees, which are constituents already: leave out the options of dependencies "
-                f"({', '.join(given)})"
+                f"({', '.join(sorted(dependencies))})"
             )
         yield from parse_treebank(lines, source=str(path), **options)
 
@@ -230,9 +232,10 @@ def read_dependency_trees(
             continue
         if crossing := crossing_arcs(sentence.heads):
             if nonprojective == "refuse":
+                name = f" (sentence {sentence.name})" if sentence.name else ""
                 raise ValueError(
-                    f"{sentence.source}: the arc to {sentence.words[crossing[0]]!r} is not projective (sentence "
-                    f"{sentence.name}): lift such arcs, or skip such sentences (--nonprojective lift or skip)"
+                    f"{sentence.source}: the arc to {sentence.words[crossing[0]]!r} is not projective{name}: lift such "
+                    "arcs or skip such sentences (nonprojective: lift or skip)"
                 )
             counts["sentences with crossing arcs"] += 1
             counts["crossing arcs"] += len(crossing)

@@ -252,6 +252,9 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         ("b.tsv", WORDS, ["--word-column", "word", "--item-column", "x"], "row 1 has no 'x'"),
         ("b.tsv", WORDS, ["--word-column", "word", "--text-column", "x"], "a text per row (--text-column), or a word"),
         ("b.tsv", WORDS, ["--sentence-column", "part"], "a text per row (--text-column), or a word"),
+        ("b.tsv", "word\titem\nWe\t1\nask\t\n", ["--word-column", "word"], "row 2 has an empty 'item'"),
+        ("b.tsv", WORDS.replace("part", "subject"), ["--word-column", "word"], "'b' has the rows of 2 readers (subject)"),
+        ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "double the quotation marks inside a quoted field"),
     ):
         (tmp_path / name).write_text(content)
         assert message in fail(capsys, "surprisal", tmp_path / name, *model, *given)
@@ -260,6 +263,7 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
     assert "columns, as CoNLL-U, whose sentences" in capsys.readouterr().err
     for content, said in (
         ("We\nask\nfor\npeace\n.\n", "5 of 5 texts have one word, .* --word-column"),
+        ('"We ask"\nWe\n', "1 of 2 texts stand in quotation marks"),
         ("\u3053\u308c\u306f\u672c\u3067\u3059\u305d\u308c\u3082\u3002\n" * 6, "have 9 characters on average: spaces"),
         (
             "We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n",

@@ -519,6 +519,15 @@ def test_evalb_counts_files_as_the_program_does(files, capsys):
     capsys.readouterr()
     assert scores(both[1], tree.format("ADVP") + "\n") == (100.0, 100.0, 100.0, 1, 0)
     assert skipped.format(1, 0) in capsys.readouterr().err
+    # Labels are kept whole on both sides where options change how trees are read, and in averages.
+    for more in (["--split-leaves"], ["--consensus"]):
+        assert scores(both[0], both[0], *more)[:3] == (100.0, 100.0, 100.0)
+    # Gold trees may lie across lines; a wrapper that only one file has is a constituent.
+    gold_text = both[0].replace("\n", "").replace(" (S (", "\n(S (").replace(" (VP", "\n(VP")
+    assert scores(gold_text + "\n", both[1])[:3] == (80.0, 80.0, 80.0)
+    capsys.readouterr()
+    assert scores(both[1].replace("(TOP", "("), both[1])[2] < 100
+    assert f"only {gold} has brackets without a label" in capsys.readouterr().err
     # A dash that only one side calls punctuation: the words that are left differ.
     dash = "(TOP (S (NP (PRP We)) (VP (VBD gave) (NP (DT the) (NN plan)) (NP ({} --) (NN idea))) (. .)))\n"
     assert scores(both[1] + dash.format(":"), both[1] + dash.format("NN")) == (100.0, 100.0, 100.0, 0, 1)
@@ -530,6 +539,28 @@ def test_evalb_counts_files_as_the_program_does(files, capsys):
     gold.write_text(dash.format(":"), encoding="utf-8")
     message = fail(capsys, "evaluate", "parsing", "--treebank", gold, "--trees", pred, "--convention", "evalb")
     assert "EVALB scores none of the 1 sentences: 0 have no tree" in message and "5 gold words, 6 pred" in message
+
+
+def test_styles_that_are_guesses_are_said(files, capsys):
+    trees = files / "trees.txt"
+    for text, style in (
+        ("(S (NP I) (SBAR sleep))\n" * 3, "labeled"),
+        ("(これ は ペン です)\n(これ は 本 です)\n", "labeled"),
+        ("((NP (NN a)) (VP (VB b)))\n", None),
+        ("(S\n(NP (NN a))\n(VP (VB b))\n)\n(S (NP (NN a)) (VP (VB b)))\n", None),
+    ):
+        trees.write_text(text, encoding="utf-8")
+        assert main(["draw", str(trees), "--format", "brackets"]) == 0
+        found = capsys.readouterr()
+        assert ("read as labeled. If wrong" in found.err) == (style == "labeled")
+        assert style or "(NP a) (VP b)" in found.out
+    # Of a command, --encoding is that of its input; trees that we have written are UTF-8.
+    gold = files / "latin.mrg"
+    gold.write_text("(S (NP (NN Bäume)) (VP (VB wachsen)))\n", encoding="latin-1")
+    for encoding in ("utf-8", "latin-1"):
+        trees.write_text("(S (NP Bäume) (VP wachsen))\n", encoding=encoding)
+        command = ["evaluate", "parsing", "--treebank", str(gold), "--trees", str(trees), "--encoding", "latin-1"]
+        assert main([*command, "--tree-style", "labeled"]) == 0 and "| f1 | 100" in capsys.readouterr().out
 
 
 def test_trees_of_a_model_in_another_script(saved_models, files, capsys):

@@ -215,6 +215,8 @@ def test_programs_read_dependencies(tmp_path: Path, capsys):
     brackets = tmp_path / "en.mrg"
     brackets.write_text("\n".join(TREES["en.flat.X.surface.keep"]), encoding="utf-8")
     run[run.index(treebank)] = str(brackets)
+    punctuation = [*run[: run.index("--tree_labels")], "--tree_punctuation", "remove"]
+    assert "dependencies (punctuation)" in fail(capsys, *punctuation, "--output_dir", tmp_path / "other")
     said = fail(capsys, *run, "--output_dir", tmp_path / "other")
     assert "constituents already: leave out the options of dependencies (labels, tokens)" in said
 
@@ -245,6 +247,13 @@ def test_evaluation_chooses_constituents_of_dependencies(tmp_path: Path, capsys)
     rows = {row["trees"]: row for row in result["tables"]["unlabeled F1 (%)"]}
     assert result["scores"]["f1"] < 100 and rows["binarized gold"]["recall"] == 100
     assert rows["right"]["recall"] < 100
+    # Dependencies of a parser are read as the gold ones.
+    copy = tmp_path / "copy.conllu"
+    copy.write_bytes(treebank.read_bytes())
+    for options in (["--structure", "right-first"], ["--labels", "deprel", "--convention", "evalb"], ["--limit", "2"]):
+        command = ["evaluate", "parsing", "--treebank", str(treebank), "--trees", str(copy), *options]
+        assert main([*command, "--out", str(out), "--overwrite"]) == 0
+        assert json.loads(out.read_text(encoding="utf-8"))["scores"]["f1"] == 100
     assert "leave out the options of dependencies (structure)" in fail(
         capsys, "evaluate", "parsing", "--treebank", trees, "--trees", trees, "--structure", "flat"
     )

@@ -147,3 +147,16 @@ def test_commands_take_the_options(tmp_path: Path, capsys) -> None:
     text = ["evaluate", "perplexity", str(file), "--model", "none"]
     assert main([*text, "--split-leaves"]) == 2 and "--split-leaves belongs to" in capsys.readouterr().err
     assert main([*text, "--punctuation-by", "form"]) == 2 and "--punctuation-by belongs" in capsys.readouterr().err
+
+
+def test_brackets_at_the_margin_may_be_inside_of_trees(caplog: pytest.LogCaptureFixture) -> None:
+    """An error where all other trees have one line; a warning where some have several; nothing where most are so."""
+    odd = "(ROOT (S (A a)\n(CC and)\n  (S (B b))))\n"
+    long = "(ROOT\n  (S (A a)))\n"
+    assert len(read(f"{long}{odd}{long}")) == 3
+    assert "1: '(' is never closed" not in caplog.text and "<text>:3: '(' is never closed" in caplog.text
+    assert "(1 of 3 trees are like that)" in caplog.text
+    refuse(f"(S (A a))\n{odd}(S (A a))", ":2: .*line 3")
+    caplog.clear()
+    assert len(read(f"(NP (A a))\n{odd}{odd}")) == 3 and not caplog.text
+    assert read("(NP (A a)\n(NP (B b))\n)") == ["(NP (A a) (NP (B b)))"]

@@ -56,6 +56,12 @@ def test_sum_over_all_trees_is_the_probability(trees: Path) -> None:
     assert total == pytest.approx(float(closed.logsumexp(0)), abs=1e-4)
 
 
+def test_the_score_may_stand_behind_the_tree(tmp_path: Path) -> None:
+    file = tmp_path / "n.best"
+    file.write_text("0 ||| -1.5 ||| (S (X We) (X ask))\n1 ||| (S (X We) (X agree)) ||| -2\n")
+    assert set(read_proposals([file])) == {("We", "ask"), ("We", "agree")}
+
+
 def test_pushdown_layers_predict_the_end_token(trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a text is the end token, and before it the end word, if there is one."""
     scorer = scorer_of("pushdown", num_beams=200)

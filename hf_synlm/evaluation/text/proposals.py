@@ -25,7 +25,7 @@ from tqdm import tqdm
 from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
 from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
-from hf_synlm.data.text import PathLike, Tokenization, check_list, read_lines
+from hf_synlm.data.text import PathLike, Tokenization, check_list, read_lines_beside
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.perplexity import averages
@@ -72,12 +72,13 @@ def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[Tree
 
 
 def _read_trees(path: Path) -> Iterator[TreebankSentence]:
-    lines = list(read_lines(path))
+    lines = read_lines_beside(path)
     first = next(filter(str.strip, lines), "")
     if first.startswith('{"'):
         yield from _without_tags(parses_of_lines(lines, source=str(path)), str(path))
     elif " ||| " in first:
-        lines = [line.split(" ||| ", 2)[-1] for line in lines]
+        parts = (line.split(" ||| ") for line in lines)
+        lines = [next((part for part in line if part.lstrip().startswith("(")), "") for line in parts]
         if guess_style(lines)[0] == "labeled":
             yield from _without_tags(parses_of_lines(lines, "labeled", source=str(path)), str(path))
         else:

@@ -29,6 +29,7 @@ _REMEDIES = {
 
 # Scripts that write no spaces between words: Thai and Lao, Burmese, Khmer, Japanese and Chinese.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+_READERS = frozenset("subject subject_id subj participant participant_id reader reader_id workerid".split())
 _UNSPACED_LENGTH = 6  # words of these scripts are shorter on average
 
 
@@ -239,9 +240,13 @@ def _items_of_words(
     for place, row in enumerate(rows):
         where = f"{path}: row {place + 1}"
         item = str(_label(row, item_column, where, needed=True))
+        if not item.strip():
+            raise ValueError(f"{where} has an empty {item_column!r}: give every row the item that it belongs to")
         part = None if sentence is None else _label(row, sentence, where, needed=True)
         more = {name: value for name, value in row.items() if name not in (word, item_column)}
         texts.setdefault((item, part), []).append(WordRow(row[word], place, more))
+    for (item, _), words in texts.items():
+        _check_one_reader(path, item, words)
     documents: dict[Any, int] = {}
     items = []
     for (item, _), words in texts.items():
@@ -249,6 +254,17 @@ def _items_of_words(
         document = documents.setdefault(item if named is None else named, len(documents))
         items.append(TextItem(item, " ".join(row.word for row in words), document, rows=words))
     return items
+
+
+def _check_one_reader(path: PathLike, item: str, words: Sequence[WordRow]) -> None:
+    """Raise ValueError if the rows of a text are those of several readers."""
+    for column in words[0].columns:
+        readers = {row.columns[column] for row in words} if column.lower() in _READERS else ()
+        if len(readers) > 1:
+            raise ValueError(
+                f"{path}: {item!r} has the rows of {len(readers)} readers ({column}), which would be one text: score a "
+                "table with one row per word, and join the readings to it"
+            )
 
 
 def describe_table(lines: Iterable[str]) -> str | None:
@@ -264,28 +280,34 @@ def describe_table(lines: Iterable[str]) -> str | None:
 
 def remarks_on(texts: Iterable[str]) -> list[str]:
     """What tells that texts are not sentences whose words are separated by spaces."""
-    counts = Counter[str]()
+    counts, remarks = Counter[str](), []
     for text in texts:
         words = text.split()
         counts["texts"] += bool(words)
         counts["single"] += len(words) == 1
+        counts["quoted"] += len(words) > 1 and text[0] == text[-1] == '"' and text.count('"') == 2
         if not text.isascii():
             unspaced = [number for word in words if (number := len(_UNSPACED.findall(word)))]
             counts["unspaced words"] += len(unspaced)
             counts["unspaced characters"] += sum(unspaced)
+    if counts["quoted"]:
+        remarks.append(
+            f"{counts['quoted']} of {counts['texts']} texts stand in quotation marks, which are read as parts of their "
+            "words. If a program has put them there, take them away"
+        )
     if counts["unspaced characters"] > _UNSPACED_LENGTH * counts["unspaced words"]:
         length = counts["unspaced characters"] / counts["unspaced words"]
-        return [
+        remarks.append(
             f"words in Chinese, Japanese or Thai script have {length:.0f} characters on average: spaces separate words "
             "here, and whole clauses are read as one. Put spaces between words first, for example by jieba (Chinese), "
             "fugashi (Japanese) or PyThaiNLP (Thai)"
-        ]
-    if counts["texts"] >= 5 and counts["single"] >= 0.9 * counts["texts"]:
-        return [
+        )
+    elif counts["texts"] >= 5 and counts["single"] >= 0.9 * counts["texts"]:
+        remarks.append(
             f"{counts['single']} of {counts['texts']} texts have one word, and each is read as a sentence of its own. "
             "If they are the words of texts, in a table with a word per row: synlm surprisal --word-column"
-        ]
-    return []
+        )
+    return remarks
 
 
 def text_files(places: Sequence[Path]) -> list[Path]:

@@ -19,7 +19,7 @@ from sentencex import segment
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.punctuation import drop_edge_punctuation
+from hf_synlm.data.punctuation import drop_edge_punctuation, is_punctuation
 from hf_synlm.data.text import Tokenization, check_list
 
 _WORD = re.compile(r"\S+")
@@ -164,7 +164,10 @@ def split_sentences(
     """
     if tokenize == "ptb":
         return split_as_treebank(tokenizer, sentences)
-    return [[drop_edge_punctuation(word).split() for word in sentence] for sentence in sentences]
+    return [
+        [[] if is_punctuation(word) else drop_edge_punctuation(word).split() for word in sentence]
+        for sentence in sentences
+    ]
 
 
 def _spelled(tokenizer: PreTrainedTokenizerBase, words: set[str]) -> set[str]:

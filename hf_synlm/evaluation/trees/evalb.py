@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress
 from typing import Literal
 
-from hf_synlm.data.parsed import tree_lines
-from hf_synlm.data.text import PathLike, errors_at, read_lines
+from hf_synlm.data.parsed import tree_lines, trees_by_depth
+from hf_synlm.data.text import PathLike, errors_at, read_lines, read_lines_beside
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.evalb_input import COLLINS, Bracket, EvalbParameters, EvalbTree
 from hf_synlm.trees.spans import Span
@@ -280,12 +280,13 @@ def evaluate_files(
     Raises:
         ValueError: different numbers of trees, malformed brackets, or see `labeled_f1`.
     """
+    gold_lines = list(read_lines(gold))
     gold_trees, test_trees = (
-        [EvalbTree.from_line(line, f"{path}:{number}") for number, line in tree_lines(read_lines(path))]
-        for path in (gold, test)
+        [EvalbTree.from_line(line, f"{path}:{number}") for number, line in tree_lines(lines)]
+        for path, lines in ((gold, gold_lines), (test, read_lines_beside(test)))
     )
-    if len(gold_trees) != len(test_trees):  # blank lines between gold trees of one line say nothing
-        gold_trees = [tree for tree in gold_trees if tree.words]
+    if len(gold_trees) != len(test_trees):  # several gold trees may stand on a line, and blank lines say nothing
+        gold_trees = [EvalbTree.from_line(line, f"{gold}:{number}") for number, line in trees_by_depth(gold_lines)]
     gold_trees, test_trees = gold_trees[:max_sentences], test_trees[:max_sentences]
     if len(gold_trees) != len(test_trees):
         raise ValueError(f"{gold} has {len(gold_trees)} lines and {test} {len(test_trees)}: give one tree per line")

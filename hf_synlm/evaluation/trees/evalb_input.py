@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hf_synlm.data.brackets import read_brackets
-from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.text import PathLike, read_lines_beside
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.trees.spans import Span
 
@@ -37,7 +37,7 @@ class EvalbParameters:
         """Read a parameter file (.prm). What it does not set is empty, as in EVALB, not as in COLLINS.prm."""
         lists: dict[str, list] = {name: [] for name in _LIST_KEYWORDS.values()}
         numbers = {"labeled": 1, "cutoff_length": 40, "max_errors": 10, "debug": 0}
-        for number, line in enumerate(read_lines(path), start=1):
+        for number, line in enumerate(read_lines_beside(path), start=1):
             if line.startswith("#") or not line.strip():
                 continue
             keyword, *values = line.split()

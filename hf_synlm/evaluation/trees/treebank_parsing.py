@@ -121,9 +121,7 @@ def load_treebank(
 
     Punctuation is removed from dependencies before they become constituents.
     """
-    if (punctuation, punctuation_by) == ("remove", "tag"):
-        reading["dependencies"] = {**reading.get("dependencies", {}), "punctuation": "remove"}
-    trees = read_treebank(path, **reading)
+    trees = read_treebank(path, without_punctuation=(punctuation, punctuation_by) == ("remove", "tag"), **reading)
     try:
         return make_treebank(trees, punctuation, max_sentences, punctuation_by, remedy)
     except ValueError as error:

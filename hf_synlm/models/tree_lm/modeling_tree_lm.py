@@ -44,6 +44,7 @@ from hf_synlm.models.tree_lm.layers import TreeLMAttention, TreeLMLayer, positio
 from hf_synlm.models.tree_lm.linearization import Linearization, check_derivations, linearize, share_prefixes
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine, action_logits, split_words
 from hf_synlm.search.outputs import SyntacticModelOutput
+from hf_synlm.search.word_head import rows_at_once
 from hf_synlm.trees.given import check_actions
 
 
@@ -266,11 +267,10 @@ class _Scores(NamedTuple):
     """[B] log p(text, tree), detached."""
 
 
-def _losses(model: Any, states: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted sum of - log p(target), and - log p of each row; words and labels share a softmax."""
+def _softmax_weights(model: Any) -> tuple[Tensor, Tensor]:
+    """Weights [V + Y, D] and biases of words and labels, which share a softmax."""
     table = torch.cat([weight_of(model.lm_head), model.label_table()])
-    bias = torch.cat([unwrapped(model.lm_head).bias, unwrapped(model.label_head).bias])
-    return linear_cross_entropy(states, table, targets, weights, bias)
+    return table, torch.cat([unwrapped(model.lm_head).bias, unwrapped(model.label_head).bias])
 
 
 def _score_derivations(
@@ -280,8 +280,8 @@ def _score_derivations(
     taken, shifts = actions != 0, actions == SHIFT
     weights = torch.full_like(actions, weight_of_labels, dtype=torch.float32)
     weights[shifts] = weight_of_words
-    before = _rows(hidden, plan.last[:, :-1])[taken]
-    total, loss = _losses(model, before, plan.targets[taken], weights[taken])
+    before, (table, bias) = _rows(hidden, plan.last[:, :-1])[taken], _softmax_weights(model)
+    total, loss = linear_cross_entropy(before, table, plan.targets[taken], weights[taken], bias)
     word = (loss * weights[taken])[shifts[taken]].sum()
     joint = loss.new_zeros(len(actions)).index_add(0, taken.nonzero()[:, 0], -loss)
     return _Scores(total, total.detach() - word, word, joint)
@@ -330,13 +330,13 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         plan = model.lay_out(input_ids, actions, torch.ones_like(input_ids, dtype=torch.bool), word_ends)
         row, place = share_prefixes(plan)
         hidden = model.decode(model.embed(row.tokens), row.mask, row.relative, is_causal=False)[-1][0]
-        # What is predicted, and where: once for derivations that are alike so far.
-        ids = self.config.vocab_size + self.config.num_label_tokens
-        before = place.gather(1, plan.last[:, :-1])[taken]
-        pairs, of_pair = (before * ids + plan.targets[taken]).unique(return_inverse=True)
-        states, targets = hidden[pairs // ids], pairs % ids
-        loss = _losses(self, states, targets, torch.ones_like(targets, dtype=torch.float32))[1]
-        return loss.new_zeros(len(actions)).index_add(0, taken.nonzero()[:, 0], -loss[of_pair])
+        before, own = place.gather(1, plan.last[:, :-1])[taken].unique(return_inverse=True)
+        states, (table, bias), targets = hidden[before], _softmax_weights(self), plan.targets[taken]
+        parts = states.split(rows_at_once(states, len(bias)))
+        sums = [F.linear(part, table, bias).float().logsumexp(1) for part in parts]
+        logits = (states[own] * table[targets]).sum(1).float() + bias[targets]
+        log_probs = logits - torch.cat(sums)[own]
+        return log_probs.new_zeros(len(actions)).index_add(0, taken.nonzero()[:, 0], log_probs)
 
     def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
         """Loss and probability of given derivations; see `FastTrackGenerationMixin`."""
