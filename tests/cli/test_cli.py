@@ -253,7 +253,12 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         ("b.tsv", WORDS, ["--word-column", "word", "--text-column", "x"], "a text per row (--text-column), or a word"),
         ("b.tsv", WORDS, ["--sentence-column", "part"], "a text per row (--text-column), or a word"),
         ("b.tsv", "word\titem\nWe\t1\nask\t\n", ["--word-column", "word"], "row 2 has an empty 'item'"),
-        ("b.tsv", WORDS.replace("part", "subject"), ["--word-column", "word"], "'b' has the rows of 2 readers (subject)"),
+        (
+            "b.tsv",
+            WORDS.replace("part", "subject"),
+            ["--word-column", "word"],
+            "the rows of 2 readers (subject)",
+        ),
         ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "double the quotation marks inside a quoted field"),
     ):
         (tmp_path / name).write_text(content)
