@@ -33,8 +33,8 @@ def convert(
     config: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config. Needed "
-            "without --vocabulary.",
+            help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config "
+            "(davidarps/silm: once, config.json). Needed without --vocabulary.",
             **options.INPUT_FILE,
         ),
     ] = None,

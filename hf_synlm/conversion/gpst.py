@@ -56,21 +56,22 @@ _CHART_SIZES = (
     "window_size parser_input_dim parser_hidden_dim parser_num_layers parser_nhead reduce_token_id"
 ).split()
 _GPT_SIZES = "vocab_size n_embd n_head n_layer action_layer_num n_positions".split()
-_REFUSED = ("ldr_detach", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "n_inner")
+_REFUSED = ("ldr_detach", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
+# What davidarps/silm, whose GPST is the authors' with other widths, calls the two files: in config.json, in its own.
+_SECTIONS = {"r2d2config": "r2d2_config", "gptconfig": "gpt_config", "r2d2": "r2d2_config", "gpt": "gpt_config"}
 
 
 def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> GPSTForCausalLM:
     """Build a model from the authors' state dict and their two configuration files.
 
     `original_config` is `{"r2d2_config": {...}, "gpt_config": {...}}` as in their JSON files, with optional
-    `temperature`
-    and `noise_coeff`.
+    `temperature` and `noise_coeff`; or the config.json of davidarps/silm, whose tensors have the prefix `model.`.
 
     Source: the state dict of `model/generative_r2d2_fast.py`. The tied `classifier.weight` must equal
     `embeddings.weight`. Without `up_scale` the checkpoint is of the ablation without surrogate. The height loss is
     the shipped one; heads that the release hard-codes to dropout 0.2 get it.
     """
-    state_dict = clean_state_dict(state_dict)
+    state_dict = {name.removeprefix("model."): tensor for name, tensor in clean_state_dict(state_dict).items()}
     up_scale = {f"up_scale.{name}" for name in ("weight", "bias")} & set(state_dict)
     if len(up_scale) == 1:
         raise ValueError(f"The checkpoint holds {up_scale.pop()} without its partner. Is the file damaged?")
@@ -90,6 +91,7 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
 
     Switches without a counterpart are refused: the span vocabulary, detached surrogates, variants of GPT-2's attention.
     """
+    original_config = {_SECTIONS.get(name, name): value for name, value in original_config.items()}
     require(("r2d2_config", "gpt_config"), original_config, "The original configuration lacks", "Pass both sections.")
     chart, gpt = original_config["r2d2_config"], original_config["gpt_config"]
     for section, values, names in (("r2d2_config", chart, _CHART_SIZES), ("gpt_config", gpt, _GPT_SIZES)):
@@ -100,7 +102,9 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
         if chart.get(name) or gpt.get(name):
             raise ValueError(f"{name} is switched on in the original configuration and has no counterpart here.")
     activation = gpt.get("activation_function", "gelu_new")
-    ids = {f"{name}_token_id": chart.get(f"{name}_token_id") for name in ("pad", "cls")}
+    ids = {f"{name}_token_id": chart.get(f"{name}_token_id") for name in ("pad", "cls", "reduce")}
+    if surrogate and ids["reduce_token_id"] >= gpt["vocab_size"]:  # a mark that no text and no embedding has
+        ids["reduce_token_id"] = ids["pad_token_id"]
     return GPSTConfig(
         vocab_size=gpt["vocab_size"],
         hidden_size=gpt["n_embd"],
@@ -108,6 +112,7 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
         num_type_layers=gpt["action_layer_num"],
         num_token_layers=gpt["n_layer"] - gpt["action_layer_num"],
         max_position_embeddings=gpt["n_positions"] - 1,
+        intermediate_size=gpt.get("n_inner"),
         activation_function="gelu_pytorch_tanh" if activation == "gelu_new" else activation,
         layer_norm_epsilon=gpt.get("layer_norm_epsilon", 1e-5),
         composition_size=chart["hidden_size"],
@@ -121,6 +126,7 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
         parser_score_size=chart["parser_hidden_dim"],
         num_parser_layers=chart["parser_num_layers"],
         parser_num_heads=chart["parser_nhead"],
+        head_expansion=gpt.get("dense_hidden_factor", 4),
         merge_noise=float(original_config.get("noise_coeff", 1.0)),
         split_temperature=float(original_config.get("temperature", 1.0)),
         hard_inside=bool(chart.get("use_gumbel", False)),
@@ -138,7 +144,6 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
         parser_dropout=chart.get("hidden_dropout_prob", 0.1),
         bos_token_id=chart.get("bos_token_id"),
         eos_token_id=chart.get("eos_token_id"),
-        reduce_token_id=chart["reduce_token_id"],
         sep_token_id=chart.get("sep_token_id"),
         **ids,
     )

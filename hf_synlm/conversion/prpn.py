@@ -48,7 +48,7 @@ _DROPOUTS = {"dropout": "dropout", "idropout": "input_dropout", "rdropout": "rec
 # The authors pickle the whole model.
 EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
     import torch
-    model = torch.load("model.pt", map_location="cpu")
+    model = torch.load("model.pt", map_location="cpu", weights_only=False)
     torch.save(model.state_dict(), "weights.pt")
 and pass --weights weights.pt --config config.json, a JSON object with the options that the model was trained with:
 nslots, hard and resolution, the "eos_token_id" of the authors' dictionary (that of <eos>), and if you like dropout,

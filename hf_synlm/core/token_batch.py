@@ -17,6 +17,7 @@ def attended_tokens(
     Without `attention_mask` that is everything but runs of `pad_token_id` at both ends. Where `sentence_ids` [B, T] is
     0 is padding, too; a leading begin token with another sentence id than the next token stays a token.
     """
+    attention_mask = padding_mask(attention_mask)
     _check_shapes(input_ids, attention_mask)
     mask = torch.ones_like(input_ids, dtype=torch.bool)
     if attention_mask is not None:
@@ -30,6 +31,25 @@ def attended_tokens(
     if sentence_ids is not None:
         begin &= F.pad(sentence_ids[:, 1:] == sentence_ids[:, :-1], (0, 1), value=False)
     return mask & ~begin
+
+
+def padding_mask(attention_mask: Tensor | None) -> Tensor | None:
+    """The padding mask [B, T] that a causal mask [B, T, T] has as its last row; masks of other shapes stay.
+
+    BabyLM's fine-tuning writes causal masks. Raises ValueError for a mask [B, T, T] that is none.
+    """
+    if attention_mask is None or attention_mask.dim() != 3 or attention_mask.shape[1] != attention_mask.shape[2]:
+        return attention_mask
+    sees_BTT = attention_mask.bool()
+    tokens_BT = sees_BTT.any(1)
+    wrong = (sees_BTT != tokens_BT[:, None].expand_as(sees_BTT).tril()).nonzero()
+    if len(wrong):
+        row, column, other = wrong[0].tolist()
+        raise ValueError(
+            f"attention_mask {list(sees_BTT.shape)} is not causal: in row {row}, column {column} "
+            f"{'sees column' if other > column else 'does not see token'} {other}. Give the padding mask [B, T]."
+        )
+    return tokens_BT
 
 
 def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:

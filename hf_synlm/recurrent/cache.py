@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from hf_synlm.core.cache import StateCache
-from hf_synlm.core.token_batch import check_columns, check_tokens
+from hf_synlm.core.token_batch import check_columns, check_tokens, padding_mask
 
 
 class RecurrentCache(StateCache):
@@ -93,7 +93,7 @@ def segment_mask(
     `cache` included.
     """
     check_cache(cache)
-    columns = columns_of(input_ids, inputs_embeds)
+    columns, attention_mask = columns_of(input_ids, inputs_embeds), padding_mask(attention_mask)
     if cache is not None and cache.is_initialized:
         if cache.batch_size != len(columns):
             raise ValueError(

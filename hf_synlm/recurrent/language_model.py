@@ -150,6 +150,7 @@ class Segment(NamedTuple):
 class RecurrentNetwork:
     """The bare network: token ids in, states out."""
 
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.(weight|bias)$"]  # the language model always has them
     no_attentions: str | None = None
     """Why there are no attention weights; None = there are."""
     batch_dim = 0

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_synlm.core.outputs import ParseOutput
-from hf_synlm.core.token_batch import check_tokens, first_token_mask
+from hf_synlm.core.token_batch import check_tokens, first_token_mask, padding_mask
 from hf_synlm.search.actions import read_by_actions
 from hf_synlm.search.state import (
     NEG_INF,
@@ -471,6 +471,7 @@ def marginal_logits(
 
 def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: SyntacticCache) -> Tensor:
     """Check the inputs of `marginal_logits`; mask [B, T] of the tokens in the new columns."""
+    attention_mask = padding_mask(attention_mask)
     if attention_mask is not None:
         allowed = [(len(input_ids), columns + input_ids.shape[-1]) for columns in (0, cache.num_columns)]
         if tuple(attention_mask.shape) not in allowed:

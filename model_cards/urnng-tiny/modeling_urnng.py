@@ -1,5 +1,5 @@
 """The code is that of the installed package; `synlm export` writes a folder that loads without it."""
 
-from hf_synlm.models.urnng.modeling_urnng import URNNGForCausalLM
+from hf_synlm.models.urnng.modeling_urnng import URNNGForCausalLM, URNNGModel
 
-__all__ = ["URNNGForCausalLM"]
+__all__ = ["URNNGForCausalLM", "URNNGModel"]

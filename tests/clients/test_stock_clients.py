@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments, pipe
 from transformers.utils import ModelOutput
 
 from tests.clients.test_peft import TARGETS
-from tests.helpers.architectures import batch, build, labeled, without_dropout
+from tests.helpers.architectures import ARCHITECTURES, batch, build, labeled, without_dropout
 from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer
 
 searching = pytest.mark.parametrize("name", ["gpst", "rnng"])
@@ -37,9 +37,9 @@ def test_peft_of_every_task(name: str, kind: str, task: str) -> None:
         model(inputs_embeds=torch.zeros(1, 2, 8))
 
 
-@searching
+@pytest.mark.parametrize("name", ["gpst", "rnng", "urnng"])
 def test_feature_extraction_pipeline(name: str, tmp_path: Any) -> None:
-    """Batches give what single texts give. RNNG finds the derivations itself, as `parse` does."""
+    """Batches give what single texts give. RNNG and URNNG find the derivations themselves, as `parse` does."""
     model, tokenizer = map(copy.deepcopy, model_and_tokenizer(name))
     model.save_pretrained(tmp_path)
     extractor = pipeline("feature-extraction", model=AutoModel.from_pretrained(tmp_path), tokenizer=tokenizer)
@@ -48,6 +48,16 @@ def test_feature_extraction_pipeline(name: str, tmp_path: Any) -> None:
         given = {} if name == "gpst" else {"actions": model.parse(ids).actions[:, 0]}
         expected = model.model(ids, **given).last_hidden_state[0]
         torch.testing.assert_close(torch.tensor(found[0])[-len(expected) :], expected)  # padding stands before it
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_bare_models_load_from_language_models_in_silence(name: str, tmp_path: Any) -> None:
+    """With `AutoModel`, no tensor is called missing or unexpected."""
+    model, inputs = build(name), batch(name)
+    model.save_pretrained(tmp_path)
+    bare, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    torch.testing.assert_close(bare(**inputs).last_hidden_state, model.model(**inputs).last_hidden_state)
 
 
 @searching

@@ -1,5 +1,6 @@
 """Conversion of the authors' checkpoints: every tensor accounted for, foreign files read safely."""
 
+import argparse
 import json
 import pickle
 import re
@@ -8,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
+from hf_synlm.conversion.files import _REMEDIES as EXTRACTIONS
 from hf_synlm.conversion.files import convert_files, read_state_dict
-from hf_synlm.conversion.rnng import EXTRACTION
 from tests.helpers.goldens import read_case, read_tensors
 
 
@@ -56,6 +57,34 @@ def test_configurations_that_do_not_fit(checkpoint):
         convert_state_dict("lstm", state, config)
 
 
+def test_the_gpst_of_silm_is_refused_as_ours_and_converted(checkpoint, tmp_path):
+    """davidarps/silm has this `model_type`, other names of sections and narrower layers, and marks REDUCE by any id."""
+    state, config = checkpoint
+    expected = convert_state_dict("gpst", state, config).parse(torch.tensor([[5, 6, 7, 8]]))
+    chart, gpt = {**config["r2d2_config"], "reduce_token_id": 50257}, dict(config["gpt_config"])
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpst", "gptconfig": gpt, "r2d2config": chart}))
+    with pytest.raises(ValueError, match="silm.*synlm convert gpst --weights FILE --config config.json"):
+        AutoConfig.from_pretrained(tmp_path)
+    prefixed = {f"model.{name}": tensor for name, tensor in state.items()}
+    torch.save(prefixed, tmp_path / "pytorch_model.bin")
+    convert_files("gpst", tmp_path / "pytorch_model.bin", [tmp_path / "config.json"], tmp_path / "out")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").parse(torch.tensor([[5, 6, 7, 8]]))
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+    assert found.spans == expected.spans
+
+    for name, size in (("dense", gpt["n_embd"]), ("insideoutside_dense", chart["hidden_size"])):
+        for end in ("0.weight", "0.bias"):
+            prefixed[f"model.{name}.{end}"] = prefixed[f"model.{name}.{end}"][:size]
+        prefixed[f"model.{name}.3.weight"] = prefixed[f"model.{name}.3.weight"][:, :size]
+    for name in [name for name in prefixed if ".mlp." in name and not name.endswith("c_proj.bias")]:
+        prefixed[name] = prefixed[name][:7] if "c_proj" in name else prefixed[name][..., :7]
+    narrow = {"r2d2": chart, "gpt": {**gpt, "n_inner": 7, "dense_hidden_factor": 1}}
+    model = convert_state_dict("gpst", prefixed, narrow)
+    assert model.config.intermediate_size == 7 and model.config.head_expansion == 1
+    assert torch.equal(model.heads.token[0].weight, state["dense.0.weight"][: gpt["n_embd"]])
+    assert model.parse(torch.tensor([[5, 6, 7, 8]])).log_probs.isfinite().all()
+
+
 def test_pickles_with_other_objects_are_refused(tmp_path):
     path = tmp_path / "model.bin"
     path.write_bytes(pickle.dumps({"weights": Path("somewhere")}))
@@ -73,6 +102,44 @@ def test_pickles_with_other_objects_are_refused(tmp_path):
         read_state_dict(tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="no file"):
         read_state_dict(tmp_path / "missing.bin")
+
+
+def follow(extraction, **names):
+    """Run the indented lines of a text that says how to take the tensors out of a pickle."""
+    exec(textwrap.dedent("\n".join(line for line in extraction.splitlines() if line.startswith(" "))), names)
+
+
+class Module:
+    """Stands for a model of the authors that is pickled as a whole."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def state_dict(self):
+        return self.tensors
+
+
+PICKLED = {
+    "on_lstm": "onlstm/lm_2layer_nowdrop_untied",
+    "palm": "palm/u_small_m",
+    "prpn": "prpn/lm_word_hard_tied_res0",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in EXTRACTIONS if name != "rnng"])  # its pickle is not whole: see below
+def test_the_recipes_for_pickled_models_work(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state, _, meta = read_case(PICKLED[name])
+    module = Module(state)
+    torch.save(module if name == "prpn" else (module, None, None), "model.pt")
+    Path("config.json").write_text(json.dumps(meta["config"]))
+    with pytest.raises(ValueError, match=r"(?s)refused; in a copy of .*--weights weights.pt\s--config"):
+        convert_files(name, Path("model.pt"), [Path("config.json")], Path("out"))
+    follow(EXTRACTIONS[name], args=argparse.Namespace(**meta["config"]))
+    convert_files(name, Path("weights.pt"), [Path("config.json")], Path("out"))
+    found = AutoModelForCausalLM.from_pretrained("out").state_dict()
+    expected = convert_state_dict(name, state, meta["config"]).state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 # ------------------------------------------------------------------------------------------------------------- RNNG
@@ -202,8 +269,7 @@ def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_pat
         },
         "rnng.pt",
     )
-    recipe = EXTRACTION.split("run\n", 1)[1].rsplit("\nand pass", 1)[0]
-    exec(textwrap.dedent(recipe), {})
+    follow(EXTRACTIONS["rnng"])
     convert_files("rnng", Path("weights.pt"), [Path("config.json")], Path("out"))
     model = AutoModelForCausalLM.from_pretrained("out")
     if vocabulary is PieceVocabulary:

@@ -122,7 +122,6 @@ SKIPS: tuple[Skip, ...] = (
         "asks for hidden states of tokens, but the states stand before actions (tests/models/test_contract.py)",
         ("urnng",),
     ),
-    Skip("test_torch_save_load", "without heads there is no search, and so no class for AutoModel", ("urnng",)),
     # Weights.
     Skip(
         "test_can_init_all_missing_weights",

@@ -86,6 +86,26 @@ def test_padding_and_batching_change_nothing(name: str, left: bool, kind: str) -
 
 
 @every_model
+@sides
+def test_a_causal_mask_says_what_its_last_row_says(name: str, left: bool) -> None:
+    """BabyLM's fine-tuning writes one for `AutoModel`, [B, T, T]."""
+    inputs = batch(name, 9, 4, left=left)
+    mask = inputs["attention_mask"]
+    causal = mask.unsqueeze(1).repeat(1, mask.shape[1], 1).tril(diagonal=0)
+    text = {key: inputs[key] for key in ("input_ids", "attention_mask")}
+    for kind, given in (("Model", inputs), ("ForCausalLM", text)):
+        model = build(name, kind)
+        assert torch.equal(model(**{**given, "attention_mask": causal})[0], model(**given)[0])
+    for (row, column, other), message in (((1, 4, 5), "row 1, column 4 sees column 5"), ((0, 7, 2), "not see token 2")):
+        wrong = torch.ones(2, 9, 9).tril()
+        wrong[row, column, other] = 1 - wrong[row, column, other]
+        with pytest.raises(ValueError, match=message):
+            model(inputs["input_ids"], attention_mask=wrong)
+    with pytest.raises(ValueError, match=r"attention_mask has shape .*2, 9, 8.*input_ids"):
+        model(inputs["input_ids"], attention_mask=causal[..., 1:])
+
+
+@every_model
 def test_padding_changes_no_training(name: str) -> None:
     """Loss, gradients and statistics, wherever the padding stands and whatever is written there."""
     results: list[Any] = []

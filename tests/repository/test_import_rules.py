@@ -59,16 +59,16 @@ LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particl
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine", 7620),
-    "rnng": (SHARED + SEARCH + "trees_given", 8340),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5570),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3670),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4110),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3230),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3360),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9270),
+    "gpst": (SHARED + SEARCH + "search_level_machine", 7630),
+    "rnng": (SHARED + SEARCH + "trees_given", 8350),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5610),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3690),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4130),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3380),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9290),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5720),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2820),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2840),
 }
 
 

@@ -50,6 +50,8 @@ class GPSTConfig(SyntacticConfig):
         window_size: pruning window W of the chart: a cell is encoded once it spans at most W super tokens.
         parser_size, parser_score_size, num_parser_layers, parser_num_heads: the Transformer parser that gives
             the merge order.
+        head_expansion: the hidden layers of the token and auto-encoding heads are this many times as wide as their
+            inputs.
     Structure:
         merge_noise: coefficient of the Gumbel noise on split scores in training mode (0 = deterministic order).
         split_temperature: temperature of the softmax over the splits of a cell.
@@ -111,6 +113,7 @@ class GPSTConfig(SyntacticConfig):
     parser_score_size: int = 512
     num_parser_layers: int = 4
     parser_num_heads: int = 8
+    head_expansion: int = 4
 
     merge_noise: float | int = 1.0
     split_temperature: float | int = 1.0
@@ -146,6 +149,14 @@ class GPSTConfig(SyntacticConfig):
     reduce_token_id: int = 50257
     cls_token_id: int | None = 50259
     sep_token_id: int | None = 50263
+
+    def __post_init__(self, **kwargs: Any):
+        if "gptconfig" in kwargs:
+            raise ValueError(
+                "gptconfig, r2d2config: this GPST is of the code of davidarps/silm, whose model_type is gpst, too. "
+                "Convert it: synlm convert gpst --weights FILE --config config.json --tokenizer FOLDER --out FOLDER."
+            )
+        super().__post_init__(**kwargs)
 
     @property
     def num_hidden_layers(self) -> int:
@@ -187,7 +198,7 @@ class GPSTConfig(SyntacticConfig):
             "vocab_size hidden_size num_attention_heads num_type_layers num_token_layers max_position_embeddings "
             "composition_size composition_num_heads composition_intermediate_size num_composition_layers "
             "num_decomposition_layers score_size window_size parser_size parser_score_size num_parser_layers "
-            "parser_num_heads scoring_num_beams"
+            "parser_num_heads head_expansion scoring_num_beams"
         ).split()
         self.check_least(1, *at_least_one)
         weights = (name for name in vars(self) if name.endswith("_loss_weight"))

@@ -173,6 +173,8 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
     `GPSTForCausalLM`.
     """
 
+    _keys_to_ignore_on_load_unexpected = [r"^heads\.\w+\.\d\.(weight|bias)$"]  # the language model always has them
+
     def __init__(self, config: GPSTConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)

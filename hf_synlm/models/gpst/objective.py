@@ -62,7 +62,7 @@ class GPSTHeads(nn.Module):
     """The heads of the pretraining objective, without the (tied) vocabulary matrix.
 
     action: LayerNorm, D -> D, gelu, -> 2 (GEN, COMP);
-    token: D -> 4 D, gelu, -> D;  auto_encoding: d -> 4 d, gelu, -> D.
+    token: D -> x D, gelu, -> D;  auto_encoding: d -> x d, gelu, -> D;  x = `config.head_expansion`.
     """
 
     def __init__(self, config: GPSTConfig):
@@ -71,9 +71,9 @@ class GPSTHeads(nn.Module):
         self.action = nn.Sequential(
             nn.LayerNorm(wide, eps=1e-5), nn.Linear(wide, wide), nn.GELU(), nn.Dropout(dropout), nn.Linear(wide, 2)
         )
-        self.token = nn.Sequential(nn.Linear(wide, 4 * wide), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * wide, wide))
-        self.auto_encoding = nn.Sequential(
-            nn.Linear(narrow, 4 * narrow), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * narrow, wide)
+        self.token, self.auto_encoding = (
+            nn.Sequential(nn.Linear(size, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, wide))
+            for size, hidden in ((wide, config.head_expansion * wide), (narrow, config.head_expansion * narrow))
         )
 
     def objective(

@@ -84,6 +84,7 @@ class LSTMModel(RecurrentNetwork, LSTMPreTrainedModel):
     T steps of L cells for the whole batch.
     """
 
+    _keys_to_ignore_on_load_unexpected = [r"^(lm_head|projection\.1)\.(weight|bias)$"]
     no_attentions = "an LSTM has no attention. Leave it out."
     batch_dim = 1
 

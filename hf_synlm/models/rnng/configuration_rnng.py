@@ -119,7 +119,7 @@ class RNNGConfig(LabeledTreeConfig):
         dropout: on embeddings, between the layers of the stack LSTM, before the output layer, and in the composition.
         initializer_range: draw all parameters from U(-x, x); None: as PyTorch does (the authors' default).
     Structure:
-        transition_system: "top_down" (a nonterminal is opened before its children) or "in_order" (after the first).
+        transition_system: "top_down" (labels before their children) or "in_order" (left-corner: after the first child).
         composition: "lstm" or "attention".
         max_consecutive_nonterminals: nonterminals opened in a row without a word between (in_order: also unary chains);
             None = 8 for top_down, 3 for in_order, as the authors' search.

@@ -37,7 +37,7 @@ class URNNGConfig(SyntacticConfig):
 
     model_type = "urnng"
     presets = PRESETS
-    model_classes = ("ForCausalLM",)  # without heads there are no trees
+    model_classes = ("Model", "ForCausalLM")
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 23819

@@ -27,7 +27,7 @@ from transformers.utils import can_return_tuple
 
 from hf_synlm.core.hidden_states import asked_of_layers, refuse_layer_outputs
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
-from hf_synlm.core.module_tools import SyntacticPreTrainedModel, unwrapped, weight_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
@@ -36,7 +36,7 @@ from hf_synlm.models.urnng.layers import BinaryTreeLSTM, URNNGStackLSTM
 from hf_synlm.models.urnng.plan import URNNGPlan, make_plan
 from hf_synlm.models.urnng.stack_machine import URNNGStackMachine, URNNGWordSearch
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids
+from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
 from hf_synlm.search.words import WordBeamSearch
 from hf_synlm.trees.actions import GEN, PAD_ACTION
 from hf_synlm.trees.given import counted_words
@@ -50,6 +50,7 @@ class URNNGPreTrainedModel(SyntacticPreTrainedModel):
     """Loading, saving and initialization shared by the URNNG models."""
 
     config: URNNGConfig
+    stack_machine_class = URNNGStackMachine
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -58,16 +59,47 @@ class URNNGPreTrainedModel(SyntacticPreTrainedModel):
             for parameter in module.parameters(recurse=False):
                 init.uniform_(parameter, -self.config.initializer_range, self.config.initializer_range)
 
+    def word_search(
+        self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
+    ) -> WordBeamSearch:
+        """See `SyntacticGenerationMixin`; the end token of the configuration always ends a sentence."""
+        own = [] if self.config.eos_token_id is None else [self.config.eos_token_id]
+        ends = torch.tensor(own, device=self.device)
+        if eos_token_ids is not None:
+            ends = torch.cat([ends, eos_token_ids.to(ends)]).unique()
+        search = URNNGWordSearch if len(ends) else WordBeamSearch
+        width = self.config.scoring_num_beams if num_beams is None else num_beams
+        return search(self.stack_machine_class(self), width, ends if len(ends) else None, renormalize)
+
+    def action_log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities [..., 2] of GEN and COMP where both are legal, float32 or wider."""
+        logit = self.action_head(hidden)
+        logit = logit.to(torch.promote_types(logit.dtype, torch.float32)).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
+        return F.logsigmoid(torch.cat([-logit, logit], -1))
+
 
 class URNNGModel(URNNGPreTrainedModel):
-    """The stack of given derivations: states from which heads predict actions and words."""
+    """The stack of derivations: states from which heads predict actions and words.
 
-    def __init__(self, config: URNNGConfig):
+    Args:
+        config: sizes.
+        add_heads: also create the heads, which are needed to search for a derivation when none is given.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+
+    def __init__(self, config: URNNGConfig, add_heads: bool = True):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.stack_lstm = URNNGStackLSTM(config.hidden_size, config.num_layers, config.dropout)
         self.composition = BinaryTreeLSTM(config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
+        self.has_heads = add_heads
+        if add_heads:
+            self.action_head = nn.Linear(config.hidden_size, 1)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        else:
+            self._tied_weights_keys = {}
         self.post_init()
 
     def run(self, input_ids: Tensor, mask: Tensor, plan: URNNGPlan) -> Tensor:
@@ -90,11 +122,11 @@ class URNNGModel(URNNGPreTrainedModel):
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> SyntacticModelOutput:
-        """States of given derivations.
+        """States of derivations, which a search finds where they are not given.
 
         Args:
             input_ids: [B, T] token ids.
-            actions: [B, A] GEN and COMP, -1 = padding.
+            actions: [B, A] GEN and COMP, -1 = padding; default: the best that `parse` of the language model finds.
             attention_mask: [B, T], 1 = token; padding left or right.
             **kwargs: arguments of other models, which wrappers pass as None.
 
@@ -103,14 +135,20 @@ class URNNGModel(URNNGPreTrainedModel):
             `action_hidden_state` [B, A, h] (before each action) and `sentence_state` [B, h] (when the tree is built).
 
         Raises:
-            ValueError: for bad shapes and ids, and actions that are missing or do not derive the tokens.
+            ValueError: for bad shapes and ids, and actions that do not derive the tokens.
             TypeError: for other keyword arguments.
+
+        Cost: without `actions` the model first runs `parse`.
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
-        if actions is None:
-            raise ValueError("actions are missing: `parse` of URNNGForCausalLM finds them.")
         mask = attended_tokens(self.config, input_ids, attention_mask)
+        if actions is None:
+            if not self.has_heads:
+                raise ValueError("actions are missing: parse of the model around this URNNGModel finds them.")
+            refuse_empty_rows(mask)
+            with evaluation_mode(self):
+                actions = parse_with_search(self.word_search(), input_ids, mask).actions[:, 0]
         plan = make_plan(actions, mask)
         live = F.pad(actions != PAD_ACTION, (1, 0), value=True)
         states = self.run(input_ids, mask, plan)[plan.place] * live[..., None]
@@ -128,32 +166,14 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    stack_machine_class = URNNGStackMachine
+    word_search = URNNGPreTrainedModel.word_search  # and not that of the mixin
 
     def __init__(self, config: URNNGConfig):
         super().__init__(config)
-        self.model = URNNGModel(config)
+        self.model = URNNGModel(config, add_heads=False)
         self.action_head = nn.Linear(config.hidden_size, 1)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
-
-    def word_search(
-        self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
-    ) -> WordBeamSearch:
-        """See `SyntacticGenerationMixin`; the end token of the configuration always ends a sentence."""
-        own = [] if self.config.eos_token_id is None else [self.config.eos_token_id]
-        ends = torch.tensor(own, device=self.device)
-        if eos_token_ids is not None:
-            ends = torch.cat([ends, eos_token_ids.to(ends)]).unique()
-        search = URNNGWordSearch if len(ends) else WordBeamSearch
-        width = self.config.scoring_num_beams if num_beams is None else num_beams
-        return search(self.stack_machine_class(self), width, ends if len(ends) else None, renormalize)
-
-    def action_log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities [..., 2] of GEN and COMP where both are legal, float32 or wider."""
-        logit = self.action_head(hidden)
-        logit = logit.to(torch.promote_types(logit.dtype, torch.float32)).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
-        return F.logsigmoid(torch.cat([-logit, logit], -1))
 
     @can_return_tuple
     def forward(

@@ -66,7 +66,11 @@ class RNNGModelArguments(ModelArguments):
 
     presets = {"rnng": "rnng-15m", "lstm": "lstm-15m"}
 
-    architecture: str = option("rnng", "'rnng', or 'lstm' for the baseline without trees.")
+    architecture: str = option(
+        "rnng",
+        "'rnng' (left-corner with --config_overrides transition_system=in_order), or 'lstm' for the baseline without "
+        "trees.",
+    )
 
 
 @dataclass
