@@ -66,7 +66,7 @@ SHIPPED = {
     "prpn": (SHARED + RECURRENT + DISTANCES, 4130),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3380),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9290),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9360),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5720),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 2840),
 }
