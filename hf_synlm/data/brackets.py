@@ -220,10 +220,14 @@ class _Layout:
     def end_file(self) -> None:
         """Refuse trees, or warn of them, that seem to be several ones."""
         if self.num_whole >= len(self.broken) > 0:
-            message = self._missing(*self.broken[0])
+            first, second = self.broken[0]
             if not self.has_long:
-                raise ValueError(message)
-            logger.warning(f"{message} ({len(self.broken)} of {self.num_whole + len(self.broken)} trees are like that)")
+                raise ValueError(self._missing(first, second))
+            logger.warning(
+                f"{self.source}: brackets begin in column 0 inside of {len(self.broken)} of "
+                f"{self.num_whole + len(self.broken)} trees, first in line {second}; check that the tree of line {first} "
+                "goes on there, and lacks no ')'"
+            )
 
     def _missing(self, first: int, second: int) -> str:
         return (
