@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
     from hf_synlm.evaluation.text.surprisal import WordScores
 
+_TREES: dict[str, Any] = {"rich_help_panel": "Given trees"}
 _ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 
 
@@ -69,11 +70,66 @@ class InputOptions:
         return items
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeOptions:
+    """Given trees of the texts of `surprisal`."""
+
+    trees: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
+            "Leaves may split words: end and . for end. Surprisal is then that of each word together with its part of "
+            "the tree, which does not compare with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
+            **_TREES,
+            **options.INPUT_FILE,
+        ),
+    ] = None
+    unknown_labels: Annotated[
+        str,
+        typer.Option(
+            help="Labels of trees that the model lacks: error; drop leaves out their brackets; or a FILE of lines with "
+            "a label and another one that stands for it.",
+            **_TREES,
+        ),
+    ] = "error"
+
+    def check(self, scoring: options.Scoring, **others: object) -> None:
+        """Refuse options that would change nothing."""
+        if self.trees is None:
+            if self.unknown_labels != "error":
+                raise ValueError("--unknown-labels belongs to --trees: leave it out")
+            return
+        names = ("num_beams", "action_beam_size", "fast_track_size", "estimator", "cache", "num_processes")
+        others |= {name: getattr(scoring, name) for name in names}
+        if given := [name for name, value in others.items() if value]:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise ValueError(f"{flag}: with --trees every sentence has one tree and stands by itself. Leave it out")
+
+    def scores(self, scorer: "TextScorer", items: Sequence[TextItem]) -> "tuple[list[WordScores], dict[str, Any]]":
+        """Surprisals of the words of texts with their trees, and what results say about these."""
+        from hf_synlm.evaluation.text import given_trees
+        from hf_synlm.evaluation.text.proposals import Proposals, without_search
+
+        proposals = Proposals(self.trees or [])
+        renamed = None
+        if self.unknown_labels not in ("error", "drop"):
+            renamed = given_trees.read_label_map(self.unknown_labels)
+        trees, changed = given_trees.fit_labels(
+            scorer, given_trees.find_trees(proposals, items), drop=self.unknown_labels == "drop", renamed=renamed
+        )
+        if changed:
+            options.say(f"--unknown-labels {self.unknown_labels} changed {changed} of {len(items)} trees")
+        scores = given_trees.score_given_trees(scorer, items, trees, f"surprisal: {scorer.name}")
+        described = {"estimator": "joint with given trees", "unknown_labels": self.unknown_labels}
+        return scores, {**without_search(scorer), **described, "trees": proposals.files, "trees_changed": changed}
+
+
 def surprisal(
     texts: options.TextFiles,
     model: options.Model,
     scoring: options.Scoring,
     reading: InputOptions,
+    given: TreeOptions,
     out: Annotated[
         Path | None, typer.Option(help="TSV file to write; OUT.meta.json describes it. Default: print the table.")
     ] = None,
@@ -104,6 +160,7 @@ def surprisal(
     Rows are printed as soon as they are computed. The table has one row per word of the input. White space separates
     words; attached punctuation belongs to its word. With --word-column, the input is a table with one word per row: its
     rows come out in their order, also where a word is empty (it has no measures) or has white space inside (the sum).
+    With --trees, surprisal is joint, of each word and the actions of its tree since the word before.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
@@ -113,16 +170,20 @@ def surprisal(
         echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
         synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
         synlm surprisal novels/ page.txt --model model_cards/rnng-mini --tokenize ptb --cache done.cache --out all.tsv
+        synlm surprisal wsj23.txt --trees wsj23.mrg --model model_cards/rnng-mini --out given.tsv
     """
     found = text_files(texts)
-    options.check_out(out, overwrite, *found, scoring.cache, model=model, check=_check_table, beside=options.meta_file)
+    reads = (*found, *(given.trees or ()), scoring.cache)
+    options.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=options.meta_file)
     _check_places(texts, out, unit, lmzoo)
+    in_document = context if context != "sentence" else None
+    given.check(scoring, context=in_document, tokenize=tokenize, word_correction=word_correction)
     files = describe_files(found)
     items = reading.items(texts, found)
     if not lmzoo and not items[0].rows:
         _say_repeated_items(items)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
-    if tokenize is None:
+    if tokenize is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
     from hf_synlm.evaluation.text import surprisal as words
 
@@ -130,21 +191,26 @@ def surprisal(
         word_correction = False
         options.say("--word-correction does not apply: tokens of this model tell where a word ends")
     start = time.perf_counter()
-    scores = words.iterate_words(
-        scorer,
-        items,
-        context=context,
-        word_correction=word_correction,
-        tokenize=tokenize,
-        progress=None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}",
-        first_texts_first=out is None,
-    )
+    scores: Iterable[WordScores]
+    if given.trees is None:
+        described: dict[str, Any] = {}
+        scores = words.iterate_words(
+            scorer,
+            items,
+            context=context,
+            word_correction=word_correction,
+            tokenize=tokenize,
+            progress=None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}",
+            first_texts_first=out is None,
+        )
+    else:
+        scores, described = given.scores(scorer, items)
     names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
     counts = _write_words(items, scores, out, names, None if lmzoo else unit)
     seconds = time.perf_counter() - start
     settings = {
         "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
-        "first_word": first_word, "seed": scoring.seed,
+        "first_word": first_word, "seed": scoring.seed, **described,
     }  # fmt: skip
     data = {"files": files, "columns": list(names)}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)

@@ -631,7 +631,7 @@ def test_help(monkeypatch, capsys, words, command):
         assert flat.index("Options") < flat.index("Examples:") < flat.index("Exit codes: 0 done; 1 a check failed; 2")
     if words == ("surprisal",):
         headings = re.findall(r"^(\w.*):$", text, re.M)
-        assert headings == ["Arguments", "Options", "Model", "Computation", "Estimator and beam"]
+        assert headings == ["Arguments", "Options", "Model", "Computation", "Estimator and beam", "Given trees"]
     if not words:
         assert run(capsys, "--version").strip() == f"hf_synlm {__version__}"
 

@@ -364,7 +364,7 @@ class TextScorer:
         width = self.model.word_search(self.num_beams).num_beams if self.searches else 1
         budget = token_budget(self.model, width)
         if self.estimator != "beam_marginal":
-            budget = min(budget, self._max_rows)
+            budget = min(budget, self.max_rows)
         cache = None
         if self.cache is not None:
             options = {**self.options(), "details": self.details, "end": end, "starts": starts}
@@ -397,7 +397,7 @@ class TextScorer:
                     yield place, _joined([(window, results.get(window)) for window in windows[place]])
 
     @property
-    def _max_rows(self) -> int:
+    def max_rows(self) -> int:
         """Most tokens of one call whose logits are in memory together."""
         return max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
 
@@ -438,7 +438,7 @@ class TextScorer:
         """Scores from exact next-token logits; long texts in segments, by models that can continue from a cache."""
         ids, mask = self._padded(batch)
         # Texts of other models are at most as long as their positions, and not every cache takes several tokens.
-        if self._begins_itself and len(batch) == 1 and ids.shape[1] > self._max_rows:
+        if self._begins_itself and len(batch) == 1 and ids.shape[1] > self.max_rows:
             return [self._scores(self._read_segments(ids, mask, starting), batch[0], end)]
         return self._read_logits(self.model(ids, attention_mask=mask).logits, batch, end, starting)
 
@@ -446,8 +446,8 @@ class TextScorer:
         """Read one text [1, T] in segments, each after the hidden-state cache of the one before."""
         following = torch.cat([ids[0, 1:], ids.new_zeros(1)])
         cache, parts = None, []
-        for start in range(0, ids.shape[1], self._max_rows):
-            part = slice(start, start + self._max_rows)
+        for start in range(0, ids.shape[1], self.max_rows):
+            part = slice(start, start + self.max_rows)
             output = self.model(ids[:, part], attention_mask=mask[:, part], past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             parts.append(self._read(output.logits[0], following[part], starting))

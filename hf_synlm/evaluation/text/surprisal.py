@@ -124,7 +124,7 @@ def iterate_words(
     check_list("items", items, 'TextItem("1", "...")')
     if context not in ("sentence", "document"):
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
-    words = [_words_of_rows(item) if item.rows else split_words(item.text) for item in items]
+    words = [words_of(item) for item in items]
     of_rows = any(item.rows for item in items)
     encode = partial(encode_rows if of_rows else encode_sentences, scorer.tokenizer, tokenize=tokenize)
     reads_documents = context == "document" and not scorer.reads_context
@@ -139,7 +139,7 @@ def iterate_words(
     how: dict[str, Any] = {"end": end, "starts": starts, "progress": progress, "first_texts_first": first_texts_first}
     for place, found in scorer.iterate(encoded, **how):
         group, text = groups[place], encoded[place]
-        whole = _by_words(scorer, [word for k in group for word in words[k]], text, found)
+        whole = by_words(scorer, [word for k in group for word in words[k]], text, found)
         first = 0
         for k in group:
             results[k] = _slice(whole, text, first, first + len(words[k])) if len(group) > 1 else whole
@@ -154,8 +154,10 @@ def iterate_words(
             following += 1
 
 
-def _words_of_rows(item: TextItem) -> list[Word]:
-    """Words as the rows of a table have them, with their places in the text that joins them by spaces."""
+def words_of(item: TextItem) -> list[Word]:
+    """Words as the rows of a table have them, with their places in the text that joins them by spaces; or of a text."""
+    if not item.rows:
+        return split_words(item.text)
     starts = accumulate((len(row.word) + 1 for row in item.rows), initial=0)
     return [Word(row.word, start, start + len(row.word)) for row, start in zip(item.rows, starts, strict=False)]
 
@@ -245,7 +247,7 @@ def _with_ends(texts: list[EncodedText], end_id: int) -> EncodedText:
     return joined
 
 
-def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: TokenScores) -> WordScores:
+def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: TokenScores) -> WordScores:
     """Sum tokens to words."""
     owner = torch.tensor(text.word_of_token, dtype=torch.long)
     inside = owner >= 0
