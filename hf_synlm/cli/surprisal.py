@@ -127,7 +127,7 @@ class TreeOptions:
 def surprisal(
     texts: options.TextFiles,
     model: options.Model,
-    scoring: options.Scoring,
+    scoring: options.ScoringByBeams,
     reading: InputOptions,
     given: TreeOptions,
     out: Annotated[
@@ -164,6 +164,7 @@ def surprisal(
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
+    With several --num-beams there is a column for each, such as surprisal_bits_b5; the others are of the widest beam.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
@@ -176,13 +177,17 @@ def surprisal(
     reads = (*found, *(given.trees or ()), scoring.cache)
     options.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=options.meta_file)
     _check_places(texts, out, unit, lmzoo)
+    by_width = scoring.by_width()
+    if lmzoo and len(by_width) > 1:
+        raise ValueError("--lmzoo has one column of surprisals: give one --num-beams")
     in_document = context if context != "sentence" else None
     given.check(scoring, context=in_document, tokenize=tokenize, word_correction=word_correction)
     files = describe_files(found)
     items = reading.items(texts, found)
     if not lmzoo and not items[0].rows:
         _say_repeated_items(items)
-    scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
+    widest = max(by_width, key=lambda width: width or 0)
+    scorer = by_width[widest].scorer(model, begin=first_word, details=not lmzoo)
     if tokenize is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
     from hf_synlm.evaluation.text import surprisal as words
@@ -191,28 +196,19 @@ def surprisal(
         word_correction = False
         options.say("--word-correction does not apply: tokens of this model tell where a word ends")
     start = time.perf_counter()
-    scores: Iterable[WordScores]
+    described: dict[str, Any] = {}
     if given.trees is None:
-        described: dict[str, Any] = {}
-        scores = words.iterate_words(
-            scorer,
-            items,
-            context=context,
-            word_correction=word_correction,
-            tokenize=tokenize,
-            progress=None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}",
-            first_texts_first=out is None,
-        )
+        how = {"context": context, "word_correction": word_correction, "tokenize": tokenize}
+        scores = _search(scorer, items, [width for width in by_width if width != widest], out, how)
     else:
         scores, described = given.scores(scorer, items)
-    names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
-    counts = _write_words(items, scores, out, names, None if lmzoo else unit)
+    names, counts = _write_words(items, scores, out, None if lmzoo else unit)
     seconds = time.perf_counter() - start
     settings = {
         "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
         "first_word": first_word, "seed": scoring.seed, **described,
     }  # fmt: skip
-    data = {"files": files, "columns": list(names)}
+    data = {"files": files, "columns": names}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
     result.command = options.command_line.get()
     if out is not None:
@@ -220,6 +216,25 @@ def surprisal(
         write_text(options.meta_file(out), result.to_json())
         options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
     _say_what_was_cut(scorer, counts, tokenize)
+
+
+def _search(
+    scorer: "TextScorer",
+    items: Sequence[TextItem],
+    narrower: Sequence[int | None],
+    out: Path | None,
+    how: dict[str, Any],
+) -> "Iterable[WordScores]":
+    """Scores of the words of texts, with the surprisals by `narrower` beams, which are computed first."""
+    from hf_synlm.evaluation.text import surprisal as words
+
+    bar = None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}"
+    others = {
+        width: words.score_words(scorer.with_beam(width), items, progress=bar and f"{bar}, beam {width}", **how)
+        for width in sorted(filter(None, narrower))
+    }
+    scores = words.iterate_words(scorer, items, progress=bar, first_texts_first=out is None, **how)
+    return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
 
 
 def _check_places(texts: Sequence[Path], out: Path | None, unit: str, lmzoo: bool) -> None:
@@ -236,19 +251,22 @@ def _write_words(
     items: Sequence[TextItem],
     scores: "Iterable[WordScores]",
     out: Path | None,
-    names: Sequence[str],
     unit: Literal["bits", "nats"] | None,
-) -> Counter[str]:
-    """Print the rows of each text as soon as its scores are there, or write all; without a `unit` those of lm-zoo."""
+) -> tuple[list[str], Counter[str]]:
+    """Print the rows of each text as soon as its scores are there, or write all; without a `unit` those of lm-zoo.
+
+    Returns the names of the columns, and counts.
+    """
     from hf_synlm.evaluation.text import surprisal as words
 
-    more = words.more_columns(items)
+    more, names = words.more_columns(items), list[str]()
     counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
     rows: list[Sequence[Any]] = []
     waiting: dict[int, Sequence[Any]] = {}
     following = 0
     for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
         if number == 1:
+            names = words.columns(unit, items, found.more) if unit else words.LMZOO_COLUMNS
             rows.append(names)
         new = list(words.word_rows(number, item, found, unit, more) if unit else words.token_rows(number, found))
         if unit and item.rows:  # they come out in the order of the input
@@ -266,7 +284,7 @@ def _write_words(
     options.leave_output_to_first_process()
     if out is not None:
         write_text(out, table_text(rows))
-    return counts
+    return names, counts
 
 
 def _print(rows: Sequence[Sequence[Any]]) -> None:

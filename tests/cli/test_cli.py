@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import stat
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -98,6 +99,32 @@ def test_texts_can_come_from_standard_input(models, texts, monkeypatch, capsys):
     assert "| words | 2 |" in " ".join(run(capsys, "evaluate", "perplexity", "-", "--format", "jsonl", *model).split())
     give(b"We\n\xff\n")
     assert "-:2: byte 0xff at position 3" in fail(capsys, "evaluate", "perplexity", "-", *model)
+
+
+def test_surprisal_by_several_beams(models, texts, capsys):
+    """Each as a search of its own gives it; all else by the widest."""
+    command = ["surprisal", texts, "--model", models["gpst"], "--device", "cpu", "--unit", "nats"]
+    out = [texts.with_name(name) for name in ("two.tsv", "wide.tsv", "narrow.tsv")]
+    widths = ["--num-beams", 6, "--num-beams", 1]
+    assert main([str(part) for part in (*command, "--out", out[0], *widths)]) == 0
+    said = capsys.readouterr().err
+    run(capsys, *command, "--out", out[1], *widths[:2])
+    run(capsys, *command, "--out", out[2], *widths[2:])
+    both, wide, narrow = map(read_tsv, out)
+    assert list(both[0]) == [*columns("nats"), "surprisal_nats_b1", "surprisal_nats_b6"]
+    assert [{name: row[name] for name in columns("nats")} for row in both] == wide
+    a, b = ([float(row[f"surprisal_nats_b{width}"]) for row in both] for width in (1, 6))
+    assert a == pytest.approx([float(row["surprisal_nats"]) for row in narrow], abs=1e-5)
+    assert b == [float(row["surprisal_nats"]) for row in wide] and a != b
+    bits = [abs(x - y) / math.log(2) for x, y in zip(a, b, strict=True)]
+    assert f"mean absolute difference {sum(bits) / len(bits):.3g} bits" in said
+    assert f"correlation {statistics.correlation(a, b):.4f}" in said
+    assert f"above 1 bit: {sum(x > 1 for x in bits) / len(bits):.1%} of the words" in said
+    meta = json.loads(Path(f"{out[0]}.meta.json").read_text(encoding="utf-8"))
+    assert meta["options"]["num_beams"] == 6 and meta["data"]["columns"] == list(both[0])
+    assert "--num-beams 6 is given twice" in fail(capsys, *command, *widths[:2], *widths)
+    assert "holds results of one beam" in fail(capsys, *command, *widths, "--cache", texts.with_name("cache"))
+    assert "one column of surprisals" in fail(capsys, *command[:-2], *widths, "--lmzoo")
 
 
 def test_surprisal_options(models, tmp_path):

@@ -17,6 +17,7 @@ nothing there.
 Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once they are on the host.
 """
 
+import copy
 import dataclasses
 import inspect
 import sys
@@ -191,6 +192,12 @@ class TextScorer:
         )
         revision = getattr(model.config, "_commit_hash", None) or revision
         return cls(model.to(device), tokenizer, name=name, revision=revision, **options)
+
+    def with_beam(self, num_beams: int) -> Self:
+        """A scorer of the same model with another beam, without details."""
+        other = copy.copy(self)
+        other.num_beams, other.details, other.cuts = num_beams, False, dict(self.cuts)
+        return other
 
     # ------------------------------------------------------------------------------------------- what the model has
     def _checked_estimator(self, estimator: str | None) -> Estimator:

@@ -22,8 +22,8 @@ al. 2018).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -69,6 +69,7 @@ class WordScores:
         tokens: per token its text and its log-probability.
         end: log p(the text ends), or None.
         tree: [n, 4] distance, depth, constituents opened and closed (models of one tree), or None.
+        more: [n] further measures by the name of their column; if it has {} for the unit, they are in nats.
     """
 
     words: list[Word]
@@ -82,6 +83,7 @@ class WordScores:
     tokens: list[tuple[str, float]]
     end: float | None = None
     tree: Tensor | None = None
+    more: dict[str, Tensor] = field(default_factory=dict)
 
 
 def score_words(scorer: TextScorer, items: Sequence[TextItem], **options: Any) -> list[WordScores]:
@@ -306,19 +308,52 @@ def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordS
     names = ("words", "num_tokens", "unknown", *PER_TOKEN)
     owners = [w for w in text.word_of_token if w >= 0]
     tokens = [piece for piece, w in zip(whole.tokens, owners, strict=True) if first <= w < last]
-    return WordScores(tokens=tokens, **{name: getattr(whole, name)[first:last] for name in names})
+    more = {name: values[first:last] for name, values in whole.more.items()}
+    return WordScores(tokens=tokens, more=more, **{name: getattr(whole, name)[first:last] for name in names})
+
+
+# ---------------------------------------------------------------------------------------------------------- beams
+def with_beams(
+    scores: Iterable[WordScores], width: int, others: Mapping[int, Sequence[WordScores]], say: Callable[[str], object]
+) -> Iterator[WordScores]:
+    """Scores by a beam of this width that get the surprisals by `others`, too, and at the end what differs."""
+    surprisals: dict[int, list[Tensor]] = {one: [] for one in (*others, width)}
+    for found, *narrow in zip(scores, *others.values(), strict=True):
+        for one, part in zip(surprisals, (*narrow, found), strict=True):
+            surprisals[one].append(-part.log_probs)
+            found.more[f"surprisal_{{}}_b{one}"] = -part.log_probs
+        yield found
+    for line in compare_beams({one: torch.cat(parts) for one, parts in surprisals.items()}):
+        say(line)
+
+
+def compare_beams(surprisals: Mapping[int, Tensor]) -> list[str]:
+    """How surprisals of words in nats by the width of the beam differ from those of the widest."""
+    widest = max(surprisals)
+    lines = []
+    for width in sorted(surprisals.keys() - {widest}):
+        both = torch.stack([surprisals[width], surprisals[widest]]) / NATS["bits"]
+        both = both[:, both.isfinite().all(0)]
+        difference = (both[0] - both[1]).abs()
+        share = (difference > 1).double().mean()
+        lines.append(
+            f"beam {width} and {widest}: correlation {torch.corrcoef(both)[0, 1]:.4f}, mean absolute difference "
+            f"{difference.mean():.3g} bits (mean surprisal {both[1].mean():.3g}), above 1 bit: {share:.1%} of the words"
+        )
+    return lines
 
 
 # ---------------------------------------------------------------------------------------------------------- files
-def columns(unit: Unit, items: Sequence[TextItem] = ()) -> list[str]:
+def columns(unit: Unit, items: Sequence[TextItem] = (), more: Iterable[str] = ()) -> list[str]:
     """Names of the columns of a table of words, `unit` part of them, then those of the texts.
 
+    `more` names further measures, as in `WordScores`.
     A column of the texts whose name is taken already gets the ending "_input".
     """
     own = [
         "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
         f"structural_{unit}", "cum_logprob_nats", f"beam_entropy_{unit}", "n_actions", "stack_depth", "char_start",
-        "char_end", "tree_distance", "tree_depth", "n_opened", "n_closed",
+        "char_end", "tree_distance", "tree_depth", "n_opened", "n_closed", *(name.format(unit) for name in more),
     ]  # fmt: skip
     return own + [f"{name}_input" if name in own else name for name in more_columns(items)]
 
@@ -341,7 +376,7 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
         unit: of surprisals and entropies.
 
     Returns:
-        Rows with the columns of `columns(unit, items)`; NaN where a measure does not exist.
+        Rows with the columns of `columns(unit, items, scores[0].more)`; NaN where a measure does not exist.
     """
     more = more_columns(items)
     return [
@@ -364,13 +399,14 @@ def word_rows(number: int, item: TextItem, found: WordScores, unit: Unit, more: 
     ], 1).tolist()  # fmt: skip
     counts = found.num_tokens.tolist()
     trees = [[math.nan] * 4] * len(counts) if found.tree is None else found.tree.tolist()
+    further = [(values / NATS[unit] if "{" in name else values).tolist() for name, values in found.more.items()]
     for place, word in enumerate(found.words):
         columns = item.rows[place].columns if item.rows else item.columns
         surprisal, lexical, structural, entropy, actions, depth = measures[place]
         yield [
             item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
             structural, total[place], entropy, actions, depth, word.start, word.end,
-            *trees[place], *(columns.get(name) for name in more),
+            *trees[place], *(values[place] for values in further), *(columns.get(name) for name in more),
         ]  # fmt: skip
 
 
