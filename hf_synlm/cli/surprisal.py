@@ -151,6 +151,14 @@ def surprisal(
         bool,
         typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits."),
     ] = False,
+    entropy: Annotated[
+        Literal["shannon", "renyi"] | None,
+        typer.Option(
+            help="Add entropy_bits before each word: of the next token, thus of the first token of the word only. "
+            "renyi: renyi_entropy_bits, of order 1/2. GPST, RNNG and other models that search: of the stepwise "
+            "distribution, by a second search."
+        ),
+    ] = None,
     first_word: Annotated[
         bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
     ] = True,
@@ -164,7 +172,8 @@ def surprisal(
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
-    With several --num-beams there is a column for each, such as surprisal_bits_b5; the others are of the widest beam.
+    --entropy adds entropy_bits. With several --num-beams there is a column for each, such as surprisal_bits_b5; the
+    other columns are of the widest beam.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
@@ -178,16 +187,16 @@ def surprisal(
     options.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=options.meta_file)
     _check_places(texts, out, unit, lmzoo)
     by_width = scoring.by_width()
-    if lmzoo and len(by_width) > 1:
-        raise ValueError("--lmzoo has one column of surprisals: give one --num-beams")
+    if lmzoo and (len(by_width) > 1 or entropy is not None):
+        raise ValueError("--lmzoo has four columns: give one --num-beams, and no --entropy")
     in_document = context if context != "sentence" else None
-    given.check(scoring, context=in_document, tokenize=tokenize, word_correction=word_correction)
+    given.check(scoring, context=in_document, tokenize=tokenize, word_correction=word_correction, entropy=entropy)
     files = describe_files(found)
     items = reading.items(texts, found)
     if not lmzoo and not items[0].rows:
         _say_repeated_items(items)
     widest = max(by_width, key=lambda width: width or 0)
-    scorer = by_width[widest].scorer(model, begin=first_word, details=not lmzoo)
+    scorer = by_width[widest].scorer(model, begin=first_word, details=not lmzoo, entropy=entropy)
     if tokenize is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
     from hf_synlm.evaluation.text import surprisal as words
@@ -206,7 +215,7 @@ def surprisal(
     seconds = time.perf_counter() - start
     settings = {
         "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
-        "first_word": first_word, "seed": scoring.seed, **described,
+        "first_word": first_word, "entropy": entropy, "seed": scoring.seed, **described,
     }  # fmt: skip
     data = {"files": files, "columns": names}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)

@@ -124,7 +124,7 @@ def test_surprisal_by_several_beams(models, texts, capsys):
     assert meta["options"]["num_beams"] == 6 and meta["data"]["columns"] == list(both[0])
     assert "--num-beams 6 is given twice" in fail(capsys, *command, *widths[:2], *widths)
     assert "holds results of one beam" in fail(capsys, *command, *widths, "--cache", texts.with_name("cache"))
-    assert "one column of surprisals" in fail(capsys, *command[:-2], *widths, "--lmzoo")
+    assert "give one --num-beams, and no --entropy" in fail(capsys, *command[:-2], *widths, "--lmzoo")
 
 
 def test_surprisal_options(models, tmp_path):
@@ -143,6 +143,10 @@ def test_surprisal_options(models, tmp_path):
     assert [row["item"] for row in rows] == ["x1", "x1", "x2", "x2"]
     assert list(rows[0])[-2:] == ["document", "word_input"] and [row["word_input"] for row in rows] == list("ppqq")
     common.append("--overwrite")
+    assert main([*common, "--entropy", "shannon"]) == 0
+    entropies = [found.more["entropy_{}"] for found in score_words(scorer_of("gpt2", entropy="shannon"), items)]
+    bits = [float(row["entropy_bits"]) for row in read_tsv(out)]
+    assert bits == pytest.approx((torch.cat(entropies) / math.log(2)).tolist(), abs=1e-4)
     assert main([*common, "--no-first-word"]) == 0
     assert [row["surprisal_bits"] == "" for row in read_tsv(out)] == [True, False, True, False]
     assert main([*common, "--lmzoo"]) == 0

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.data.text import Tokenization, check_list
-from hf_synlm.evaluation.text.scoring import PER_TOKEN, TextScorer, TokenScores
+from hf_synlm.evaluation.text.scoring import TextScorer, TokenScores
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.words import (
     EncodedText,
@@ -49,6 +49,8 @@ from hf_synlm.trees.spans import Span
 Unit = Literal["bits", "nats"]
 Context = Literal["sentence", "document"]
 _Encode = Callable[[Sequence[Sequence[str]]], list[EncodedText]]
+ENTROPY_COLUMNS = {"shannon": "entropy_{}", "renyi": "renyi_entropy_{}"}
+"""Names of the entropies of `TextScorer` in `WordScores.more`: of the first token of a word, before it is read."""
 NATS = {"bits": math.log(2), "nats": 1.0}
 """Nats in one unit."""
 
@@ -257,8 +259,11 @@ def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: T
     log_probs = scores.log_probs
     if scores.word_start is not None:
         log_probs = log_probs + _correction(scores.word_start, owner)
-    last = torch.zeros(len(words), dtype=torch.long).scatter_reduce(
-        0, owner[inside], torch.arange(len(owner))[inside], "amax", include_self=False
+    first, last = (
+        torch.zeros(len(words), dtype=torch.long).scatter_reduce(
+            0, owner[inside], torch.arange(len(owner))[inside], which, include_self=False
+        )
+        for which in ("amin", "amax")
     )
 
     def sums(values: Tensor | None) -> Tensor:
@@ -267,10 +272,10 @@ def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: T
             return total.fill_(math.nan)
         return total.index_add(0, owner[inside], values[inside]).masked_fill(count == 0, math.nan)
 
-    def at_ends(values: Tensor | None) -> Tensor:
+    def at(places: Tensor, values: Tensor | None) -> Tensor:
         if values is None or not len(values):
             return torch.full((len(words),), math.nan, dtype=torch.float64)
-        return values[last].masked_fill(count == 0, math.nan)
+        return values[places].masked_fill(count == 0, math.nan)
 
     pieces = zip(scorer.tokenizer.convert_ids_to_tokens(text.ids), log_probs.tolist(), strict=True)
     return WordScores(
@@ -279,11 +284,12 @@ def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: T
         unknown=[number in text.unknown for number in range(len(words))],
         log_probs=sums(log_probs),
         lexical=sums(scores.lexical),
-        beam_entropy=at_ends(scores.beam_entropy),
+        beam_entropy=at(last, scores.beam_entropy),
         num_actions=sums(scores.num_actions),
-        stack_depth=at_ends(scores.stack_depth),
+        stack_depth=at(last, scores.stack_depth),
         tokens=[piece for piece, w in zip(pieces, text.word_of_token, strict=True) if w >= 0],
         end=scores.end,
+        more={} if scorer.entropy is None else {ENTROPY_COLUMNS[scorer.entropy]: at(first, scores.entropy)},
     )
 
 
@@ -305,11 +311,11 @@ def _correction(word_start: Tensor, owner: Tensor) -> Tensor:
 
 def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordScores:
     """The words from `first` to `last` of a document."""
-    names = ("words", "num_tokens", "unknown", *PER_TOKEN)
+    own = ("words", "num_tokens", "unknown", "log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth")
     owners = [w for w in text.word_of_token if w >= 0]
     tokens = [piece for piece, w in zip(whole.tokens, owners, strict=True) if first <= w < last]
     more = {name: values[first:last] for name, values in whole.more.items()}
-    return WordScores(tokens=tokens, more=more, **{name: getattr(whole, name)[first:last] for name in names})
+    return WordScores(tokens=tokens, more=more, **{name: getattr(whole, name)[first:last] for name in own})
 
 
 # ---------------------------------------------------------------------------------------------------------- beams
