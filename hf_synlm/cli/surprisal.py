@@ -1,12 +1,13 @@
 """`synlm surprisal`: word-by-word measures of texts."""
 
 import dataclasses
+import math
 import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -93,6 +94,12 @@ class TreeOptions:
         ),
     ] = "error"
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that are read."""
+        named = [] if self.unknown_labels in ("error", "drop") else [Path(self.unknown_labels)]
+        return [*(self.trees or ()), *named]
+
     def check(self, scoring: options.Scoring, **others: object) -> None:
         """Refuse options that would change nothing."""
         if self.trees is None:
@@ -159,6 +166,14 @@ def surprisal(
             "distribution, by a second search."
         ),
     ] = None,
+    frequencies: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of words and their counts: adds length and log_frequency of each word without punctuation at "
+            "its ends, as `synlm evaluate reading` computes them. Needs hf_synlm[reading].",
+            **options.INPUT_FILE,
+        ),
+    ] = None,
     first_word: Annotated[
         bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
     ] = True,
@@ -172,8 +187,8 @@ def surprisal(
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
-    --entropy adds entropy_bits. With several --num-beams there is a column for each, such as surprisal_bits_b5; the
-    other columns are of the widest beam.
+    --entropy adds entropy_bits; --frequencies adds length and log_frequency. With several --num-beams there is a column
+    for each, such as surprisal_bits_b5; the other columns are of the widest beam.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
@@ -183,16 +198,21 @@ def surprisal(
         synlm surprisal wsj23.txt --trees wsj23.mrg --model model_cards/rnng-mini --out given.tsv
     """
     found = text_files(texts)
-    reads = (*found, *(given.trees or ()), scoring.cache)
+    reads = (*found, *given.files, frequencies, scoring.cache)
     options.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=options.meta_file)
-    _check_places(texts, out, unit, lmzoo)
     by_width = scoring.by_width()
-    if lmzoo and (len(by_width) > 1 or entropy is not None):
-        raise ValueError("--lmzoo has four columns: give one --num-beams, and no --entropy")
-    in_document = context if context != "sentence" else None
-    given.check(scoring, context=in_document, tokenize=tokenize, word_correction=word_correction, entropy=entropy)
-    files = describe_files(found)
+    _check_places(texts, out)
+    if lmzoo:
+        _check_lmzoo(texts, unit, more=len(by_width) > 1 or bool(entropy or frequencies))
+    how: dict[str, Any] = {"context": context, "word_correction": word_correction, "tokenize": tokenize}
+    given.check(scoring, **how | {"context": context != "sentence"}, entropy=entropy)
+    data: dict[str, Any] = {"files": describe_files(found)}
     items = reading.items(texts, found)
+    counts_of_words = None
+    if frequencies is not None:
+        from hf_synlm.evaluation.reading.corpus import read_counts
+
+        counts_of_words, data["frequencies"] = read_counts(frequencies), describe_files([frequencies])
     if not lmzoo and not items[0].rows:
         _say_repeated_items(items)
     widest = max(by_width, key=lambda width: width or 0)
@@ -202,29 +222,26 @@ def surprisal(
     from hf_synlm.evaluation.text import surprisal as words
 
     if word_correction and not words.can_correct_words(scorer):
-        word_correction = False
+        how["word_correction"] = False
         options.say("--word-correction does not apply: tokens of this model tell where a word ends")
     start = time.perf_counter()
     described: dict[str, Any] = {}
     if given.trees is None:
-        how = {"context": context, "word_correction": word_correction, "tokenize": tokenize}
         scores = _search(scorer, items, [width for width in by_width if width != widest], out, how)
     else:
         scores, described = given.scores(scorer, items)
-    names, counts = _write_words(items, scores, out, None if lmzoo else unit)
+    if counts_of_words is not None:
+        scores = _with_frequencies(scores, counts_of_words)
+    data["columns"], counts = _write_words(items, scores, out, None if lmzoo else unit)
     seconds = time.perf_counter() - start
-    settings = {
-        "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
-        "first_word": first_word, "entropy": entropy, "seed": scoring.seed, **described,
-    }  # fmt: skip
-    data = {"files": files, "columns": names}
+    settings = {"unit": unit, **how, "first_word": first_word, "entropy": entropy, "seed": scoring.seed, **described}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
     result.command = options.command_line.get()
     if out is not None:
         options.say(f"wrote {out}: {counts['words']:,} words, {counts['words'] / seconds:.3g} a second")
         write_text(options.meta_file(out), result.to_json())
         options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
-    _say_what_was_cut(scorer, counts, tokenize)
+    _say_what_was_cut(scorer, counts, tokenize, may_split=given.trees is None)
 
 
 def _search(
@@ -246,12 +263,31 @@ def _search(
     return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
 
 
-def _check_places(texts: Sequence[Path], out: Path | None, unit: str, lmzoo: bool) -> None:
-    """Refuse an output among the inputs, and what the columns of lm-zoo cannot hold."""
-    if lmzoo and (len(texts) > 1 or texts[0].is_dir()):
+def _with_frequencies(scores: "Iterable[WordScores]", counts: Mapping[str, float]) -> "Iterator[WordScores]":
+    """Scores with the length and log frequency of every word, as in the baseline of reading times."""
+    import torch
+
+    from hf_synlm.evaluation.reading.corpus import length_of, stripped
+
+    for found in scores:
+        lengths = [length_of(word.text) for word in found.words]
+        logs = [math.log(counts.get(stripped(word.text), math.nan) + 1) for word in found.words]
+        found.more |= {"length": torch.tensor(lengths), "log_frequency": torch.tensor(logs, dtype=torch.float64)}
+        yield found
+
+
+def _check_lmzoo(texts: Sequence[Path], unit: str, more: bool) -> None:
+    """Refuse what the columns of lm-zoo cannot hold."""
+    if len(texts) > 1 or texts[0].is_dir():
         raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
-    if lmzoo and unit != "bits":
+    if unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
+    if more:
+        raise ValueError("--lmzoo has four columns: give one --num-beams, and neither --entropy nor --frequencies")
+
+
+def _check_places(texts: Sequence[Path], out: Path | None) -> None:
+    """Refuse an output among the inputs."""
     if out is not None and any(place.is_dir() and out.resolve().is_relative_to(place.resolve()) for place in texts):
         raise ValueError(f"--out {out} lies in a folder whose files are read: write it elsewhere")
 
@@ -333,13 +369,13 @@ def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -
         )
 
 
-def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None) -> None:
+def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None, may_split: bool) -> None:
     """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
     if counts["unknown_words"]:
         if type(scorer.tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
             left_out = ", or punctuation is left out" if tokenize else ""
             remedy = f"its tokenizer lacks some of their characters{left_out}"
-        elif tokenize is None:
+        elif tokenize is None and may_split:
             remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
         else:
             remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"

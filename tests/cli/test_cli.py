@@ -124,7 +124,24 @@ def test_surprisal_by_several_beams(models, texts, capsys):
     assert meta["options"]["num_beams"] == 6 and meta["data"]["columns"] == list(both[0])
     assert "--num-beams 6 is given twice" in fail(capsys, *command, *widths[:2], *widths)
     assert "holds results of one beam" in fail(capsys, *command, *widths, "--cache", texts.with_name("cache"))
-    assert "give one --num-beams, and no --entropy" in fail(capsys, *command[:-2], *widths, "--lmzoo")
+    assert "give one --num-beams, and neither --entropy" in fail(capsys, *command[:-2], *widths, "--lmzoo")
+
+
+def test_surprisal_with_frequencies(models, texts, capsys):
+    """As the baseline of reading times; words without a count have none."""
+    counts = texts.with_name("counts.tsv")
+    counts.write_text("word\tcount\nThe\t99\nstrong\t0\nsaid\t\n")
+    command = ["surprisal", texts, "--model", models["gpt2"], "--device", "cpu"]
+    run(capsys, *command, "--frequencies", counts, "--out", out := texts.with_name("out.tsv"))
+    rows = read_tsv(out)
+    assert list(rows[0]) == [*columns("bits"), "length", "log_frequency"]
+    logs = {"The": math.log(100), "strong.": 0.0}
+    for row in rows:
+        assert float(row["log_frequency"] or "nan") == pytest.approx(logs.get(row["word"], math.nan), nan_ok=True)
+    assert [row["length"] for row in rows[-5:]] == ["6", "2", "4", "2", "1"]
+    assert json.loads(Path(f"{out}.meta.json").read_text())["data"]["frequencies"][0]["sha256"]
+    counts.write_text("word\nThe\n")
+    assert "the second their counts" in fail(capsys, *command, "--frequencies", counts)
 
 
 def test_surprisal_options(models, tmp_path):
