@@ -92,6 +92,8 @@ def test_labels_that_the_model_lacks() -> None:
     dropped, _ = fit_labels(scorer, given, drop=True)
     assert dropped[0].labeled_spans == (("VP", 2, 3), ("S", 0, 3))
     assert fit_labels(scorer_of("gpst"), given) == (given, 0)
+    with pytest.raises(ValueError, match="GPSTForCausalLM does not read labels"):
+        fit_labels(scorer_of("gpst"), given, drop=True)
 
 
 def test_command(trees: Path, saved_models: Path, capsys: pytest.CaptureFixture) -> None:

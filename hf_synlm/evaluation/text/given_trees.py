@@ -89,6 +89,8 @@ def fit_labels(
     """
     known = set(getattr(scorer.model.config, "nonterminals", ()))
     if not known:
+        if drop or renamed:
+            raise ValueError(f"{type(scorer.model).__name__} does not read labels: leave --unknown-labels out")
         return list(trees), 0
     system = getattr(scorer.model.config, "transition_system", "top_down")
     fitted, lacking = list[TreebankSentence | None](), Counter[str]()

@@ -68,7 +68,7 @@ def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[Tree
         for sentence in _read_trees(Path(path)):
             found.setdefault(sentence.words, []).append(sentence)
     if not found:
-        raise ValueError(f"{', '.join(map(str, paths))}: no tree to sum over")
+        raise ValueError(f"{', '.join(map(str, paths))}: no tree")
     return found
 
 

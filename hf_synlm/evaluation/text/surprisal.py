@@ -334,12 +334,14 @@ def with_beams(
 
 
 def compare_beams(surprisals: Mapping[int, Tensor]) -> list[str]:
-    """How surprisals of words in nats by the width of the beam differ from those of the widest."""
+    """How surprisals of words in nats by the width of the beam differ from those of the widest, if there are several."""
     widest = max(surprisals)
     lines = []
     for width in sorted(surprisals.keys() - {widest}):
         both = torch.stack([surprisals[width], surprisals[widest]]) / NATS["bits"]
         both = both[:, both.isfinite().all(0)]
+        if both.shape[1] < 2:
+            continue
         difference = (both[0] - both[1]).abs()
         share = (difference > 1).double().mean()
         lines.append(
