@@ -20,7 +20,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.text import scoring
 from hf_synlm.evaluation.text.scoring import TextScorer, batches_by_cost
-from hf_synlm.evaluation.text.surprisal import can_correct_words, columns, iterate_words, score_words, word_table
+from hf_synlm.evaluation.text.surprisal import (
+    can_correct_words,
+    columns,
+    compare_beams,
+    iterate_words,
+    score_words,
+    word_table,
+)
 from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
 from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank, word_starts
 from hf_synlm.evaluation.trees.parsing_analysis import span_heights
@@ -132,6 +139,15 @@ def test_entropies_are_those_of_the_logits(architecture):
     rows = word_table(ITEMS[:1], scores[:1])
     at = columns("bits", ITEMS, scores[0].more).index("renyi_entropy_bits")
     assert [row[at] * math.log(2) for row in rows] == pytest.approx(scores[0].more[column].tolist())
+
+
+def test_beams_are_compared_on_words_with_values():
+    """In bits, whatever the unit of the table; one word says nothing."""
+    narrow, wide = torch.tensor([3.0, math.nan, 2.0, 5.0]), torch.tensor([1.0, 2.0, 2.0, 4.9])
+    [line] = compare_beams({5: narrow * math.log(2), 20: wide * math.log(2)})
+    assert line.startswith("beam 5 and 20: correlation 0.8349") and line.endswith("above 1 bit: 33.3% of the words")
+    assert "difference 0.7 bits (mean surprisal 2.63)" in line
+    assert compare_beams({5: narrow[:2], 20: wide[:2]}) == []
 
 
 def test_entropies_in_documents_windows_and_caches(tmp_path):

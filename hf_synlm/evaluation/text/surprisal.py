@@ -334,7 +334,7 @@ def with_beams(
 
 
 def compare_beams(surprisals: Mapping[int, Tensor]) -> list[str]:
-    """How surprisals of words in nats by the width of the beam differ from those of the widest, if there are several."""
+    """How surprisals (nats) of two or more words by the width of the beam differ from those of the widest."""
     widest = max(surprisals)
     lines = []
     for width in sorted(surprisals.keys() - {widest}):
