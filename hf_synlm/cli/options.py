@@ -283,6 +283,30 @@ class Scoring(Searching):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoringByBeams(Scoring):
+    """How a model scores text, by one or several widths of the beam."""
+
+    num_beams: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Derivations kept after a word (GPST, RNNG); default: the model's own. Repeat to compare several.",
+            **_BEAM,
+        ),
+    ] = None  # type: ignore[assignment]
+
+    def by_width(self) -> dict[int | None, Scoring]:
+        """The options for each width; None: the model's own."""
+        widths: Sequence[int | None] = self.num_beams or [None]
+        if twice := [width for width in widths if widths.count(width) > 1]:
+            raise ValueError(f"--num-beams {twice[0]} is given twice: leave one out")
+        if self.cache is not None and len(widths) > 1:
+            raise ValueError(f"--cache {self.cache} holds results of one beam: leave it out, or give one --num-beams")
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Scoring)}
+        return {width: Scoring(**{**given, "num_beams": width}) for width in widths}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Parsing(Searching):
     """How a model parses."""
 

@@ -115,13 +115,9 @@ class RegressionOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ComputingOptions(options.Scoring):
+class ComputingOptions(options.ScoringByBeams):
     """How surprisals are computed with --model."""
 
-    num_beams: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Width of the beam; repeat to compare several.", rich_help_panel="Estimator and beam"),
-    ] = None  # type: ignore[assignment]
     context: Annotated[
         Literal["sentence", "document"] | None,
         typer.Option(help="Read each sentence alone (default), or after those before it (natural-stories)."),
@@ -141,10 +137,8 @@ class ComputingOptions(options.Scoring):
         from hf_synlm.evaluation.text import surprisal as words
 
         found = []
-        widths: Sequence[int | None] = self.num_beams or [None]
-        for width in widths:
-            given = {field.name: getattr(self, field.name) for field in dataclasses.fields(options.Scoring)}
-            scorer = options.Scoring(**{**given, "num_beams": width}).scorer(model, details=False)
+        for width, scoring in self.by_width().items():
+            scorer = scoring.scorer(model, details=False)
             correct = self.word_correction and words.can_correct_words(scorer)
             scores = words.score_words(
                 scorer, texts, context=context, word_correction=correct, tokenize=self.tokenize,

@@ -1,12 +1,13 @@
 """`synlm surprisal`: word-by-word measures of texts."""
 
 import dataclasses
+import math
 import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
     from hf_synlm.evaluation.text.surprisal import WordScores
 
+_TREES: dict[str, Any] = {"rich_help_panel": "Given trees"}
 _ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 
 
@@ -69,11 +71,72 @@ class InputOptions:
         return items
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeOptions:
+    """Given trees of the texts of `surprisal`."""
+
+    trees: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
+            "Leaves may split words: end and . for end. Surprisal is then that of each word together with its part of "
+            "the tree, which does not compare with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
+            **_TREES,
+            **options.INPUT_FILE,
+        ),
+    ] = None
+    unknown_labels: Annotated[
+        str,
+        typer.Option(
+            help="Labels of trees that the model lacks: error; drop leaves out their brackets; or a FILE of lines with "
+            "a label and another one that stands for it.",
+            **_TREES,
+        ),
+    ] = "error"
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that are read."""
+        named = [] if self.unknown_labels in ("error", "drop") else [Path(self.unknown_labels)]
+        return [*(self.trees or ()), *named]
+
+    def check(self, scoring: options.Scoring, **others: object) -> None:
+        """Refuse options that would change nothing."""
+        if self.trees is None:
+            if self.unknown_labels != "error":
+                raise ValueError("--unknown-labels belongs to --trees: leave it out")
+            return
+        names = ("num_beams", "action_beam_size", "fast_track_size", "estimator", "cache", "num_processes")
+        others |= {name: getattr(scoring, name) for name in names}
+        if given := [name for name, value in others.items() if value]:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise ValueError(f"{flag}: with --trees every sentence has one tree and stands by itself. Leave it out")
+
+    def scores(self, scorer: "TextScorer", items: Sequence[TextItem]) -> "tuple[list[WordScores], dict[str, Any]]":
+        """Surprisals of the words of texts with their trees, and what results say about these."""
+        from hf_synlm.evaluation.text import given_trees
+        from hf_synlm.evaluation.text.proposals import Proposals, without_search
+
+        proposals = Proposals(self.trees or [])
+        renamed = None
+        if self.unknown_labels not in ("error", "drop"):
+            renamed = given_trees.read_label_map(self.unknown_labels)
+        trees, changed = given_trees.fit_labels(
+            scorer, given_trees.find_trees(proposals, items), drop=self.unknown_labels == "drop", renamed=renamed
+        )
+        if changed:
+            options.say(f"--unknown-labels {self.unknown_labels} changed {changed} of {len(items)} trees")
+        scores = given_trees.score_given_trees(scorer, items, trees, f"surprisal: {scorer.name}")
+        described = {"estimator": "joint with given trees", "unknown_labels": self.unknown_labels}
+        return scores, {**without_search(scorer), **described, "trees": proposals.files, "trees_changed": changed}
+
+
 def surprisal(
     texts: options.TextFiles,
     model: options.Model,
-    scoring: options.Scoring,
+    scoring: options.ScoringByBeams,
     reading: InputOptions,
+    given: TreeOptions,
     out: Annotated[
         Path | None, typer.Option(help="TSV file to write; OUT.meta.json describes it. Default: print the table.")
     ] = None,
@@ -95,6 +158,22 @@ def surprisal(
         bool,
         typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits."),
     ] = False,
+    entropy: Annotated[
+        Literal["shannon", "renyi"] | None,
+        typer.Option(
+            help="Add entropy_bits before each word: of the next token, thus of the first token of the word only. "
+            "renyi: renyi_entropy_bits, of order 1/2. GPST, RNNG and other models that search: of the stepwise "
+            "distribution, by a second search."
+        ),
+    ] = None,
+    frequencies: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of words and their counts: adds length and log_frequency of each word without punctuation at "
+            "its ends, as `synlm evaluate reading` computes them. Needs hf_synlm[reading].",
+            **options.INPUT_FILE,
+        ),
+    ] = None,
     first_word: Annotated[
         bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
     ] = True,
@@ -104,64 +183,111 @@ def surprisal(
     Rows are printed as soon as they are computed. The table has one row per word of the input. White space separates
     words; attached punctuation belongs to its word. With --word-column, the input is a table with one word per row: its
     rows come out in their order, also where a word is empty (it has no measures) or has white space inside (the sum).
+    With --trees, surprisal is joint, of each word and the actions of its tree since the word before.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
+    --entropy adds entropy_bits; --frequencies adds length and log_frequency. With several --num-beams there is a column
+    for each, such as surprisal_bits_b5; the other columns are of the widest beam.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
         echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
         synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
         synlm surprisal novels/ page.txt --model model_cards/rnng-mini --tokenize ptb --cache done.cache --out all.tsv
+        synlm surprisal wsj23.txt --trees wsj23.mrg --model model_cards/rnng-mini --out given.tsv
     """
     found = text_files(texts)
-    options.check_out(out, overwrite, *found, scoring.cache, model=model, check=_check_table, beside=options.meta_file)
-    _check_places(texts, out, unit, lmzoo)
-    files = describe_files(found)
+    reads = (*found, *given.files, frequencies, scoring.cache)
+    options.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=options.meta_file)
+    by_width = scoring.by_width()
+    _check_places(texts, out)
+    if lmzoo:
+        _check_lmzoo(texts, unit, more=len(by_width) > 1 or bool(entropy or frequencies))
+    how: dict[str, Any] = {"context": context, "word_correction": word_correction, "tokenize": tokenize}
+    given.check(scoring, **how | {"context": context != "sentence"}, entropy=entropy)
+    data: dict[str, Any] = {"files": describe_files(found)}
     items = reading.items(texts, found)
+    counts_of_words = None
+    if frequencies is not None:
+        from hf_synlm.evaluation.reading.corpus import read_counts
+
+        counts_of_words, data["frequencies"] = read_counts(frequencies), describe_files([frequencies])
     if not lmzoo and not items[0].rows:
         _say_repeated_items(items)
-    scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
-    if tokenize is None:
+    widest = max(by_width, key=lambda width: width or 0)
+    scorer = by_width[widest].scorer(model, begin=first_word, details=not lmzoo, entropy=entropy)
+    if tokenize is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
     from hf_synlm.evaluation.text import surprisal as words
 
     if word_correction and not words.can_correct_words(scorer):
-        word_correction = False
+        how["word_correction"] = False
         options.say("--word-correction does not apply: tokens of this model tell where a word ends")
     start = time.perf_counter()
-    scores = words.iterate_words(
-        scorer,
-        items,
-        context=context,
-        word_correction=word_correction,
-        tokenize=tokenize,
-        progress=None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}",
-        first_texts_first=out is None,
-    )
-    names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
-    counts = _write_words(items, scores, out, names, None if lmzoo else unit)
+    described: dict[str, Any] = {}
+    if given.trees is None:
+        scores = _search(scorer, items, [width for width in by_width if width != widest], out, how)
+    else:
+        scores, described = given.scores(scorer, items)
+    if counts_of_words is not None:
+        scores = _with_frequencies(scores, counts_of_words)
+    data["columns"], counts = _write_words(items, scores, out, None if lmzoo else unit)
     seconds = time.perf_counter() - start
-    settings = {
-        "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
-        "first_word": first_word, "seed": scoring.seed,
-    }  # fmt: skip
-    data = {"files": files, "columns": list(names)}
+    settings = {"unit": unit, **how, "first_word": first_word, "entropy": entropy, "seed": scoring.seed, **described}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
     result.command = options.command_line.get()
     if out is not None:
         options.say(f"wrote {out}: {counts['words']:,} words, {counts['words'] / seconds:.3g} a second")
         write_text(options.meta_file(out), result.to_json())
         options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
-    _say_what_was_cut(scorer, counts, tokenize)
+    _say_what_was_cut(scorer, counts, tokenize, may_split=given.trees is None)
 
 
-def _check_places(texts: Sequence[Path], out: Path | None, unit: str, lmzoo: bool) -> None:
-    """Refuse an output among the inputs, and what the columns of lm-zoo cannot hold."""
-    if lmzoo and (len(texts) > 1 or texts[0].is_dir()):
+def _search(
+    scorer: "TextScorer",
+    items: Sequence[TextItem],
+    narrower: Sequence[int | None],
+    out: Path | None,
+    how: dict[str, Any],
+) -> "Iterable[WordScores]":
+    """Scores of the words of texts, with the surprisals by `narrower` beams, which are computed first."""
+    from hf_synlm.evaluation.text import surprisal as words
+
+    bar = None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}"
+    others = {
+        width: words.score_words(scorer.with_beam(width), items, progress=bar and f"{bar}, beam {width}", **how)
+        for width in sorted(filter(None, narrower))
+    }
+    scores = words.iterate_words(scorer, items, progress=bar, first_texts_first=out is None, **how)
+    return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
+
+
+def _with_frequencies(scores: "Iterable[WordScores]", counts: Mapping[str, float]) -> "Iterator[WordScores]":
+    """Scores with the length and log frequency of every word, as in the baseline of reading times."""
+    import torch
+
+    from hf_synlm.evaluation.reading.corpus import length_of, stripped
+
+    for found in scores:
+        lengths = [length_of(word.text) for word in found.words]
+        logs = [math.log(counts.get(stripped(word.text), math.nan) + 1) for word in found.words]
+        found.more |= {"length": torch.tensor(lengths), "log_frequency": torch.tensor(logs, dtype=torch.float64)}
+        yield found
+
+
+def _check_lmzoo(texts: Sequence[Path], unit: str, more: bool) -> None:
+    """Refuse what the columns of lm-zoo cannot hold."""
+    if len(texts) > 1 or texts[0].is_dir():
         raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
-    if lmzoo and unit != "bits":
+    if unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
+    if more:
+        raise ValueError("--lmzoo has four columns: give one --num-beams, and neither --entropy nor --frequencies")
+
+
+def _check_places(texts: Sequence[Path], out: Path | None) -> None:
+    """Refuse an output among the inputs."""
     if out is not None and any(place.is_dir() and out.resolve().is_relative_to(place.resolve()) for place in texts):
         raise ValueError(f"--out {out} lies in a folder whose files are read: write it elsewhere")
 
@@ -170,19 +296,22 @@ def _write_words(
     items: Sequence[TextItem],
     scores: "Iterable[WordScores]",
     out: Path | None,
-    names: Sequence[str],
     unit: Literal["bits", "nats"] | None,
-) -> Counter[str]:
-    """Print the rows of each text as soon as its scores are there, or write all; without a `unit` those of lm-zoo."""
+) -> tuple[list[str], Counter[str]]:
+    """Print the rows of each text as soon as its scores are there, or write all; without a `unit` those of lm-zoo.
+
+    Returns the names of the columns, and counts.
+    """
     from hf_synlm.evaluation.text import surprisal as words
 
-    more = words.more_columns(items)
+    more, names = words.more_columns(items), list[str]()
     counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
     rows: list[Sequence[Any]] = []
     waiting: dict[int, Sequence[Any]] = {}
     following = 0
     for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
         if number == 1:
+            names = words.columns(unit, items, found.more) if unit else words.LMZOO_COLUMNS
             rows.append(names)
         new = list(words.word_rows(number, item, found, unit, more) if unit else words.token_rows(number, found))
         if unit and item.rows:  # they come out in the order of the input
@@ -200,7 +329,7 @@ def _write_words(
     options.leave_output_to_first_process()
     if out is not None:
         write_text(out, table_text(rows))
-    return counts
+    return names, counts
 
 
 def _print(rows: Sequence[Sequence[Any]]) -> None:
@@ -240,13 +369,13 @@ def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -
         )
 
 
-def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None) -> None:
+def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None, may_split: bool) -> None:
     """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
     if counts["unknown_words"]:
         if type(scorer.tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
             left_out = ", or punctuation is left out" if tokenize else ""
             remedy = f"its tokenizer lacks some of their characters{left_out}"
-        elif tokenize is None:
+        elif tokenize is None and may_split:
             remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
         else:
             remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"

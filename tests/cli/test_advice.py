@@ -25,6 +25,7 @@ WITH_PROPOSALS = ("perplexity", "blimp", "pairs")
 USED_BY = {
     "evaluation/suites/blimp.py": ("pairs",),
     "evaluation/suites/syntaxgym.py": ("syntaxgym",),
+    "evaluation/text/given_trees.py": ("surprisal",),
     "evaluation/text/proposals.py": WITH_PROPOSALS,
     "evaluation/text/text_items.py": (),  # some messages are of `surprisal` alone, some of `perplexity`
     "data/silver.py": ("silver",),

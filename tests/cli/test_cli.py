@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import stat
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -100,6 +101,49 @@ def test_texts_can_come_from_standard_input(models, texts, monkeypatch, capsys):
     assert "-:2: byte 0xff at position 3" in fail(capsys, "evaluate", "perplexity", "-", *model)
 
 
+def test_surprisal_by_several_beams(models, texts, capsys):
+    """Each as a search of its own gives it; all else by the widest."""
+    command = ["surprisal", texts, "--model", models["gpst"], "--device", "cpu", "--unit", "nats"]
+    out = [texts.with_name(name) for name in ("two.tsv", "wide.tsv", "narrow.tsv")]
+    widths = ["--num-beams", 6, "--num-beams", 1]
+    assert main([str(part) for part in (*command, "--out", out[0], *widths)]) == 0
+    said = capsys.readouterr().err
+    run(capsys, *command, "--out", out[1], *widths[:2])
+    run(capsys, *command, "--out", out[2], *widths[2:])
+    both, wide, narrow = map(read_tsv, out)
+    assert list(both[0]) == [*columns("nats"), "surprisal_nats_b1", "surprisal_nats_b6"]
+    assert [{name: row[name] for name in columns("nats")} for row in both] == wide
+    a, b = ([float(row[f"surprisal_nats_b{width}"]) for row in both] for width in (1, 6))
+    assert a == pytest.approx([float(row["surprisal_nats"]) for row in narrow], abs=1e-5)
+    assert b == [float(row["surprisal_nats"]) for row in wide] and a != b
+    bits = [abs(x - y) / math.log(2) for x, y in zip(a, b, strict=True)]
+    assert f"mean absolute difference {sum(bits) / len(bits):.3g} bits" in said
+    assert f"correlation {statistics.correlation(a, b):.4f}" in said
+    assert f"above 1 bit: {sum(x > 1 for x in bits) / len(bits):.1%} of the words" in said
+    meta = json.loads(Path(f"{out[0]}.meta.json").read_text(encoding="utf-8"))
+    assert meta["options"]["num_beams"] == 6 and meta["data"]["columns"] == list(both[0])
+    assert "--num-beams 6 is given twice" in fail(capsys, *command, *widths[:2], *widths)
+    assert "holds results of one beam" in fail(capsys, *command, *widths, "--cache", texts.with_name("cache"))
+    assert "give one --num-beams, and neither --entropy" in fail(capsys, *command[:-2], *widths, "--lmzoo")
+
+
+def test_surprisal_with_frequencies(models, texts, capsys):
+    """As the baseline of reading times; words without a count have none."""
+    counts = texts.with_name("counts.tsv")
+    counts.write_text("word\tcount\nThe\t99\nstrong\t0\nsaid\t\n")
+    command = ["surprisal", texts, "--model", models["gpt2"], "--device", "cpu"]
+    run(capsys, *command, "--frequencies", counts, "--out", out := texts.with_name("out.tsv"))
+    rows = read_tsv(out)
+    assert list(rows[0]) == [*columns("bits"), "length", "log_frequency"]
+    logs = {"The": math.log(100), "strong.": 0.0}
+    for row in rows:
+        assert float(row["log_frequency"] or "nan") == pytest.approx(logs.get(row["word"], math.nan), nan_ok=True)
+    assert [row["length"] for row in rows[-5:]] == ["6", "2", "4", "2", "1"]
+    assert json.loads(Path(f"{out}.meta.json").read_text())["data"]["frequencies"][0]["sha256"]
+    counts.write_text("word\nThe\n")
+    assert "the second their counts" in fail(capsys, *command, "--frequencies", counts)
+
+
 def test_surprisal_options(models, tmp_path):
     table = tmp_path / "items.csv"
     table.write_text("id,text,document,word\nx1,We ask,1,p\nx2,for peace,1,q\n", encoding="utf-8")
@@ -116,6 +160,10 @@ def test_surprisal_options(models, tmp_path):
     assert [row["item"] for row in rows] == ["x1", "x1", "x2", "x2"]
     assert list(rows[0])[-2:] == ["document", "word_input"] and [row["word_input"] for row in rows] == list("ppqq")
     common.append("--overwrite")
+    assert main([*common, "--entropy", "shannon"]) == 0
+    entropies = [found.more["entropy_{}"] for found in score_words(scorer_of("gpt2", entropy="shannon"), items)]
+    bits = [float(row["entropy_bits"]) for row in read_tsv(out)]
+    assert bits == pytest.approx((torch.cat(entropies) / math.log(2)).tolist(), abs=1e-4)
     assert main([*common, "--no-first-word"]) == 0
     assert [row["surprisal_bits"] == "" for row in read_tsv(out)] == [True, False, True, False]
     assert main([*common, "--lmzoo"]) == 0
@@ -640,7 +688,7 @@ def test_help(monkeypatch, capsys, words, command):
         assert flat.index("Options") < flat.index("Examples:") < flat.index("Exit codes: 0 done; 1 a check failed; 2")
     if words == ("surprisal",):
         headings = re.findall(r"^(\w.*):$", text, re.M)
-        assert headings == ["Arguments", "Options", "Model", "Computation", "Estimator and beam"]
+        assert headings == ["Arguments", "Options", "Model", "Computation", "Estimator and beam", "Given trees"]
     if not words:
         assert run(capsys, "--version").strip() == f"hf_synlm {__version__}"
 

@@ -20,7 +20,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.text import scoring
 from hf_synlm.evaluation.text.scoring import TextScorer, batches_by_cost
-from hf_synlm.evaluation.text.surprisal import can_correct_words, columns, iterate_words, score_words, word_table
+from hf_synlm.evaluation.text.surprisal import (
+    can_correct_words,
+    columns,
+    compare_beams,
+    iterate_words,
+    score_words,
+    word_table,
+)
 from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
 from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank, word_starts
 from hf_synlm.evaluation.trees.parsing_analysis import span_heights
@@ -107,6 +114,62 @@ def test_word_correction_makes_a_distribution_over_words(architecture):
     corrected = score_words(scorer, ITEMS[:1], word_correction=True)[0]
     assert corrected.log_probs.sum().item() == pytest.approx(
         (raw.log_probs.sum() + raw.word_start[-1]).item(), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "architecture", ["gpst", "rnng", "rnng_pieces", "tree_lm", "urnng", "pushdown", "prpn", "gpt2"]
+)
+def test_entropies_are_those_of_the_logits(architecture):
+    """Of the next token before a word, whatever the estimator, also in batches and for words without tokens."""
+    model, tokenizer = model_and_tokenizer(architecture)
+    plain = score_words(scorer_of(architecture, details=True), ITEMS)
+    for kind, column in (("shannon", "entropy_{}"), ("renyi", "renyi_entropy_{}")):
+        scorer = scorer_of(architecture, entropy=kind, details=True)
+        scores = score_words(scorer, ITEMS)
+        for item, found, without in zip(ITEMS, scores, plain, strict=True):
+            [text] = encode_sentences(tokenizer, [item.text.split()])
+            ids = torch.tensor([[scorer.begin_id, *text.ids]])
+            p = model(ids).logits[0].double().softmax(-1)
+            expected = -(p * p.clamp(min=1e-300).log()).sum(-1) if kind == "shannon" else 2 * p.sqrt().sum(-1).log()
+            first = [text.word_of_token.index(word) for word in range(len(found.words))]
+            assert found.more[column].tolist() == pytest.approx(expected[first].tolist(), abs=1e-4)
+            assert torch.equal(found.log_probs, without.log_probs) and not without.more
+        assert 0 < found.more[column].max().item() <= math.log(model.config.vocab_size)
+    rows = word_table(ITEMS[:1], scores[:1])
+    at = columns("bits", ITEMS, scores[0].more).index("renyi_entropy_bits")
+    assert [row[at] * math.log(2) for row in rows] == pytest.approx(scores[0].more[column].tolist())
+
+
+def test_beams_are_compared_on_words_with_values():
+    """In bits, whatever the unit of the table; one word says nothing."""
+    narrow, wide = torch.tensor([3.0, math.nan, 2.0, 5.0]), torch.tensor([1.0, 2.0, 2.0, 4.9])
+    [line] = compare_beams({5: narrow * math.log(2), 20: wide * math.log(2)})
+    assert line.startswith("beam 5 and 20: correlation 0.8349") and line.endswith("above 1 bit: 33.3% of the words")
+    assert "difference 0.7 bits (mean surprisal 2.63)" in line
+    assert compare_beams({5: narrow[:2], 20: wide[:2]}) == []
+
+
+def test_entropies_in_documents_windows_and_caches(tmp_path):
+    """The first word has none if nothing predicts it; words of a document follow those before."""
+    scorer = scorer_of("gpt2", entropy="shannon", cache=tmp_path / "cache")
+    whole = score_words(scorer, [TextItem("1", " ".join(SENTENCES[:2]))])[0].more["entropy_{}"]
+    parts = score_words(scorer, ITEMS[:2], context="document")
+    for _ in range(2):
+        again = score_words(scorer, ITEMS[:2], context="document")
+        assert [part.more["entropy_{}"].tolist() for part in again] == [p.more["entropy_{}"].tolist() for p in parts]
+    assert torch.cat([part.more["entropy_{}"] for part in parts]).tolist() == pytest.approx(whole.tolist(), abs=1e-5)
+    with pytest.raises(ValueError, match="entropy"):
+        score_words(scorer_of("gpt2", cache=tmp_path / "cache"), ITEMS)
+    [found] = score_words(scorer_of("gpt2", entropy="shannon", begin=False), ITEMS[:1])
+    assert found.more["entropy_{}"].isnan().tolist() == [True] + [False] * 6
+    long = [TextItem("1", " ".join(SENTENCES * 3))]
+    scorer = scorer_of("gpt2", entropy="shannon")
+    [cut] = score_words(scorer, long)
+    assert (
+        scorer.cuts["texts_in_windows"] == 1
+        and len(cut.more["entropy_{}"]) == len(cut.words)
+        and not cut.more["entropy_{}"].isnan().any()
     )
 
 

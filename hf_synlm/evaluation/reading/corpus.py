@@ -22,6 +22,19 @@ def stripped(word: str) -> str:
     return word.strip(STRIPPED)
 
 
+def length_of(word: str) -> float:
+    """Its characters, without punctuation at its ends; at least 1."""
+    return max(1.0, len(stripped(word)))
+
+
+def read_counts(path: str | Path) -> dict[str, float]:
+    """Frequencies of words: the second column of a table by the first one."""
+    table = read_rows(Path(path))
+    if len(table.columns) < 2:
+        raise ValueError(f"--frequencies {path}: the first column must hold words, the second their counts")
+    return dict(zip(table.iloc[:, 0], numbers(table, table.columns[1]), strict=True))
+
+
 @dataclasses.dataclass
 class Corpus:
     """All words of texts in order, with what is known about them."""
@@ -123,8 +136,5 @@ def _counts(given: str, text: pd.DataFrame, times: pd.DataFrame, of_times: np.nd
         return pd.Series(numbers(times, given)).groupby(of_times).mean().reindex(text.index)
     if not Path(given).is_file():
         raise ValueError(f"--frequencies {given} is neither a file nor a column; {columns_of(times)}")
-    table = read_rows(Path(given))
-    if len(table.columns) < 2:
-        raise ValueError(f"--frequencies {given}: the first column must hold words, the second their counts")
-    counts = dict(zip(table.iloc[:, 0], numbers(table, table.columns[1]), strict=True))
+    counts = read_counts(given)
     return pd.Series([counts.get(stripped(word), np.nan) for word in text["word"]], dtype=float)

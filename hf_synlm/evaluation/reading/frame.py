@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from hf_synlm.evaluation.reading.corpus import BASELINE, Corpus, stripped
+from hf_synlm.evaluation.reading.corpus import BASELINE, Corpus, length_of, stripped
 
 UNKNOWN = "unknown word, or a word before"
 
@@ -58,7 +58,7 @@ def describe_words(text: pd.DataFrame, counts: pd.Series | None) -> pd.DataFrame
     """Length, log frequency, punctuation and places of every word, and whether it begins or ends its sentence."""
     sentences = text.groupby("sentence_id", sort=False, dropna=False)
     own = pd.DataFrame({
-        "length": [max(1.0, len(stripped(word))) for word in text["word"]],
+        "length": [length_of(word) for word in text["word"]],
         "punctuation": [float(stripped(word[-1:]) == "") for word in text["word"]],
         "place_in_text": text.groupby("document", sort=False, dropna=False).cumcount() + 1.0,
         "place_in_sentence": sentences.cumcount() + 1.0,

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from hf_synlm.data.collate import collate_trees, encode_words
@@ -34,7 +35,7 @@ from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.models.pushdown.tape import tree_attachments
 from hf_synlm.models.rnng.actions import TransitionSystem
-from hf_synlm.trees.actions import spans_to_actions
+from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.trees.spans import Span
 
 # Most tokens of a call of the model.
@@ -67,7 +68,7 @@ def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[Tree
         for sentence in _read_trees(Path(path)):
             found.setdefault(sentence.words, []).append(sentence)
     if not found:
-        raise ValueError(f"{', '.join(map(str, paths))}: no tree to sum over")
+        raise ValueError(f"{', '.join(map(str, paths))}: no tree")
     return found
 
 
@@ -100,10 +101,11 @@ def _without_tags(sentences: Iterable[ParsedSentence], path: str) -> Iterator[Tr
             yield TreebankSentence(words, (NO_LABEL,) * len(words), spans, f"{path}:{number}")
 
 
-def _binary(scorer: TextScorer, tree: TreebankSentence) -> tuple[list[int], list[Span]]:
-    """Token ids of a sentence, and the spans of its tree over tokens, binarized to the right."""
+def _binary(scorer: TextScorer, tree: TreebankSentence) -> tuple[list[int], list[Span], dict[str, Any]]:
+    """Token ids of a sentence, the spans of its tree over tokens, binarized to the right, and what all rows have."""
     ids, is_end = encode_words(scorer.tokenizer, tree.words)
-    return ids, binary_token_spans(tree.spans, is_end)
+    spans = binary_token_spans(tree.spans, is_end)
+    return ids, spans, {"word_ends": is_end, "key": tuple(spans)}
 
 
 def _labeled(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
@@ -123,25 +125,25 @@ def _labeled(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str
 
 
 def _gpst(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
-    pairs = [_binary(scorer, tree) for tree in trees]
-    return [{"input_ids": ids, "spans": spans, "key": tuple(spans)} for ids, spans in pairs]
+    found = [_binary(scorer, tree) for tree in trees]
+    return [{"input_ids": ids, "spans": spans, **more} for ids, spans, more in found]
 
 
 def _urnng(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
     rows = []
-    for ids, spans in (_binary(scorer, tree) for tree in trees):
+    for ids, spans, more in (_binary(scorer, tree) for tree in trees):
         ended = [*ids, *scorer.closing_ids]
         whole = [(0, len(ended))] if len(ended) > len(ids) else []  # the end token stands beside the tree of the words
         actions = spans_to_actions([*spans, *whole], len(ended))
-        rows.append({"input_ids": ended, "actions": actions, "key": tuple(spans)})
+        rows.append({"input_ids": ended, "actions": actions, **more})
     return rows
 
 
 def _pushdown(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
     closing, rows = scorer.model.config.closing, []
-    for ids, spans in (_binary(scorer, tree) for tree in trees):
+    for ids, spans, more in (_binary(scorer, tree) for tree in trees):
         attachments = [*tree_attachments(spans, len(ids)), *closing.values()]
-        rows.append({"input_ids": [*ids, *closing], "attachments": attachments, "key": tuple(spans)})
+        rows.append({"input_ids": [*ids, *closing], "attachments": attachments, **more})
     return rows
 
 
@@ -154,16 +156,39 @@ _ENCODERS: dict[str, Callable[[TextScorer, list[TreebankSentence]], list[dict[st
 }
 
 
-def _batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Arguments of `forward` for trees of one sentence, which have equally many tokens."""
-    if "word_ends" in rows[0]:
-        return collate_trees(rows, 0)
-    batch: dict[str, Any] = {"input_ids": torch.tensor([row["input_ids"] for row in rows])}
-    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-    kind = next(name for name in ("spans", "attachments", "actions") if name in rows[0])
-    structures = [row[kind] for row in rows]
-    # Binary trees of equally many tokens have equally many actions.
-    return {**batch, kind: structures if kind == "spans" else torch.tensor(structures)}
+def encode_given_trees(scorer: TextScorer, trees: Sequence[TreebankSentence]) -> list[dict[str, Any]]:
+    """For each tree the arguments of `forward`, `word_ends`, and a `key` that equal trees of a sentence share.
+
+    Trees with labels that the model does not know are left out.
+    """
+    encode = _ENCODERS.get(scorer.model.config.model_type)
+    if encode is None:
+        raise ValueError(
+            f"{type(scorer.model).__name__} gives no probability to given trees: they are for {', '.join(_ENCODERS)}. "
+            "Leave the files of trees out."
+        )
+    return encode(scorer, list(trees))
+
+
+def batch_given_trees(scorer: TextScorer, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Arguments of `forward` for trees that `encode_given_trees` gave, padded on the right."""
+    if _ENCODERS[scorer.model.config.model_type] is _labeled:
+        batch: dict[str, Any] = collate_trees(rows, 0)
+    else:
+        ids = [torch.tensor(row["input_ids"]) for row in rows]
+        masks = [torch.ones_like(row) for row in ids]
+        batch = {
+            "input_ids": pad_sequence(ids, batch_first=True),
+            "attention_mask": pad_sequence(masks, batch_first=True),
+        }
+        for name in ("actions", "attachments"):
+            if name in rows[0]:
+                parts = [torch.tensor(row[name]) for row in rows]
+                batch[name] = pad_sequence(parts, batch_first=True, padding_value=PAD_ACTION)
+        if "spans" in rows[0]:
+            batch["spans"] = [row["spans"] for row in rows]
+    device = scorer.model.device
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
 
 
 @torch.no_grad()
@@ -174,20 +199,11 @@ def score_proposals(
 
     Cost: one forward pass over every distinct tree; of a Tree LM over what the trees do not share.
     """
-    encode = _ENCODERS.get(scorer.model.config.model_type)
-    if encode is None:
-        raise ValueError(
-            f"{type(scorer.model).__name__} gives no probability to given trees: sums over proposals are for "
-            f"{', '.join(_ENCODERS)}. Leave the proposals out."
-        )
-    rows = list({row["key"]: row for row in encode(scorer, list(trees))}.values())[:max_trees]
+    rows = list({row["key"]: row for row in encode_given_trees(scorer, trees)}.values())[:max_trees]
     length, num_closing = len(rows[0]["input_ids"]), len(scorer.closing_ids)
     size, joint = max(1, _MAX_TOKENS // length), list[Tensor]()
     for start in range(0, len(rows), size):
-        batch = {
-            name: value.to(scorer.model.device) if isinstance(value, Tensor) else value
-            for name, value in _batch(rows[start : start + size]).items()
-        }
+        batch = batch_given_trees(scorer, rows[start : start + size])
         if hasattr(scorer.model, "joint_log_probs"):
             given = {name: batch[name] for name in ("input_ids", "actions", "word_ends")}
             log_probs = scorer.model.joint_log_probs(**given)
@@ -201,6 +217,12 @@ def score_proposals(
     return ProposalScore(float(total), length - num_closing, len(words), len(rows), float(share), unknown)
 
 
+def without_search(scorer: TextScorer) -> dict[str, None]:
+    """The options of a search, None each, for results of given trees."""
+    searching = ("num_beams", "action_beam_size", "fast_track_size", "normalization")
+    return dict.fromkeys(name for name in searching if name in scorer.options())
+
+
 class Proposals:
     """Trees from files for sentences with the same characters, which may split them into other words."""
 
@@ -210,15 +232,24 @@ class Proposals:
         for words, trees in read_proposals(paths).items():
             self._trees.setdefault("".join(words), []).extend(trees)
 
+    def trees_of(self, sentence: str, number: int) -> list[TreebankSentence]:
+        """The trees of a sentence, the `number`-th of the input, with all repetitions."""
+        trees = self._trees.get("".join(sentence.split()), [])
+        if not trees:
+            paths = ", ".join(file["path"] for file in self.files)
+            raise ValueError(
+                f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or write it as they do."
+            )
+        return trees
+
     def settings(self, scorer: TextScorer, tokenize: Tokenization | None = None) -> dict[str, Any]:
         """Options that results state; options of a search, and `tokenize`, are refused."""
         if tokenize:
             raise ValueError("with proposals words are those of the trees: leave --tokenize out")
         if scorer.num_beams is not None or scorer.search_options:
             raise ValueError("num_beams and the other options of a search do not apply to proposals: leave them out")
-        searching = ("num_beams", "action_beam_size", "fast_track_size", "normalization")
         return {
-            **dict.fromkeys((name for name in searching if name in scorer.options()), None),
+            **without_search(scorer),
             "estimator": "proposals",
             "max_trees": self.max_trees,
             "end_of_text": scorer.end_of_text,
@@ -227,14 +258,8 @@ class Proposals:
     def score(self, scorer: TextScorer, sentences: Sequence[str], progress: str | None = None) -> list[ProposalScore]:
         """Sum the probabilities of sentences over their trees; equal sentences are scored once."""
         check_list("sentences", sentences)
-        given = {sentence: self._trees.get("".join(sentence.split()), []) for sentence in sentences}
+        given = {sentence: self.trees_of(sentence, sentences.index(sentence) + 1) for sentence in sentences}
         for sentence in given:
-            if not given[sentence]:
-                paths = ", ".join(file["path"] for file in self.files)
-                raise ValueError(
-                    f"sentence {sentences.index(sentence) + 1} has no tree in {paths}: {sentence!r}. Add its trees, or "
-                    "write it as they do."
-                )
             words = {tree.words for tree in given[sentence]}
             if len(words) > 1:
                 raise ValueError(

@@ -17,6 +17,7 @@ nothing there.
 Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once they are on the host.
 """
 
+import copy
 import dataclasses
 import inspect
 import sys
@@ -41,8 +42,9 @@ from hf_synlm.search.parsing import cache_after_context, marginal_logits
 
 T = TypeVar("T", bound=Text)
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
+Entropy = Literal["shannon", "renyi"]
 # Fields of `TokenScores` with one value per token.
-PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth")
+PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy")
 # Most numbers in the logits of one call: 1 GiB in float32.
 _MAX_LOGITS = 1 << 28
 # Most tokens, times derivations, that a call reads on a CPU.
@@ -59,6 +61,7 @@ class TokenScores:
         beam_entropy: [n] entropy in nats of the derivations in the beam after the token, or None.
         num_actions: [n] expected structural actions before the token, or None.
         stack_depth: [n] expected number of trees on the stack after the token, or None.
+        entropy: [n] entropy in nats of the token given everything before it, or None.
         end: log p(the text ends | text) in nats, or None.
         word_start: [n + 1] log p(the next token begins a word or ends the text) before every token and at the end.
     """
@@ -68,6 +71,7 @@ class TokenScores:
     beam_entropy: Tensor | None = None
     num_actions: Tensor | None = None
     stack_depth: Tensor | None = None
+    entropy: Tensor | None = None
     end: float | None = None
     word_start: Tensor | None = None
 
@@ -100,6 +104,8 @@ class TextScorer:
             matters: a model tuned on chats may know its begin token only before instructions, and may predict plain
             text much better after the end token of its pretraining.
         details: also give lexical parts and beam statistics where the model has them.
+        entropy: also give the entropy of every token before it is read: "shannon", -sum_v p_v log p_v, or "renyi" of
+            order 1/2, 2 log sum_v sqrt(p_v). Of models that search it is that of the "stepwise" distribution.
         name: what results call the model.
         revision: revision of the model, for results.
         num_processes: how many processes score on a CPU, with one thread each; None = as many as are worth it, and
@@ -122,6 +128,7 @@ class TextScorer:
         begin: bool = True,
         begin_token: str | None = None,
         details: bool = False,
+        entropy: Entropy | None = None,
         name: str | None = None,
         revision: str | None = None,
         num_processes: int | None = 1,
@@ -129,7 +136,7 @@ class TextScorer:
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.num_processes, self.cache = num_processes, cache
-        self.batch_size, self.details = batch_size, details
+        self.batch_size, self.details, self.entropy = batch_size, details, entropy
         self.name, self.revision = name or model.config._name_or_path, revision
         self.searches = hasattr(model, "word_search")
         self.search_options = {k: v for k, v in (search_options or {}).items() if v is not None}
@@ -191,6 +198,13 @@ class TextScorer:
         )
         revision = getattr(model.config, "_commit_hash", None) or revision
         return cls(model.to(device), tokenizer, name=name, revision=revision, **options)
+
+    def with_beam(self, num_beams: int) -> Self:
+        """A scorer of the same model with another beam, without details and entropies."""
+        other = copy.copy(self)
+        other.num_beams, other.cuts = num_beams, dict(self.cuts)
+        other.details, other.entropy = False, None
+        return other
 
     # ------------------------------------------------------------------------------------------- what the model has
     def _checked_estimator(self, estimator: str | None) -> Estimator:
@@ -363,11 +377,12 @@ class TextScorer:
         unique = list(dict.fromkeys(window for row in windows for window in row if window.ids))
         width = self.model.word_search(self.num_beams).num_beams if self.searches else 1
         budget = token_budget(self.model, width)
-        if self.estimator != "beam_marginal":
-            budget = min(budget, self._max_rows)
+        if self.estimator != "beam_marginal" or self.entropy is not None:
+            budget = min(budget, self.max_rows)
         cache = None
         if self.cache is not None:
             options = {**self.options(), "details": self.details, "end": end, "starts": starts}
+            options |= {} if self.entropy is None else {"entropy": self.entropy}
             reads_end = self.searches and self.closing_ids and (end or starts)
             options |= {"closing_ids": self.closing_ids} if reads_end else {}
             cache = ResultCache(self.cache, self.model, options)
@@ -397,7 +412,7 @@ class TextScorer:
                     yield place, _joined([(window, results.get(window)) for window in windows[place]])
 
     @property
-    def _max_rows(self) -> int:
+    def max_rows(self) -> int:
         """Most tokens of one call whose logits are in memory together."""
         return max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
 
@@ -438,7 +453,7 @@ class TextScorer:
         """Scores from exact next-token logits; long texts in segments, by models that can continue from a cache."""
         ids, mask = self._padded(batch)
         # Texts of other models are at most as long as their positions, and not every cache takes several tokens.
-        if self._begins_itself and len(batch) == 1 and ids.shape[1] > self._max_rows:
+        if self._begins_itself and len(batch) == 1 and ids.shape[1] > self.max_rows:
             return [self._scores(self._read_segments(ids, mask, starting), batch[0], end)]
         return self._read_logits(self.model(ids, attention_mask=mask).logits, batch, end, starting)
 
@@ -446,8 +461,8 @@ class TextScorer:
         """Read one text [1, T] in segments, each after the hidden-state cache of the one before."""
         following = torch.cat([ids[0, 1:], ids.new_zeros(1)])
         cache, parts = None, []
-        for start in range(0, ids.shape[1], self._max_rows):
-            part = slice(start, start + self._max_rows)
+        for start in range(0, ids.shape[1], self.max_rows):
+            part = slice(start, start + self.max_rows)
             output = self.model(ids[:, part], attention_mask=mask[:, part], past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             parts.append(self._read(output.logits[0], following[part], starting))
@@ -466,7 +481,8 @@ class TextScorer:
     def _read(self, logits: Tensor, following: Tensor, starting: Tensor | None) -> dict[str, Tensor]:
         """Log-probabilities [n] after every token, given logits [n, V] and the id that follows each.
 
-        `following`: of the next token; `ends`: that the text ends; `starts`: that a word begins or the text ends.
+        `following`: of the next token; `ends`: that the text ends; `starts`: that a word begins or the text ends. And
+        the entropy of the next token.
         """
         logits = logits.float()
         norm = logits.logsumexp(-1)
@@ -476,6 +492,8 @@ class TextScorer:
         if starting is not None:
             which = starting.nonzero().squeeze(1).to(logits.device)
             reading["starts"] = _on_host(logits.index_select(1, which).logsumexp(1) - norm)
+        if self.entropy is not None:
+            reading["entropy"] = _on_host(_entropy(logits - norm[:, None], self.entropy))
         return reading
 
     def _scores(self, reading: dict[str, Tensor], window: "_Window", end: bool) -> TokenScores:
@@ -486,6 +504,8 @@ class TextScorer:
             scores.end = float(reading["ends"][-1])
         if "starts" in reading:
             scores.word_start = _without_prefix(reading["starts"], length + 1)
+        if "entropy" in reading:
+            scores.entropy = _without_prefix(reading["entropy"][:-1], length)
         if scores.log_probs[1 - self._num_begin :].isnan().any():
             raise ValueError(
                 f"{self.name} gives tokens probabilities that are not numbers. Its weights are damaged, or values "
@@ -495,8 +515,13 @@ class TextScorer:
 
     # ---- beam of derivations
     def _score_by_search(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> list[TokenScores]:
-        """Scores from a beam of derivations: of `parse`, or with `starting` from the beam's next-token logits."""
-        found = [] if starting is None else self._score_by_beam_logits(batch, starting)
+        """Scores from a beam of derivations: of `parse`, or with `starting` from the beam's next-token logits.
+
+        Entropies are always of these logits.
+        """
+        reads_logits = starting is not None or self.entropy is not None
+        by_logits = self._score_by_beam_logits(batch, starting) if reads_logits else []
+        found = by_logits
         if starting is not None and not self.details and not end:
             return found
         stepwise = self.estimator == "stepwise"
@@ -504,6 +529,8 @@ class TextScorer:
         if starting is None:
             chosen = parsed.stepwise_log_probs if stepwise else parsed.token_log_probs
             found = [TokenScores(values) for values in self._own_columns(chosen, batch)]
+            for scores, read in zip(found, by_logits, strict=reads_logits):
+                scores.entropy = read.entropy
         if self.details:
             names = {"beam_entropy": "beam_entropy", "num_actions": "num_actions", "stack_depth": "stack_depth"}
             for name, source in (names if stepwise else names | {"lexical": "lexical_log_probs"}).items():
@@ -545,8 +572,8 @@ class TextScorer:
             rows.append(torch.tensor([0] * self._num_begin + numbers + [0] * len(window.ids)))
         return pad_sequence(rows, batch_first=True).to(self.model.device)
 
-    def _score_by_beam_logits(self, batch: list["_Window"], starting: Tensor) -> list[TokenScores]:
-        """Stepwise scores with `word_start`, which needs the beam's distribution over all next tokens."""
+    def _score_by_beam_logits(self, batch: list["_Window"], starting: Tensor | None) -> list[TokenScores]:
+        """Stepwise scores with `word_start` and entropies, which need the beam's distribution over all next tokens."""
         search = self.model.word_search(self.num_beams, **self.search_options)
         begin_id = self.model.config.bos_token_id
         ids, mask = self._padded(batch)
@@ -635,6 +662,13 @@ def _checked_device(name: str | None) -> torch.device:
         problem = str(error).splitlines()[0]
         raise ValueError(f"device {name!r} cannot be used ({problem}): choose cpu, or leave it out") from error
     return device
+
+
+def _entropy(log_probs: Tensor, kind: Entropy) -> Tensor:
+    """Entropy [n] in nats of distributions [n, V]."""
+    if kind == "renyi":
+        return 2 * (log_probs / 2).logsumexp(-1)
+    return torch.special.entr(log_probs.exp()).sum(-1)
 
 
 def _on_host(values: Tensor) -> Tensor:

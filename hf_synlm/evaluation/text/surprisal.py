@@ -22,8 +22,8 @@ al. 2018).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.data.text import Tokenization, check_list
-from hf_synlm.evaluation.text.scoring import PER_TOKEN, TextScorer, TokenScores
+from hf_synlm.evaluation.text.scoring import TextScorer, TokenScores
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.words import (
     EncodedText,
@@ -49,6 +49,8 @@ from hf_synlm.trees.spans import Span
 Unit = Literal["bits", "nats"]
 Context = Literal["sentence", "document"]
 _Encode = Callable[[Sequence[Sequence[str]]], list[EncodedText]]
+ENTROPY_COLUMNS = {"shannon": "entropy_{}", "renyi": "renyi_entropy_{}"}
+"""Names of the entropies of `TextScorer` in `WordScores.more`: of the first token of a word, before it is read."""
 NATS = {"bits": math.log(2), "nats": 1.0}
 """Nats in one unit."""
 
@@ -69,6 +71,7 @@ class WordScores:
         tokens: per token its text and its log-probability.
         end: log p(the text ends), or None.
         tree: [n, 4] distance, depth, constituents opened and closed (models of one tree), or None.
+        more: [n] further measures by the name of their column; if it has {} for the unit, they are in nats.
     """
 
     words: list[Word]
@@ -82,6 +85,7 @@ class WordScores:
     tokens: list[tuple[str, float]]
     end: float | None = None
     tree: Tensor | None = None
+    more: dict[str, Tensor] = field(default_factory=dict)
 
 
 def score_words(scorer: TextScorer, items: Sequence[TextItem], **options: Any) -> list[WordScores]:
@@ -124,7 +128,7 @@ def iterate_words(
     check_list("items", items, 'TextItem("1", "...")')
     if context not in ("sentence", "document"):
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
-    words = [_words_of_rows(item) if item.rows else split_words(item.text) for item in items]
+    words = [words_of(item) for item in items]
     of_rows = any(item.rows for item in items)
     encode = partial(encode_rows if of_rows else encode_sentences, scorer.tokenizer, tokenize=tokenize)
     reads_documents = context == "document" and not scorer.reads_context
@@ -139,7 +143,7 @@ def iterate_words(
     how: dict[str, Any] = {"end": end, "starts": starts, "progress": progress, "first_texts_first": first_texts_first}
     for place, found in scorer.iterate(encoded, **how):
         group, text = groups[place], encoded[place]
-        whole = _by_words(scorer, [word for k in group for word in words[k]], text, found)
+        whole = by_words(scorer, [word for k in group for word in words[k]], text, found)
         first = 0
         for k in group:
             results[k] = _slice(whole, text, first, first + len(words[k])) if len(group) > 1 else whole
@@ -154,8 +158,10 @@ def iterate_words(
             following += 1
 
 
-def _words_of_rows(item: TextItem) -> list[Word]:
-    """Words as the rows of a table have them, with their places in the text that joins them by spaces."""
+def words_of(item: TextItem) -> list[Word]:
+    """Words as the rows of a table have them, with their places in the text that joins them by spaces; or of a text."""
+    if not item.rows:
+        return split_words(item.text)
     starts = accumulate((len(row.word) + 1 for row in item.rows), initial=0)
     return [Word(row.word, start, start + len(row.word)) for row, start in zip(item.rows, starts, strict=False)]
 
@@ -245,7 +251,7 @@ def _with_ends(texts: list[EncodedText], end_id: int) -> EncodedText:
     return joined
 
 
-def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: TokenScores) -> WordScores:
+def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: TokenScores) -> WordScores:
     """Sum tokens to words."""
     owner = torch.tensor(text.word_of_token, dtype=torch.long)
     inside = owner >= 0
@@ -253,8 +259,11 @@ def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: 
     log_probs = scores.log_probs
     if scores.word_start is not None:
         log_probs = log_probs + _correction(scores.word_start, owner)
-    last = torch.zeros(len(words), dtype=torch.long).scatter_reduce(
-        0, owner[inside], torch.arange(len(owner))[inside], "amax", include_self=False
+    first, last = (
+        torch.zeros(len(words), dtype=torch.long).scatter_reduce(
+            0, owner[inside], torch.arange(len(owner))[inside], which, include_self=False
+        )
+        for which in ("amin", "amax")
     )
 
     def sums(values: Tensor | None) -> Tensor:
@@ -263,10 +272,10 @@ def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: 
             return total.fill_(math.nan)
         return total.index_add(0, owner[inside], values[inside]).masked_fill(count == 0, math.nan)
 
-    def at_ends(values: Tensor | None) -> Tensor:
+    def at(places: Tensor, values: Tensor | None) -> Tensor:
         if values is None or not len(values):
             return torch.full((len(words),), math.nan, dtype=torch.float64)
-        return values[last].masked_fill(count == 0, math.nan)
+        return values[places].masked_fill(count == 0, math.nan)
 
     pieces = zip(scorer.tokenizer.convert_ids_to_tokens(text.ids), log_probs.tolist(), strict=True)
     return WordScores(
@@ -275,11 +284,12 @@ def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: 
         unknown=[number in text.unknown for number in range(len(words))],
         log_probs=sums(log_probs),
         lexical=sums(scores.lexical),
-        beam_entropy=at_ends(scores.beam_entropy),
+        beam_entropy=at(last, scores.beam_entropy),
         num_actions=sums(scores.num_actions),
-        stack_depth=at_ends(scores.stack_depth),
+        stack_depth=at(last, scores.stack_depth),
         tokens=[piece for piece, w in zip(pieces, text.word_of_token, strict=True) if w >= 0],
         end=scores.end,
+        more={} if scorer.entropy is None else {ENTROPY_COLUMNS[scorer.entropy]: at(first, scores.entropy)},
     )
 
 
@@ -301,22 +311,57 @@ def _correction(word_start: Tensor, owner: Tensor) -> Tensor:
 
 def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordScores:
     """The words from `first` to `last` of a document."""
-    names = ("words", "num_tokens", "unknown", *PER_TOKEN)
+    own = ("words", "num_tokens", "unknown", "log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth")
     owners = [w for w in text.word_of_token if w >= 0]
     tokens = [piece for piece, w in zip(whole.tokens, owners, strict=True) if first <= w < last]
-    return WordScores(tokens=tokens, **{name: getattr(whole, name)[first:last] for name in names})
+    more = {name: values[first:last] for name, values in whole.more.items()}
+    return WordScores(tokens=tokens, more=more, **{name: getattr(whole, name)[first:last] for name in own})
+
+
+# ---------------------------------------------------------------------------------------------------------- beams
+def with_beams(
+    scores: Iterable[WordScores], width: int, others: Mapping[int, Sequence[WordScores]], say: Callable[[str], object]
+) -> Iterator[WordScores]:
+    """Scores by a beam of this width that get the surprisals by `others`, too, and at the end what differs."""
+    surprisals: dict[int, list[Tensor]] = {one: [] for one in (*others, width)}
+    for found, *narrow in zip(scores, *others.values(), strict=True):
+        for one, part in zip(surprisals, (*narrow, found), strict=True):
+            surprisals[one].append(-part.log_probs)
+            found.more[f"surprisal_{{}}_b{one}"] = -part.log_probs
+        yield found
+    for line in compare_beams({one: torch.cat(parts) for one, parts in surprisals.items()}):
+        say(line)
+
+
+def compare_beams(surprisals: Mapping[int, Tensor]) -> list[str]:
+    """How surprisals (nats) of two or more words by the width of the beam differ from those of the widest."""
+    widest = max(surprisals)
+    lines = []
+    for width in sorted(surprisals.keys() - {widest}):
+        both = torch.stack([surprisals[width], surprisals[widest]]) / NATS["bits"]
+        both = both[:, both.isfinite().all(0)]
+        if both.shape[1] < 2:
+            continue
+        difference = (both[0] - both[1]).abs()
+        share = (difference > 1).double().mean()
+        lines.append(
+            f"beam {width} and {widest}: correlation {torch.corrcoef(both)[0, 1]:.4f}, mean absolute difference "
+            f"{difference.mean():.3g} bits (mean surprisal {both[1].mean():.3g}), above 1 bit: {share:.1%} of the words"
+        )
+    return lines
 
 
 # ---------------------------------------------------------------------------------------------------------- files
-def columns(unit: Unit, items: Sequence[TextItem] = ()) -> list[str]:
+def columns(unit: Unit, items: Sequence[TextItem] = (), more: Iterable[str] = ()) -> list[str]:
     """Names of the columns of a table of words, `unit` part of them, then those of the texts.
 
+    `more` names further measures, as in `WordScores`.
     A column of the texts whose name is taken already gets the ending "_input".
     """
     own = [
         "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
         f"structural_{unit}", "cum_logprob_nats", f"beam_entropy_{unit}", "n_actions", "stack_depth", "char_start",
-        "char_end", "tree_distance", "tree_depth", "n_opened", "n_closed",
+        "char_end", "tree_distance", "tree_depth", "n_opened", "n_closed", *(name.format(unit) for name in more),
     ]  # fmt: skip
     return own + [f"{name}_input" if name in own else name for name in more_columns(items)]
 
@@ -339,7 +384,7 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
         unit: of surprisals and entropies.
 
     Returns:
-        Rows with the columns of `columns(unit, items)`; NaN where a measure does not exist.
+        Rows with the columns of `columns(unit, items, scores[0].more)`; NaN where a measure does not exist.
     """
     more = more_columns(items)
     return [
@@ -362,13 +407,14 @@ def word_rows(number: int, item: TextItem, found: WordScores, unit: Unit, more: 
     ], 1).tolist()  # fmt: skip
     counts = found.num_tokens.tolist()
     trees = [[math.nan] * 4] * len(counts) if found.tree is None else found.tree.tolist()
+    further = [(values / NATS[unit] if "{" in name else values).tolist() for name, values in found.more.items()]
     for place, word in enumerate(found.words):
         columns = item.rows[place].columns if item.rows else item.columns
         surprisal, lexical, structural, entropy, actions, depth = measures[place]
         yield [
             item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
             structural, total[place], entropy, actions, depth, word.start, word.end,
-            *trees[place], *(columns.get(name) for name in more),
+            *trees[place], *(values[place] for values in further), *(columns.get(name) for name in more),
         ]  # fmt: skip
 
 

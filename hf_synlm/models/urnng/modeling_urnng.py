@@ -188,6 +188,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         output_marginal_logits: bool | None = None,
         loss_shares: Mapping[str, float] | None = None,
         return_loss: bool = True,
+        output_logits: bool = False,
         **kwargs: Any,
     ) -> SyntacticLMOutput:
         """Probability of given trees with `actions`, next-token log-probabilities without.
@@ -209,9 +210,9 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
             loss_shares: by part, the share of a step's sentences that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
+            output_logits: with `actions`, also return `token_logits_given_tree` [B, T, V].
             **kwargs: `word_ends` [B, T] without actions (see `parse`); with actions `labels` [B, T] = `input_ids` with
-                -100 where the word loss does not count. Besides, None values, which wrappers pass for arguments of
-                other models.
+                -100 where the word loss does not count. Besides, None values for arguments of other models.
 
         Returns:
             `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(words, tree), and `action_logits`
@@ -229,10 +230,9 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
         check_shares(loss_shares, ("action", "word"))
         if actions is None:
-            if labels is not None or loss_shares is not None or action_weight != 1.0:
+            if labels is not None or loss_shares is not None or action_weight != 1.0 or output_logits:
                 raise ValueError(
-                    "labels, loss_shares and action_weight need actions: pass the trees that `parse` or an inference "
-                    "network finds."
+                    "labels, loss_shares, action_weight, output_logits need actions: of `parse` or inference networks."
                 )
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
@@ -262,6 +262,10 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
             joint_log_prob=taken.detach().index_add(0, row, -nats.to(taken.dtype)),
             action_logits=log_probs.detach(),
         )
+        if output_logits:
+            words = head(states[shifts])
+            result.token_logits_given_tree = words.new_zeros(*mask.shape, words.shape[1])
+            result.token_logits_given_tree[mask] = words
         if self.wants_logits_beside(output_marginal_logits):
             result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
         return result

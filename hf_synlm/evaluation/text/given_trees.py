@@ -1,0 +1,228 @@
+"""Surprisal of words with given trees, by one pass of the model over each tree.
+
+    lexical    = -log p(word | words and actions before it)
+    structural = -log p(actions since the word before | words and actions before them)
+
+Their sum is of the word together with its part of the tree (joint), so it must not be compared with surprisal that is
+summed over trees. What comes after the last word (actions that close the tree, an end token) belongs to no word.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from itertools import accumulate, count
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from hf_synlm.data.gold_trees import system_constituents
+from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.text.proposals import Proposals, batch_given_trees, encode_given_trees
+from hf_synlm.evaluation.text.scoring import TextScorer, TokenScores, batches_by_cost
+from hf_synlm.evaluation.text.surprisal import WordScores, by_words, words_of
+from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.evaluation.text.words import EncodedText, Word, encode_sentences
+from hf_synlm.models.rnng.actions import PAD, SHIFT
+from hf_synlm.trees.actions import GEN, PAD_ACTION, spans_to_actions
+
+
+class _Row(NamedTuple):
+    """A tree among those that are read together."""
+
+    ids: tuple[int, ...]
+    place: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+
+def find_trees(proposals: Proposals, items: Sequence[TextItem]) -> list[TreebankSentence | None]:
+    """The tree of each text, which has the same characters; None for a text without words.
+
+    Where a text has several trees, there must be one for each time that it stands in the input, in the same order.
+    """
+    times = Counter("".join(item.text.split()) for item in items)
+    seen = Counter[str]()
+    found: list[TreebankSentence | None] = []
+    for number, item in enumerate(items, 1):
+        key = "".join(item.text.split())
+        if not key:
+            found.append(None)
+            continue
+        trees = proposals.trees_of(item.text, number)
+        if len({(tree.words, tree.labeled_spans) for tree in trees}) > 1 and len(trees) != times[key]:
+            raise ValueError(
+                f"sentence {number} has {len(trees)} trees, which differ, and stands {times[key]} times in the input: "
+                f"{item.text!r}. Leave one tree for each time."
+            )
+        found.append(trees[seen[key] % len(trees)])
+        seen[key] += 1
+    return found
+
+
+def read_label_map(path: PathLike) -> dict[str, str]:
+    """Labels and those that stand for them, from lines of two words."""
+    pairs = dict[str, str]()
+    for number, line in enumerate(read_lines(path), 1):
+        parts = line.split()
+        if len(parts) not in (0, 2):
+            raise ValueError(f"{path}:{number}: {line!r} is not a label and the label that stands for it")
+        pairs |= dict([parts]) if parts else {}
+    return pairs
+
+
+def fit_labels(
+    scorer: TextScorer,
+    trees: Sequence[TreebankSentence | None],
+    *,
+    drop: bool = False,
+    renamed: Mapping[str, str] | None = None,
+) -> tuple[list[TreebankSentence | None], int]:
+    """Trees with the labels that the model knows, and how many were changed.
+
+    Labels are `renamed` first; then `drop` leaves out the brackets of those that the model lacks.
+    """
+    known = set(getattr(scorer.model.config, "nonterminals", ()))
+    if not known:
+        if drop or renamed:
+            raise ValueError(f"{type(scorer.model).__name__} does not read labels: leave --unknown-labels out")
+        return list(trees), 0
+    system = getattr(scorer.model.config, "transition_system", "top_down")
+    fitted, lacking = list[TreebankSentence | None](), Counter[str]()
+    for tree in trees:
+        if tree is not None:
+            spans = tuple((renamed.get(label, label), i, j) for label, i, j in tree.labeled_spans) if renamed else None
+            new = tree if spans is None else dataclasses.replace(tree, labeled_spans=spans)
+            unknown = [span for span in system_constituents(new, system) if span[0] not in known]
+            lacking.update({label for label, _, _ in unknown})
+            tree = _without(new, unknown, system == "binary") if drop else new
+        fitted.append(tree)
+    changed = sum(old != new for old, new in zip(trees, fitted, strict=True))
+    if lacking and not drop:
+        counts = ", ".join(f"{label} in {count}" for label, count in lacking.most_common())
+        raise ValueError(
+            f"the model lacks labels of the {sum(tree is not None for tree in trees)} trees: {counts}; it knows "
+            f"{', '.join(sorted(known))}. --unknown-labels drop leaves out their brackets, --unknown-labels FILE "
+            "renames labels by lines of two."
+        )
+    return fitted, changed
+
+
+def _without(tree: TreebankSentence, unknown: Sequence[tuple[str, int, int]], binary: bool) -> TreebankSentence:
+    """The tree without these constituents; in binary trees a label may be that of a unary chain."""
+    out = {span[1:] if binary else span for span in unknown}
+    left = tuple(span for span in tree.labeled_spans if (span[1:] if binary else span) not in out)
+    return dataclasses.replace(tree, labeled_spans=left)
+
+
+def score_given_trees(
+    scorer: TextScorer,
+    items: Sequence[TextItem],
+    trees: Sequence[TreebankSentence | None],
+    progress: str | None = None,
+) -> list[WordScores]:
+    """Surprisal of the words of texts together with given trees.
+
+    Args:
+        scorer: a GPST, RNNG, Tree LM, URNNG or model with Pushdown Layers.
+        items: the texts.
+        trees: the tree of each, with labels that the model knows; None for a text without words.
+        progress: name of a progress bar; None = no bar.
+
+    Returns:
+        Per text its scores: `log_probs` are of words and structure, `lexical` the part of the words, `end` what
+        remains of the joint probability.
+
+    Raises:
+        ValueError: the model gives no probability to trees, or a tree does not fit it or its text.
+
+    Cost: one forward pass over trees of about equal length, and their logits.
+    """
+    fit_labels(scorer, trees)  # raises ValueError for others
+    given = [tree for tree in trees if tree is not None]
+    rows = encode_given_trees(scorer, given)
+    unknown = [text.unknown for text in encode_sentences(scorer.tokenizer, [tree.words for tree in given])]
+    texts = [_Row(tuple(row["input_ids"]), place) for place, row in enumerate(rows)]
+    found: dict[int, TokenScores] = {}
+    with tqdm(total=len(texts), desc=progress, unit="sentence", disable=progress is None) as bar:
+        for batch in batches_by_cost(texts, scorer.batch_size, max(1, scorer.max_rows // 4)):
+            read = _read_trees(scorer, [rows[text.place] for text in batch])
+            found |= {text.place: one for text, one in zip(batch, read, strict=True)}
+            bar.update(len(batch))
+    results, places = list[WordScores](), count()
+    for item, tree in zip(items, trees, strict=True):
+        words, text, scores = words_of(item), EncodedText([], [], 0), TokenScores(torch.zeros(0, dtype=torch.float64))
+        if tree is not None:
+            place = next(places)
+            text, scores = _encoded(words, tree, rows[place], unknown[place]), found[place]
+        results.append(by_words(scorer, words, text, scores))
+    return results
+
+
+def _encoded(words: Sequence[Word], tree: TreebankSentence, row: Mapping[str, Any], unknown: Set[int]) -> EncodedText:
+    """The tokens of a tree, given to the words of the text; `unknown` are leaves."""
+    owners, ends = _leaves_to_words([word.text for word in words], tree), row["word_ends"]
+    leaves = accumulate(ends[:-1], initial=0)  # of the tokens
+    return EncodedText(
+        row["input_ids"][: len(ends)],
+        [owners[leaf] for leaf in leaves],
+        len(words),
+        unknown=frozenset(owners[leaf] for leaf in unknown),
+    )
+
+
+def _leaves_to_words(words: Sequence[str], tree: TreebankSentence) -> list[int]:
+    """The word that has the characters of each leaf."""
+    word_at = [number for number, word in enumerate(words) for _ in "".join(word.split())]
+    owners, place = list[int](), 0
+    for leaf in tree.words:
+        own = sorted(set(word_at[place : place + len(leaf)]))
+        if len(own) > 1:
+            raise ValueError(
+                f"{tree.source}: the leaf {leaf!r} covers the words {' '.join(words[k] for k in own)!r} of the text. "
+                "Write the text with the words of the tree, or split the leaf."
+            )
+        owners += own
+        place += len(leaf)
+    return owners
+
+
+@torch.no_grad()
+def _read_trees(scorer: TextScorer, rows: Sequence[dict[str, Any]]) -> list[TokenScores]:
+    """Scores of the tokens of sentences with their trees, by one call of the model."""
+    batch = batch_given_trees(scorer, rows)
+    ids = batch["input_ids"]
+    output = scorer.model(**batch, **({} if "spans" in batch else {"output_logits": True}))
+    lexical = _log_probs(output.token_logits_given_tree[:, : ids.shape[1]], ids)
+    structural = lexical.new_zeros(len(ids), ids.shape[1] + 1)
+    if "attachments" in batch:  # each follows its token
+        attachments = batch["attachments"]
+        values = _log_probs(output.action_logits[:, : ids.shape[1]], attachments.clamp(min=0))
+        structural[:, 1:] = values.masked_fill(attachments < 0, 0.0)
+    else:
+        actions, shift, padding = batch.get("actions"), GEN, PAD_ACTION
+        if actions is None:
+            every = [torch.tensor(spans_to_actions(row["spans"], len(row["input_ids"]))) for row in rows]
+            actions = pad_sequence(every, batch_first=True, padding_value=padding).to(ids.device)
+        elif "word_ends" in batch:  # with labels
+            shift, padding = SHIFT, PAD
+        values = _log_probs(output.action_logits[:, : actions.shape[1]], actions.clamp(min=0))
+        shifts = (actions == shift).long()
+        structural.scatter_add_(1, shifts.cumsum(1) - shifts, values.masked_fill(actions == padding, 0.0))
+    found = []
+    for row, of_words, of_tree in zip(rows, lexical.cpu().double(), structural.cpu().double(), strict=True):
+        own, every_id = len(row["word_ends"]), len(row["input_ids"])
+        end = of_words[own:every_id].sum() + of_tree[own:].sum()
+        found.append(TokenScores(of_words[:own] + of_tree[:own], lexical=of_words[:own], end=float(end)))
+    return found
+
+
+def _log_probs(logits: Tensor, ids: Tensor) -> Tensor:
+    """Log-probabilities [B, N] of ids [B, N] under logits [B, N, V]."""
+    logits = logits.float()
+    return logits.gather(2, ids[..., None]).squeeze(2) - logits.logsumexp(2)

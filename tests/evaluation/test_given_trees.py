@@ -1,0 +1,129 @@
+"""Surprisal of words with given trees: its parts are those of the joint probability, and it is incremental."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.evaluation.text.given_trees import find_trees, fit_labels, score_given_trees
+from hf_synlm.evaluation.text.proposals import Proposals, batch_given_trees, encode_given_trees
+from hf_synlm.evaluation.text.surprisal import word_table
+from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
+from tests.helpers.commands import fail, run
+from tests.helpers.scoring_models import scorer_of
+
+TREES = """(S (NP (X the) (X people)) (VP (X ask) (NP (X for) (X peace))) (X .))
+(S (X We) (VP (X ask)))
+(S (VP (X We) (X ask)))
+(NP (X America))
+"""
+TEXTS = ["We ask", "the people ask for peace.", "", "America", "We ask"]
+ITEMS = [TextItem(str(number), text) for number, text in enumerate(TEXTS, 1)]
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Path:
+    file = tmp_path / "gold.mrg"
+    file.write_text(TREES)
+    return file
+
+
+@pytest.mark.parametrize(
+    "architecture", ["gpst", "rnng", "rnng_pieces", "tree_lm", "tree_lm_no_opening", "urnng", "pushdown"]
+)
+def test_parts_add_up_to_the_joint_probability(architecture: str, trees: Path) -> None:
+    scorer = scorer_of(architecture)
+    given = find_trees(Proposals([trees]), ITEMS)
+    assert [tree and tree.source.rsplit(":")[-1] for tree in given] == ["2", "1", None, "4", "3"]
+    scores = score_given_trees(scorer, ITEMS, given)
+    assert [len(found.words) for found in scores] == [2, 5, 0, 1, 2]
+    for tree, found in zip(given, scores, strict=True):
+        if tree is not None:
+            batch = batch_given_trees(scorer, encode_given_trees(scorer, [tree]))
+            joint = scorer.model(**batch).joint_log_prob.item()
+            assert found.log_probs.sum().item() + found.end == pytest.approx(joint, abs=1e-4)
+            assert (found.lexical - found.log_probs).min() > -1e-5 and found.num_tokens.min() >= 1
+    # Nothing depends on what follows.
+    lines = ["(S (NP (X the) (X people)) (VP (X ask) (X We)))", "(S (NP (X the) (X people)) (VP (X ask) (X the)))"]
+    lines.append("(S (S (NP (X the) (X people)) (VP (X ask))) (X the))")
+    others = list(parse_treebank(lines))
+    found = score_given_trees(scorer, [TextItem("", " ".join(tree.words)) for tree in others], others)
+    first, second, third = ((one.log_probs, one.lexical) for one in found)
+    assert first[0][:3].tolist() == pytest.approx(second[0][:3].tolist(), abs=1e-5)
+    assert second[0][3].item() != pytest.approx(third[0][3].item(), abs=1e-5)
+    structural = [(one[0] - one[1]).tolist() for one in (first, second)]
+    if architecture not in ("gpst", "rnng_pieces"):  # these read words of several tokens
+        assert structural[0] == pytest.approx(structural[1], abs=1e-5)
+
+
+def test_a_text_has_one_tree(trees: Path) -> None:
+    proposals = Proposals([trees])
+    with pytest.raises(ValueError, match=r"sentence 1 has 2 trees, which differ, and stands 1 times in the input: 'We"):
+        find_trees(proposals, ITEMS[:1])
+    with pytest.raises(ValueError, match=r"sentence 2 has no tree in .*gold.mrg: 'nobody asks'"):
+        find_trees(proposals, [ITEMS[3], TextItem("2", "nobody asks")])
+    twice = find_trees(proposals, [ITEMS[1]] * 2)
+    assert twice[0] == twice[1]
+    item = TextItem("1", "the people ask forpeace.")
+    with pytest.raises(ValueError, match="ForCausalLM gives no probability to given trees"):
+        score_given_trees(scorer_of("on_lstm"), [item], find_trees(proposals, [item]))
+    item = TextItem("1", "the people ask for pe ace.")
+    with pytest.raises(ValueError, match=r"gold.mrg:1: the leaf 'peace' covers the words 'pe ace.' of the text"):
+        score_given_trees(scorer_of("urnng"), [item], find_trees(proposals, [item]))
+
+
+def test_labels_that_the_model_lacks() -> None:
+    scorer = scorer_of("rnng")
+    given = list(parse_treebank(["(S (NML (X the) (X people)) (VP (X ask)))", "(S (X We) (VP (X ask)))"]))
+    with pytest.raises(ValueError, match=r"the model lacks labels of the 2 trees: NML in 1; it knows NP, S, VP"):
+        score_given_trees(scorer, [TextItem("1", "the people ask"), TextItem("2", "We ask")], given)
+    dropped, changed = fit_labels(scorer, given, drop=True)
+    assert changed == 1 and dropped[0].labeled_spans == (("VP", 2, 3), ("S", 0, 3)) and dropped[1] == given[1]
+    renamed, changed = fit_labels(scorer, given, renamed={"NML": "NP"})
+    assert changed == 1 and ("NP", 0, 2) in renamed[0].labeled_spans
+    # A unary chain is one label of a binary tree.
+    given = list(parse_treebank(["(S (NP (QP (X the) (X people))) (VP (X ask)))"]))
+    scorer = scorer_of("tree_lm_binary")
+    with pytest.raises(ValueError, match=r"NP\+QP in 1"):
+        fit_labels(scorer, given)
+    dropped, _ = fit_labels(scorer, given, drop=True)
+    assert dropped[0].labeled_spans == (("VP", 2, 3), ("S", 0, 3))
+    assert fit_labels(scorer_of("gpst"), given) == (given, 0)
+    with pytest.raises(ValueError, match="GPSTForCausalLM does not read labels"):
+        fit_labels(scorer_of("gpst"), given, drop=True)
+
+
+def test_command(trees: Path, saved_models: Path, capsys: pytest.CaptureFixture) -> None:
+    """A table with a word per row, of which one holds several leaves; the columns are those of all models."""
+    table, out, labels = (trees.with_name(name) for name in ("words.tsv", "out.tsv", "labels.txt"))
+    rows = [["w", "item"], *([word, "1"] for word in "the people ask for peace.".split())]
+    table.write_text(table_text(rows))
+    command = ["surprisal", table, "--word-column", "w", "--model", saved_models / "rnng", "--trees", trees]
+    run(capsys, *command, "--out", out)
+    [item] = read_items(table, word_column="w")
+    given = find_trees(Proposals([trees]), [item])
+    expected = word_table([item], score_given_trees(scorer_of("rnng"), [item], given))
+    found = [line.split("\t") for line in out.read_text().splitlines()[1:]]
+    assert [row[3] for row in found] == "the people ask for peace.".split() and found[-1][4] == "2"
+    for at in (6, 7, 8):
+        assert [float(row[at]) for row in found] == pytest.approx([row[at] for row in expected], abs=1e-4)
+    assert [float(row[7]) + float(row[8]) for row in found] == pytest.approx([row[6] for row in expected], abs=1e-4)
+    meta = json.loads(Path(f"{out}.meta.json").read_text())["options"]
+    assert (meta["estimator"], meta["num_beams"], meta["trees_changed"]) == ("joint with given trees", None, 0)
+    assert meta["trees"][0]["sha256"]
+    trees.write_text(TREES.replace("(NP (X the)", "(NML (X the)"))
+    assert "NML in 1; it knows NP, S, VP. --unknown-labels drop" in fail(capsys, *command)
+    printed = [run(capsys, *command, "--unknown-labels", how) for how in ("drop", _file(labels, "NML NP\n"))]
+    assert printed[0] != printed[1] == out.read_text()
+    assert "is not a label and the label that" in fail(capsys, *command, "--unknown-labels", _file(labels, "NML\n"))
+    for refused in (["--context", "document"], ["--num-beams", "3"], ["--tokenize", "ptb"], ["--word-correction"]):
+        assert f"{refused[0]}: with --trees every sentence" in fail(capsys, *command, *refused)
+    assert "--unknown-labels belongs to --trees" in fail(capsys, *command[:-2], "--unknown-labels", "drop")
+
+
+def _file(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
