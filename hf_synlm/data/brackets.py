@@ -223,10 +223,10 @@ class _Layout:
             first, second = self.broken[0]
             if not self.has_long:
                 raise ValueError(self._missing(first, second))
+            count = self.num_whole + len(self.broken)
             logger.warning(
-                f"{self.source}: brackets begin in column 0 inside of {len(self.broken)} of "
-                f"{self.num_whole + len(self.broken)} trees, first in line {second}; check that the tree of line {first} "
-                "goes on there, and lacks no ')'"
+                f"{self.source}: brackets begin in column 0 inside of {len(self.broken)} of {count} trees, first in "
+                f"line {second}; check that the tree of line {first} goes on there, and lacks no ')'"
             )
 
     def _missing(self, first: int, second: int) -> str:
