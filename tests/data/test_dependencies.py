@@ -229,6 +229,13 @@ def test_the_programs_hand_over_every_option(tmp_path: Path):
     rows = TreeDataArguments([treebank], [treebank], **arguments)
     found = load_trees(Accelerator(cpu=True), rows.train_files, rows.reading)
     assert [sentence_to_brackets(row_to_sentence(row)) for row in found] == expected
+    brackets = tmp_path / "swbd.mrg"
+    brackets.write_text("(S*A (EDITED (NP (PRP I-i) (UH um-um))) (VP (VBP mean-mean) (NP (NN New York-York))))\n")
+    given = {"drop_tags": ["UH"], "drop_labels": ["EDITED"], "label_separators": "*", "lemma_separator": "-"}
+    rows = TreeDataArguments([str(brackets)], [str(brackets)], split_leaves=True, **given)
+    (row,) = load_trees(Accelerator(cpu=True), rows.train_files, rows.reading)
+    expected_words = "(S (NP (PRP I)) (VP (VBP mean) (NP (NN New) (NN York))))"
+    assert sentence_to_brackets(row_to_sentence(row)) == expected_words
     stream = StreamDataArguments([treebank], [treebank], **arguments)
     assert [sentence_to_brackets(tree) for tree in read_trees(stream.train_files, reading=stream.reading)] == expected
 

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
+from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
@@ -71,6 +72,12 @@ class SentenceFileArguments(DependencyArguments):
     split_leaves: bool = option(
         False, "Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."
     )
+    drop_tags: list[str] = option([], "Leave out words with these tags, of bracketed trees.")
+    drop_labels: list[str] = option([], "Leave out the brackets of these constituents, but not what is in them.")
+    label_separators: str | None = option(
+        None, f"Characters before the function tags of constituents, which are removed. Default: {LABEL_SEPARATORS}"
+    )
+    lemma_separator: str | None = option(None, "Character between word and lemma, if leaves have both.")
     tokenizer_name: str | None = option(None, "Folder or Hub name of a tokenizer; default: one is made from the words.")
     tokenizer_vocab_size: int | None = option(None, VOCAB_SIZE)
     tokenizer_min_frequency: int = option(1, MIN_FREQUENCY)
@@ -101,8 +108,10 @@ class SentenceFileArguments(DependencyArguments):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The options of `read_treebank`."""
-        return {"split_leaves": self.split_leaves, "dependencies": self.dependencies}
+        """The options of `read_treebank` that were given."""
+        names = ("split_leaves", "drop_tags", "drop_labels", "label_separators", "lemma_separator", "dependencies")
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value not in (None, False, [], {})}
 
     @property
     def files(self) -> list[str]:
