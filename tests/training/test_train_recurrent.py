@@ -295,7 +295,7 @@ def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict
     model, data, parsing, *_ = parse(*config, *files, "--final_parsing_files", corpus["train"])
     parsing.complete(data, model.architecture)
     short = list(stream_batches.read_words(data.train_files, data))
-    words = parsing.treebank(parsing.final_parsing_files, data.split_leaves).words
+    words = parsing.treebank(parsing.final_parsing_files, data.reading).words
     assert [list(sentence) for sentence in short] == words and 0 < len(words) < 30
     # Punctuation does not count unless it is kept.
     file = tmp_path / "trees.txt"
@@ -303,7 +303,7 @@ def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict
     parsing.parsing_preprocessing = "none"
     expected = {"remove": [3, 9, 10], "ignore": [4, 10, 11], "keep": [4, 10]}
     for parsing.punctuation, lengths in expected.items():
-        assert parsing.treebank([str(file)], data.split_leaves).lengths == lengths
+        assert parsing.treebank([str(file)], data.reading).lengths == lengths
 
 
 # ---------------------------------------------------------------------------------------------- data
@@ -487,8 +487,8 @@ def test_leaves_of_several_words_are_read_on_demand(tmp_path: Path) -> None:
     parsing = train_recurrent.ParsingArguments(punctuation="keep")
     parsing.complete(data, "palm")
     with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
-        parsing.treebank(parsing.parsing_files, False)
-    assert parsing.treebank(parsing.parsing_files, True).words == [["New", "York", "sleeps"]]
+        parsing.treebank(parsing.parsing_files, {})
+    assert parsing.treebank(parsing.parsing_files, data.reading).words == [["New", "York", "sleeps"]]
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
     tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path)
     for gold in ("spans", "distances", None):

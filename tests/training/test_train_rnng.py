@@ -314,7 +314,7 @@ def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) 
     path.write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n")
     with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
         tree_batches.load_trees(Accelerator(cpu=True), [str(path)])
-    (row,) = tree_batches.load_trees(Accelerator(cpu=True), [str(path)], split_leaves=True)
+    (row,) = tree_batches.load_trees(Accelerator(cpu=True), [str(path)], {"split_leaves": True})
     assert row["words"] == ["New", "York", "sleeps"] and row["spans"] == [[0, 2], [2, 3], [0, 3]]
 
 
