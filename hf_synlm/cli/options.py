@@ -64,7 +64,9 @@ Device = Annotated[
 ]
 DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option(help="Type of the weights; auto: as saved.", **_COMPUTATION),
+    typer.Option(
+        help="Type of the weights; auto: as saved, but on a CPU numbers are computed in float32.", **_COMPUTATION
+    ),
 ]
 NumBeams = Annotated[
     int | None,

@@ -217,10 +217,9 @@ def silver(
     lines = [line for line in read_lines(texts) if line.strip()]
     if not lines:
         raise ValueError(f"{texts} holds no sentence: give one per line")
-    from tqdm import tqdm
-
     from hf_synlm.data.silver import load_parser, silver_trees
     from hf_synlm.evaluation.text.cache import ResultCache
+    from hf_synlm.evaluation.text.processes import progress_bar
 
     parser = load_parser(language, package, models, split_words=words == "split", device=device)
     used = {name: [model.package for model in found] for name, found in parser.load_list}
@@ -228,7 +227,7 @@ def silver(
     partial = ResultCache(f"{out}.partial", None, {**facts, "words": words})
     trees = {json.loads(line): tree["tree"] for line, tree in partial.read().items()}
     left = [line for line in dict.fromkeys(lines) if line not in trees]
-    found = tqdm(silver_trees(parser, left, batch_size), total=len(left), desc="silver trees", unit="sentence")
+    found = progress_bar(silver_trees(parser, left, batch_size), "silver trees", unit="sentences", total=len(left))
     for line, tree in zip(left, found, strict=True):
         trees[line] = tree
         partial.add({json.dumps(line): {"tree": tree}})

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.text import check_list
+from hf_synlm.evaluation.text.processes import progress_bar
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def generate_texts(
     _check_lengths(model, rows, options.get("max_new_tokens") or 0)
     found: list[GeneratedText] = []
     with evaluation_mode(model):
-        for start in tqdm(range(0, len(rows), batch_size), desc=progress, unit="batch", disable=progress is None):
+        for start in progress_bar(range(0, len(rows), batch_size), progress, unit="batches"):
             part = slice(start, start + batch_size)
             found += _continue(model, tokenizer, prompts[part], rows[part], options)
     return found

@@ -106,6 +106,28 @@ def test_errors_of_workers(compute, error, message):
         run(compute)
 
 
+def test_progress_in_a_file_is_a_line_every_ten_seconds(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+
+    def wait(batch: list[Number]) -> list[dict]:
+        now[0] += seconds
+        return squares(batch)
+
+    seconds = 1.0
+    run(wait, num_processes=1, progress="surprisal: m")
+    assert capsys.readouterr().err == "", "short commands are quiet"
+    seconds = 6.0
+    run(wait, num_processes=1, progress="surprisal: m")
+    first, *_, last = [line.strip() for line in capsys.readouterr().err.split("\n") if line.strip()]
+    assert (first, last) == (
+        "surprisal: m: 4 of 5 tokens,  0.33 tokens/s, 00:02 left",
+        "surprisal: m: 5 of 5 tokens,  0.28 tokens/s, 00:00 left",
+    )
+    run(wait, num_processes=1)
+    assert capsys.readouterr().err == ""
+
+
 def test_interrupted_workers_end_at_once():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background may ignore it
     start = time.monotonic()

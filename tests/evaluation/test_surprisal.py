@@ -629,6 +629,20 @@ def test_columns_that_are_named_must_be_there(tmp_path):
             read_items(tmp_path / "a.txt", **{column: "id"})
 
 
+@pytest.mark.parametrize("architecture", ["gpt2", "rnng"])
+def test_half_weights_are_computed_in_float32_on_a_cpu(architecture, tmp_path):
+    model, tokenizer = model_and_tokenizer(architecture)
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    items = [TextItem("1", text) for text in SENTENCES]
+    found = {}
+    for dtype in ("auto", "float32", "bfloat16"):
+        scorer = TextScorer.from_pretrained(str(tmp_path), dtype=dtype, device="cpu")
+        found[dtype] = torch.cat([scores.log_probs for scores in score_words(scorer, items)])
+        assert scorer.describe()["dtype"] == ("bfloat16" if dtype == "bfloat16" else "float32")
+    assert torch.equal(found["auto"], found["float32"]) and not torch.equal(found["auto"], found["bfloat16"])
+
+
 @pytest.mark.parametrize("architecture", ["on_lstm", "gpst"])
 def test_scores_that_come_early_are_the_same(architecture):
     """Trees of ON-LSTM are made block by block, too."""

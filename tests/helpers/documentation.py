@@ -124,20 +124,12 @@ def check_options(words: list[str]) -> None:
 
 
 def make_inputs(folder: Path) -> None:
-    """What the examples read: checkpoints, texts, trees, pairs, suites and reading times."""
-    for name in ("hf_synlm", "model_cards"):
+    """What the examples read: checkpoints, texts, trees, pairs and suites."""
+    for name in ("examples", "hf_synlm", "model_cards"):
         (folder / name).symlink_to(ROOT / name)
     sentences = ["the people of this country agree .", "we agree ."]
     for name in ("in.txt", "stories.txt", "valid.txt"):
         (folder / name).write_text("\n".join(sentences) + "\n", encoding="utf-8")
-    rows = [
-        f"{number}\t{place}\t{word}\tS{subject}\t{300 + 7 * place}"
-        for subject in (1, 2)
-        for number, sentence in enumerate(sentences, 1)
-        for place, word in enumerate(sentence.split(), 1)
-    ]
-    (folder / "reading_times.tsv").write_text("\n".join(["item\tword_id\tword\tsubject\trt", *rows]) + "\n")
-    (folder / "all_stories.tok").write_text("word\tzone\titem\nThe\t1\t1\npeople\t2\t1\n")
     trees = sample_path("trees.test.txt").read_text(encoding="utf-8").splitlines()
     (folder / "gold.mrg").write_text("\n".join(sorted(trees, key=len)[:30]) + "\n", encoding="utf-8")
     (folder / "pairs.tsv").write_text("sentence_good\tsentence_bad\tconstruction\nwe agree .\tagree we .\torder\n")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +49,29 @@ def test_commands_exist():
     for page in WITH_CODE:
         for line in commands(page):
             check_command(line)
+
+
+def test_calls_from_r_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """R calls Python by reticulate; here are the same calls in Python."""
+    (code,) = (block["code"] for block in blocks(DOCS / "psycholinguistics.md", "r") if "reticulate" in block["code"])
+    for ours, python in {r"library\(.*": "", "<-": "=", r"\$": ".", r"\bimport\(": "load(", r"(\d)L\b": r"\1"}.items():
+        code = re.sub(ours, python, code)
+    make_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"load": importlib.import_module, "list": lambda *values: [*values]}
+    exec(code, names)
+    assert names["words"]["word"].tolist()[:3] == ["the", "people", "of"]
+    assert "(NP We)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=name)
+def test_notebooks_run(notebook: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(notebook.parent)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, Any] = {}
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
 
 
 def test_drawing_is_what_the_code_prints():

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 from hf_synlm.data.gold_trees import system_constituents
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.evaluation.text.proposals import Proposals, batch_given_trees, encode_given_trees
 from hf_synlm.evaluation.text.scoring import TextScorer, TokenScores, batches_by_cost
 from hf_synlm.evaluation.text.surprisal import WordScores, by_words, words_of
@@ -149,7 +149,7 @@ def score_given_trees(
     unknown = [text.unknown for text in encode_sentences(scorer.tokenizer, [tree.words for tree in given])]
     texts = [_Row(tuple(row["input_ids"]), place) for place, row in enumerate(rows)]
     found: dict[int, TokenScores] = {}
-    with tqdm(total=len(texts), desc=progress, unit="sentence", disable=progress is None) as bar:
+    with progress_bar(None, progress, unit="sentences", total=len(texts)) as bar:
         for batch in batches_by_cost(texts, scorer.batch_size, max(1, scorer.max_rows // 4)):
             read = _read_trees(scorer, [rows[text.place] for text in batch])
             found |= {text.place: one for text, one in zip(batch, read, strict=True)}

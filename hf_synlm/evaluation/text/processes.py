@@ -12,9 +12,10 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -97,7 +98,8 @@ def iterate_batches(
         missing = {keys[text] for batch in left for text in batch}
         yield from [(text, found[key]) for text, key in keys.items() if key not in missing]
     computed = _on_workers(run, left, workers) if workers > 1 else (run(batch) for batch in left)
-    with tqdm(total=total, desc=progress, unit="token", disable=hidden or None) as bar, closing(computed) as results:
+    bar = progress_bar(None, None if hidden else progress, unit="tokens", total=total)
+    with bar, closing(computed) as results:
         for batch, values in zip(left, results, strict=True):
             new = {keys[text]: value for text, value in zip(batch, values, strict=True)}
             found |= new
@@ -109,6 +111,15 @@ def iterate_batches(
     if state is not None:
         found = {key: value for part in gather_object([found]) for key, value in part.items()}
         yield from [(text, found[key]) for text, key in keys.items()]
+
+
+def progress_bar(parts: Iterable[Any] | None, name: str | None, *, unit: str, total: int | None = None) -> tqdm:
+    """A bar of that name, None = no bar; in a file or a pipe, a line every ten seconds."""
+    lines: dict[str, Any] = {}
+    if not sys.stderr.isatty():
+        text = "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left\n"
+        lines = {"mininterval": 10, "miniters": 1, "delay": 10, "bar_format": text}
+    return tqdm(parts, desc=name, total=total, unit=f" {unit}", disable=name is None, **lines)
 
 
 def num_workers(num_processes: int | None, model: PreTrainedModel, num_derivations: int) -> int:

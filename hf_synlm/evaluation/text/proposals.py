@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
@@ -30,6 +29,7 @@ from hf_synlm.data.text import PathLike, Tokenization, check_list, read_lines_be
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.perplexity import averages
+from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.words import encode_sentences
@@ -267,7 +267,7 @@ class Proposals:
                     f"{' | '.join(map(' '.join, sorted(words)[:2]))}: take one"
                 )
         found = {}
-        for sentence in tqdm(given, desc=progress, unit="sentence", disable=progress is None):
+        for sentence in progress_bar(given, progress, unit="sentences"):
             trees = given[sentence]
             found[sentence] = score_proposals(scorer, trees[0].words, trees, self.max_trees)
         return [found[sentence] for sentence in sentences]

@@ -174,7 +174,7 @@ class TextScorer:
             revision: branch, tag or commit on the Hub.
             trust_remote_code: run code that comes with the model.
             device: None = a GPU if there is one.
-            dtype: floating point type of the weights; "auto" = as saved.
+            dtype: floating point type of the weights; "auto" = as saved, but float32 for 16 bits on a CPU.
             gguf_file: name of a GGUF file in the folder.
             backbone: folder or Hub name of the backbone of an adapter; None = the one that the adapter names.
             seed: set before loading.
@@ -197,7 +197,11 @@ class TextScorer:
             gguf_file=gguf_file,
         )
         revision = getattr(model.config, "_commit_hash", None) or revision
-        return cls(model.to(device), tokenizer, name=name, revision=revision, **options)
+        model = model.to(device)
+        is_half = model.dtype in (torch.bfloat16, torch.float16) and not getattr(model, "is_quantized", False)
+        if dtype == "auto" and device.type == "cpu" and is_half:
+            model = model.float()
+        return cls(model, tokenizer, name=name, revision=revision, **options)
 
     def with_beam(self, num_beams: int) -> Self:
         """A scorer of the same model with another beam, without details and entropies."""
