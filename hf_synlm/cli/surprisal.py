@@ -89,7 +89,7 @@ class TreeOptions:
         str,
         typer.Option(
             help="Labels of trees that the model lacks: error; drop leaves out their brackets; or a FILE of lines with "
-            "a label and another one that stands for it.",
+            "a label and another one that stands for it, or a label alone that is left out.",
             **_TREES,
         ),
     ] = "error"
@@ -254,6 +254,8 @@ def _search(
     """Scores of the words of texts, with the surprisals by `narrower` beams, which are computed first."""
     from hf_synlm.evaluation.text import surprisal as words
 
+    if narrower and not scorer.searches:
+        raise ValueError(f"--num-beams: {type(scorer.model).__name__} does not search. Leave it out.")
     bar = None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}"
     others = {
         width: words.score_words(scorer.with_beam(width), items, progress=bar and f"{bar}, beam {width}", **how)

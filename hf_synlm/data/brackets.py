@@ -62,6 +62,18 @@ def unescape_word(word: str) -> str:
     return word.replace("-LRB-", "(").replace("-RRB-", ")")
 
 
+_PLAIN = str.maketrans(dict.fromkeys("‘’`", "'") | dict.fromkeys('“”„"', "''") | {"–": "-", "—": "--", "…": "..."})
+
+
+def plain_word(word: str) -> str:
+    """A word as it is compared with that of another text: quotation marks, dashes and parentheses of one kind.
+
+    Those of a treebank, such as `` and -LRB-, are those of print. Spaces do not count, and words may be joined before
+    or after.
+    """
+    return "".join(unescape_word(token).translate(_PLAIN) for token in word.split())
+
+
 def _at_character(symbol: str, place: tuple[int, int]) -> str:
     """Name a symbol of a text of one line."""
     return f"{symbol!r} at character {place[1]}"

@@ -220,8 +220,8 @@ def posteriors(sentence: ParsedSentence) -> list[float] | None:
         One probability per tree, which sum to 1; None if a tree has no log-probability, or if there are no trees.
     """
     log_probs = [tree.log_prob for tree in sentence.hypotheses]
-    known = [value for value in log_probs if value is not None and value > -math.inf]
-    if len(known) != len(log_probs) or not known:
+    known = [value for value in log_probs if value is not None]
+    if len(known) != len(log_probs) or max(known, default=-math.inf) == -math.inf:
         return None
     weights = [math.exp(value - max(known)) for value in known]
     return [weight / math.fsum(weights) for weight in weights]

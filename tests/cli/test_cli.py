@@ -531,6 +531,7 @@ def test_a_run_counts_once(blimp_runs, tmp_path, capsys):
         (["surprisal", "missing.txt"], "missing.txt: No such file or directory"),
         (["surprisal", "texts.txt", "--model", "missing"], "missing"),
         (["surprisal", "texts.txt", "--num-beams", "3"], "num_beams (--num-beams): not an option of GPT2LMHeadModel"),
+        (["surprisal", "texts.txt", "--num-beams", "3", "--num-beams", "1"], "GPT2LMHeadModel"),
         (["evaluate", "blimp", "."], "holds no paradigms"),
         (["evaluate", "blimp", "nowhere"], "'nowhere' does not exist"),
         (["evaluate", "perplexity", "."], ".: Is a directory"),

@@ -96,6 +96,40 @@ def test_labels_that_the_model_lacks() -> None:
         fit_labels(scorer_of("gpst"), given, drop=True)
 
 
+def test_labels_of_whole_sentences_stay() -> None:
+    """Without them, a tree would be read under another root."""
+    scorer, given = scorer_of("rnng"), list(parse_treebank(["(SQ (NP (X the)) (VP (X ask)))"]))
+    for how in ({"drop": True}, {"renamed": {"SQ": ""}}):
+        with pytest.raises(ValueError, match=r"labels of whole sentences cannot be left out: SQ in 1\. .*'SQ S'"):
+            fit_labels(scorer, given, **how)
+    renamed, _ = fit_labels(scorer, given, renamed={"SQ": "S", "NP": ""})
+    assert renamed[0].labeled_spans == (("VP", 1, 2), ("S", 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("leaves", "text"),
+    [
+        ("`` We ask '' -- -LRB- peace -RRB-", '"We ask" — (peace)'),
+        ("`` We ask '' -- -LRB- peace -RRB-", "“We ask” -- (peace)"),
+        ("the people ' '' ask", "the people’” ask"),
+        ("We ask ...", "We ask…"),
+    ],
+)
+def test_marks_of_treebanks_are_those_of_print(leaves: str, text: str, tmp_path: Path) -> None:
+    words = leaves.split()
+    file = _file(tmp_path / "gold.mrg", f"(S {' '.join(f'(X {word})' for word in words)})\n")
+    item = TextItem("1", text)
+    [found] = score_given_trees(scorer_of("rnng"), [item], find_trees(Proposals([file]), [item]))
+    assert found.num_tokens.sum().item() == len(words) and len(found.words) == len(text.split())
+
+
+def test_trees_that_a_model_wrote(trees: Path, tmp_path: Path) -> None:
+    """Bracket files of `synlm parse`, whose leaves have no tags."""
+    file = _file(tmp_path / "parses.txt", "(S (NP the people) (VP ask (NP for peace)) .)\n(S We (VP ask))\n")
+    expected, found = (find_trees(Proposals([path]), ITEMS[1:2]) for path in (trees, file))
+    assert found[0].words == expected[0].words and set(found[0].labeled_spans) == set(expected[0].labeled_spans)
+
+
 def test_command(trees: Path, saved_models: Path, capsys: pytest.CaptureFixture) -> None:
     """A table with a word per row, of which one holds several leaves; the columns are those of all models."""
     table, out, labels = (trees.with_name(name) for name in ("words.tsv", "out.tsv", "labels.txt"))
@@ -115,10 +149,11 @@ def test_command(trees: Path, saved_models: Path, capsys: pytest.CaptureFixture)
     assert (meta["estimator"], meta["num_beams"], meta["trees_changed"]) == ("joint with given trees", None, 0)
     assert meta["trees"][0]["sha256"]
     trees.write_text(TREES.replace("(NP (X the)", "(NML (X the)"))
-    assert "NML in 1; it knows NP, S, VP. --unknown-labels drop" in fail(capsys, *command)
-    printed = [run(capsys, *command, "--unknown-labels", how) for how in ("drop", _file(labels, "NML NP\n"))]
-    assert printed[0] != printed[1] == out.read_text()
-    assert "is not a label and the label that" in fail(capsys, *command, "--unknown-labels", _file(labels, "NML\n"))
+    assert "NML in 1; it knows NP, S, VP. --unknown-labels FILE" in fail(capsys, *command)
+    dropped = run(capsys, *command, "--unknown-labels", "drop")
+    renamed, alone = (run(capsys, *command, "--unknown-labels", _file(labels, s)) for s in ("NML NP\n", "NML\n"))
+    assert dropped == alone != renamed == out.read_text()
+    assert "'NML NP S' is not a label, or" in fail(capsys, *command, "--unknown-labels", _file(labels, "NML NP S\n"))
     for refused in (["--context", "document"], ["--num-beams", "3"], ["--tokenize", "ptb"], ["--word-correction"]):
         assert f"{refused[0]}: with --trees every sentence" in fail(capsys, *command, *refused)
     assert "--unknown-labels belongs to --trees" in fail(capsys, *command[:-2], "--unknown-labels", "drop")

@@ -1,5 +1,6 @@
 """Pictures: right places and numbers, well-formed markup, everything escaped."""
 
+import dataclasses
 import math
 import random
 import re
@@ -193,6 +194,9 @@ def test_page_of_a_sentence():
     assert not re.search(r"<script|<link|\ssrc=|href=.(?!#)|url\((?!#)|@import", page)
     without = ParsedSentence(("a", "b"), ())
     assert posteriors(without) is None and surprisals_in_bits(without) is None
+    impossible = dataclasses.replace(sentence.hypotheses[0], log_prob=-math.inf)
+    assert posteriors(dataclasses.replace(sentence, hypotheses=(impossible, sentence.hypotheses[1]))) == [0, 1]
+    assert posteriors(dataclasses.replace(sentence, hypotheses=(impossible,))) is None
     assert "no complete tree" in sentence_to_page(without)
 
 

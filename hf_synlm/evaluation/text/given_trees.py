@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from hf_synlm.data.brackets import plain_word
 from hf_synlm.data.gold_trees import system_constituents
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.data.treebank import TreebankSentence
@@ -46,11 +47,11 @@ def find_trees(proposals: Proposals, items: Sequence[TextItem]) -> list[Treebank
 
     Where a text has several trees, there must be one for each time that it stands in the input, in the same order.
     """
-    times = Counter("".join(item.text.split()) for item in items)
+    times = Counter(plain_word(item.text) for item in items)
     seen = Counter[str]()
     found: list[TreebankSentence | None] = []
     for number, item in enumerate(items, 1):
-        key = "".join(item.text.split())
+        key = plain_word(item.text)
         if not key:
             found.append(None)
             continue
@@ -66,13 +67,13 @@ def find_trees(proposals: Proposals, items: Sequence[TextItem]) -> list[Treebank
 
 
 def read_label_map(path: PathLike) -> dict[str, str]:
-    """Labels and those that stand for them, from lines of two words."""
+    """Labels and those that stand for them, from lines of two words; a label alone is left out ("")."""
     pairs = dict[str, str]()
     for number, line in enumerate(read_lines(path), 1):
         parts = line.split()
-        if len(parts) not in (0, 2):
-            raise ValueError(f"{path}:{number}: {line!r} is not a label and the label that stands for it")
-        pairs |= dict([parts]) if parts else {}
+        if len(parts) > 2:
+            raise ValueError(f"{path}:{number}: {line!r} is not a label, or a label and one that stands for it")
+        pairs |= {parts[0]: "".join(parts[1:])} if parts else {}
     return pairs
 
 
@@ -85,7 +86,7 @@ def fit_labels(
 ) -> tuple[list[TreebankSentence | None], int]:
     """Trees with the labels that the model knows, and how many were changed.
 
-    Labels are `renamed` first; then `drop` leaves out the brackets of those that the model lacks.
+    Labels are `renamed` first, or left out (""); then `drop` leaves out the brackets of those that the model lacks.
     """
     known = set(getattr(scorer.model.config, "nonterminals", ()))
     if not known:
@@ -93,24 +94,38 @@ def fit_labels(
             raise ValueError(f"{type(scorer.model).__name__} does not read labels: leave --unknown-labels out")
         return list(trees), 0
     system = getattr(scorer.model.config, "transition_system", "top_down")
-    fitted, lacking = list[TreebankSentence | None](), Counter[str]()
+    fitted, lacking, roots = list[TreebankSentence | None](), Counter[str](), Counter[str]()
     for tree in trees:
-        if tree is not None:
-            spans = tuple((renamed.get(label, label), i, j) for label, i, j in tree.labeled_spans) if renamed else None
-            new = tree if spans is None else dataclasses.replace(tree, labeled_spans=spans)
-            unknown = [span for span in system_constituents(new, system) if span[0] not in known]
-            lacking.update({label for label, _, _ in unknown})
-            tree = _without(new, unknown, system == "binary") if drop else new
-        fitted.append(tree)
+        if tree is None:
+            fitted.append(None)
+            continue
+        spans = ((renamed.get(label, label), i, j) for label, i, j in tree.labeled_spans) if renamed else None
+        new = tree if spans is None else dataclasses.replace(tree, labeled_spans=tuple(s for s in spans if s[0]))
+        unknown = [span for span in system_constituents(new, system) if span[0] not in known]
+        lacking.update({label for label, _, _ in unknown})
+        fitted.append(_without(new, unknown, system == "binary") if drop else new)
+        if not _labels_of_whole(fitted[-1]):
+            roots.update(_labels_of_whole(tree))
     changed = sum(old != new for old, new in zip(trees, fitted, strict=True))
     if lacking and not drop:
         counts = ", ".join(f"{label} in {count}" for label, count in lacking.most_common())
         raise ValueError(
             f"the model lacks labels of the {sum(tree is not None for tree in trees)} trees: {counts}; it knows "
-            f"{', '.join(sorted(known))}. --unknown-labels drop leaves out their brackets, --unknown-labels FILE "
-            "renames labels by lines of two."
+            f"{', '.join(sorted(known))}. --unknown-labels FILE renames labels by lines of two ('SQ S'), and leaves "
+            "out those that stand alone; --unknown-labels drop leaves out all."
+        )
+    if roots:
+        counts = ", ".join(f"{label} in {count}" for label, count in roots.most_common())
+        raise ValueError(
+            f"labels of whole sentences cannot be left out: {counts}. "
+            f"Rename them by --unknown-labels FILE, with lines such as '{next(iter(roots))} S'."
         )
     return fitted, changed
+
+
+def _labels_of_whole(tree: TreebankSentence | None) -> list[str]:
+    """Labels of the constituents over all words."""
+    return [] if tree is None else [label for label, i, j in tree.labeled_spans if (i, j) == (0, len(tree.words))]
 
 
 def _without(tree: TreebankSentence, unknown: Sequence[tuple[str, int, int]], binary: bool) -> TreebankSentence:
@@ -178,17 +193,18 @@ def _encoded(words: Sequence[Word], tree: TreebankSentence, row: Mapping[str, An
 
 def _leaves_to_words(words: Sequence[str], tree: TreebankSentence) -> list[int]:
     """The word that has the characters of each leaf."""
-    word_at = [number for number, word in enumerate(words) for _ in "".join(word.split())]
+    word_at = [number for number, word in enumerate(words) for _ in plain_word(word)]
     owners, place = list[int](), 0
     for leaf in tree.words:
-        own = sorted(set(word_at[place : place + len(leaf)]))
+        length = len(plain_word(leaf))
+        own = sorted(set(word_at[place : place + length]))
         if len(own) > 1:
             raise ValueError(
                 f"{tree.source}: the leaf {leaf!r} covers the words {' '.join(words[k] for k in own)!r} of the text. "
                 "Write the text with the words of the tree, or split the leaf."
             )
         owners += own
-        place += len(leaf)
+        place += length
     return owners
 
 

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from hf_synlm.data.brackets import plain_word
 from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
-from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
+from hf_synlm.data.parsed import ParsedSentence, guess_style, kind_of_trees, parses_of_lines
 from hf_synlm.data.text import PathLike, Tokenization, check_list, read_lines_beside
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
@@ -88,6 +89,8 @@ def _read_trees(path: Path) -> Iterator[TreebankSentence]:
         beside = [_CHARNIAK_HEAD.fullmatch(line) or _SCORE.fullmatch(line) for line in lines]
         lines = ["" if is_beside else line for line, is_beside in zip(lines, beside, strict=True)]
         yield from parse_treebank(lines, source=str(path))
+    elif kind_of_trees(path, lines) == "brackets" and (style := guess_style(lines)[0]) != "treebank":
+        yield from _without_tags(parses_of_lines(lines, style, source=str(path)), str(path))
     else:
         yield from read_treebank(path)
 
@@ -230,11 +233,11 @@ class Proposals:
         self.files, self.max_trees = describe_files(paths), max_trees
         self._trees: dict[str, list[TreebankSentence]] = {}
         for words, trees in read_proposals(paths).items():
-            self._trees.setdefault("".join(words), []).extend(trees)
+            self._trees.setdefault(plain_word(" ".join(words)), []).extend(trees)
 
     def trees_of(self, sentence: str, number: int) -> list[TreebankSentence]:
         """The trees of a sentence, the `number`-th of the input, with all repetitions."""
-        trees = self._trees.get("".join(sentence.split()), [])
+        trees = self._trees.get(plain_word(sentence), [])
         if not trees:
             paths = ", ".join(file["path"] for file in self.files)
             raise ValueError(

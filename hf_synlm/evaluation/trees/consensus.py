@@ -80,7 +80,7 @@ def average_trees(
     if len(numbers) != len(trees) or not all(0 <= w < math.inf for w in numbers) or not any(numbers):
         raise ValueError(f"weights are {numbers} for {len(trees)} trees: give one finite number, 0 or more, per tree")
     votes = _count_votes(voting, numbers, num_words)
-    votes[votes <= level] = 0
+    votes[votes <= level + 1e-9 * votes.max()] = 0  # sums are rounded
     binary = best_binary_tree(votes)
     spans, labels = tuple(binary), None
     if all(tree.labels is not None for tree in given):

@@ -113,8 +113,8 @@ class ModelAndDataArguments(DependencyArguments):
 def control_trees(sentences: Sequence[Sentence], kind: str, seed: int) -> list[TreebankSentence]:
     """Sentences with other trees, "random" or "right".
 
-    Of the sentences of one length, each gets the tree of another, in an order that is drawn: all trees stay, and none
-    fits. A sentence whose length no other has gets a random binary tree.
+    Of the sentences of one length, each gets the tree of another, in an order that is drawn: all trees stay, and few
+    fit. A sentence whose length no other has gets a random binary tree.
     """
     gold = [sentence for sentence in sentences if isinstance(sentence, TreebankSentence)]
     if len(gold) < len(sentences):
