@@ -62,7 +62,12 @@ class RegressionOptions:
         str | None, typer.Option(help="Columns: length,frequency,punctuation,place (default), or some.", **_WORDS)
     ] = None
     frequencies: Annotated[
-        str | None, typer.Option(help="File of words and counts, or column of the times; default: none.", **_WORDS)
+        str | None,
+        typer.Option(
+            help="File of words and counts (words that it lacks count in lower case), or column of the times; default: "
+            "none.",
+            **_WORDS,
+        ),
     ] = None
     missing_frequency: Annotated[
         Literal["exclude", "zero"], typer.Option(help="What to do with words without a count.", **_WORDS)

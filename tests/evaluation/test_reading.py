@@ -234,6 +234,15 @@ def test_predictors_are_compared_on_the_same_words(tables, capsys):
     assert [row["num_beams"] for row in result["tables"]["predictors"]] == [20, 5]
 
 
+def test_widths_of_the_beam_stand_in_names_of_columns(tables, capsys):
+    rows = [{**row, "surprisal_bits_b3": row["other"]} for row in WORDS]
+    write(tables / "s.tsv", rows, (*OF_SURPRISALS, "surprisal_bits_b3"))
+    (tables / "s.tsv.meta.json").write_text('{"options": {"num_beams": 20}}')  # without a model
+    result, said = run(capsys, "s.tsv", "b3=s.tsv:surprisal_bits_b3", *COMMON[1:])
+    assert [row["num_beams"] for row in result["tables"]["predictors"]] == [20, 3]
+    assert "differ in num_beams: 20, 3" in said and "differ in unit" not in said
+
+
 def test_frame_words_and_coefficients_are_written(tables, capsys):
     words = [{**row, "minute": i % 7 if i % 50 else None} for i, row in enumerate(WORDS)]
     write(tables / "rt.tsv", words, (*OF_TIMES, "minute"))
@@ -504,6 +513,33 @@ def test_sentences_without_texts_stand_alone(tables, capsys):
     check(run(capsys)[0], slow())
 
 
+def test_rows_that_are_not_in_the_order_of_the_text(tables, capsys):
+    orders = {
+        "words": lambda row: (row["word_id"], row["sentence_id"]),
+        "numbers as text": lambda row: (str(row["sentence_id"]), row["word_id"]),
+        "backwards": lambda row: (row["sentence_id"], -row["word_id"]),
+    }
+    for names in (OF_SURPRISALS, OF_SURPRISALS[1:]):
+        for order, key in orders.items():
+            write(tables / "s.tsv", sorted(WORDS, key=key), names)
+            if "document" in names or order != "numbers as text":  # texts of one sentence may have any order
+                assert "sort the rows by document, sentence_id and word_id" in fail(capsys, *COMMON)
+    write(tables / "rt.tsv", sorted(WORDS, key=orders["words"]), OF_TIMES)
+    write(tables / "s.tsv", WORDS, OF_SURPRISALS)
+    check(run(capsys)[0], slow())
+
+
+def test_texts_that_only_some_times_name(tables, capsys):
+    """Words without a time lie in the text of the words around them, or nobody knows where."""
+    write(tables / "s.tsv", WORDS, OF_SURPRISALS[1:])
+    without = [{**row, "mean_rt": None, "count": None} if row["sentence_id"] in (3, 25) else row for row in WORDS]
+    write(tables / "rt.tsv", [row for row in without if row["mean_rt"]], ("document", *OF_TIMES))
+    check(run(capsys, "--partial")[0], slow([{**row, "count": row["mean_rt"] and row["count"]} for row in without]))
+    write(tables / "rt.tsv", [row for row in WORDS if row["sentence_id"] != 11], ("document", *OF_TIMES))
+    error = fail(capsys, *COMMON, "--partial")
+    assert "may belong to two: add the column document to s.tsv" in error
+
+
 # ------------------------------------------------------------------------------------------------------------- warnings
 def test_times_in_seconds_and_in_the_row_before(tables, capsys):
     write(tables / "rt.tsv", [{**r, "mean_rt": r["mean_rt"] and r["mean_rt"] / 1000} for r in WORDS], OF_TIMES)
@@ -546,6 +582,15 @@ def test_frequencies_of_a_file(tables, capsys):
     check(run(capsys, *files)[0], slow(rows))
     with_zero = [{**row, "count": row["count"] or 0} for row in rows]
     check(run(capsys, *files, "--missing-frequency", "zero")[0], slow(with_zero))
+    lines = (tables / "counts.tsv").read_text().split("\n", 1)[1]  # without a header
+    (tables / "counts.tsv").write_text(lines)
+    check(run(capsys, *files)[0], slow(rows))
+    capitals = [{**row, "word": row["word"].capitalize()} for row in WORDS]
+    write(tables / "s.tsv", capitals, OF_SURPRISALS)
+    write(tables / "rt.tsv", capitals, OF_TIMES)
+    check(run(capsys, *files)[0], slow(rows))
+    write(tables / "s.tsv", WORDS, OF_SURPRISALS)
+    write(tables / "rt.tsv", WORDS, OF_TIMES)
     result, said = run(capsys, *COMMON[:-2])
     assert "no word frequency" in said and "frequency_0" not in result["tables"]["baseline"][0]["columns"]
     assert "frequency needs --frequencies" in fail(capsys, *COMMON[:-2], "--baseline", "frequency,length")

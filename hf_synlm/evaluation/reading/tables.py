@@ -103,7 +103,10 @@ def read_predictor(given: str) -> Predictor:
     meta = Path(f"{path}.meta.json")
     described = read_json(meta) if meta.is_file() else {}
     settings = {key: described.get("options", {}).get(key) for key in SETTINGS} if described else {}
-    settings |= {"model": described["model"].get("name")} if described else {}
+    if described:
+        settings["model"] = described.get("model", {}).get("name")
+        if width := re.search(r"_b(\d+)$", column):  # of several --num-beams
+            settings["num_beams"] = int(width[1])
     return Predictor(name, column, table, path, settings)
 
 
