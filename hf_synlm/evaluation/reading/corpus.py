@@ -14,6 +14,8 @@ from hf_synlm.evaluation.reading.tables import Predictor, add_structure, columns
 SHORTEST, LONGEST = 100, 3000
 """Reading times of single readers (ms) count between these."""
 BASELINE = ("length", "frequency", "punctuation", "place")
+RESERVED = (*BASELINE, "length_x_frequency", "baseline", "subject", "time")
+"""Names of columns in the tables of results."""
 STRIPPED = ".,;:!?'\"`()[]-–—‘’“”"
 """Punctuation at the ends of a word, which does not count for its length and its frequency."""
 
@@ -76,9 +78,14 @@ def join_corpus(
     **joining: Any,
 ) -> Corpus:
     """Join tables to the words of texts; `joining` goes to `match`."""
-    names = [*BASELINE, *controls, *(one.name for one in predictors)]
+    if rt_column in controls:
+        raise ValueError(f"--control {rt_column}: this is the reading time that is predicted. Leave it out")
+    names = [*RESERVED, *controls, *(one.name for one in predictors)]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two columns are called {twice[0]!r}: name tables as NAME=FILE, each in its own way")
+        raise ValueError(
+            f"two columns are called {twice[0]!r}: name tables as NAME=FILE, and columns of --control, each in its own "
+            f"way; the results have {', '.join(RESERVED)}"
+        )
     text = text.reset_index(drop=True)
     remarks: list[str] = []
     reader = "subject" if "subject" in times else ""

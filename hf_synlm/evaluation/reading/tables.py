@@ -86,10 +86,13 @@ def numbers(table: pd.DataFrame, column: str) -> np.ndarray:
 def split_given(given: str) -> tuple[str, Path, str]:
     """Name, file and column of NAME=FILE[:COLUMN] or FILE; without a column it is empty."""
     name, equals, rest = given.partition("=")
-    rest = rest if equals else given
+    if not equals or any(Path(path).is_file() for path in (given, given.rpartition(":")[0])):
+        equals, rest = "", given  # a path may hold =
     path, colon, column = rest.rpartition(":")
     if not colon or Path(rest).is_file():
         path, column = rest, ""
+    if equals and not name:
+        raise ValueError(f"{given}: the name is empty: write NAME{given}, or the file alone")
     return (name if equals else Path(path).stem), Path(path), column
 
 
