@@ -62,7 +62,12 @@ class RegressionOptions:
         str | None, typer.Option(help="Columns: length,frequency,punctuation,place (default), or some.", **_WORDS)
     ] = None
     frequencies: Annotated[
-        str | None, typer.Option(help="File of words and counts, or column of the times; default: none.", **_WORDS)
+        str | None,
+        typer.Option(
+            help="File of words and counts (words that it lacks count in lower case), or column of the times; default: "
+            "none.",
+            **_WORDS,
+        ),
     ] = None
     missing_frequency: Annotated[
         Literal["exclude", "zero"], typer.Option(help="What to do with words without a count.", **_WORDS)
@@ -120,7 +125,10 @@ class ComputingOptions(options.ScoringByBeams):
 
     context: Annotated[
         Literal["sentence", "document"] | None,
-        typer.Option(help="Read each sentence alone (default), or after those before it (natural-stories)."),
+        typer.Option(
+            help="Read each sentence alone, or after those before it; default: document in natural-stories where the "
+            "model reads documents, else sentence."
+        ),
     ] = None
     tokenize: options.Tokenize = None
     word_correction: Annotated[
@@ -128,7 +136,7 @@ class ComputingOptions(options.ScoringByBeams):
     ] = False
 
     def predictors(
-        self, model: str, texts: Sequence[TextItem], context: Any
+        self, model: str, texts: Sequence[TextItem], preferred: Literal["sentence", "document"]
     ) -> "tuple[list[Predictor], dict[str, Any]]":
         """Surprisals of the words of texts in order, for each width of the beam, and the model's description."""
         import pandas as pd
@@ -136,9 +144,14 @@ class ComputingOptions(options.ScoringByBeams):
         from hf_synlm.evaluation.reading.tables import Predictor, with_places
         from hf_synlm.evaluation.text import surprisal as words
 
-        found = []
+        found, context = [], self.context
         for width, scoring in self.by_width().items():
             scorer = scoring.scorer(model, details=False)
+            if context is None:
+                reason = words.why_sentences_alone(scorer)
+                context = "sentence" if reason else preferred
+                if context != preferred:
+                    options.say(f"each sentence is read alone (--context sentence): {reason}")
             correct = self.word_correction and words.can_correct_words(scorer)
             scores = words.score_words(
                 scorer, texts, context=context, word_correction=correct, tokenize=self.tokenize,
@@ -268,7 +281,7 @@ def _regress(
     ]
     if model is not None and text is not None:
         stories = natural_stories.text_items(text)
-        predictors, described = computing.predictors(model, stories, computing.context or "document")
+        predictors, described = computing.predictors(model, stories, "document")
     corpus = join_corpus(
         predictors[0].table if text is None else text, predictors, measured, rt_column=column,
         by_subject=regression.by_subject or regression.mixed, frequencies=counts,
@@ -307,14 +320,17 @@ def _effects(
     predictors = [read_predictor(given) for given in surprisals]
     if model is not None:
         texts = [TextItem(str(k), sentence) for k, sentence in enumerate(items["sentence"])]
-        predictors, described = computing.predictors(model, texts, computing.context or "sentence")
+        predictors, described = computing.predictors(model, texts, "sentence")
     rows = sap.compare_effects(items, effects, predictors, times.slope)
+    remarks = [remark for one in predictors for remark in sap.remark_on_unknown_words(items, one)]
+    for remark in remarks:
+        options.say(remark)
     return EvaluationResult(
         task="reading-effects",
         scores={f"{row['predictor']} {row['construction']} {row['region']}": row["r"] for row in rows},
         model={"name": ", ".join(one.name for one in predictors), **described},
         options={"preset": "sap", "slope": times.slope, "seed": computing.seed},
         data={"files": describe_files([*read, file])},
-        tables={"effects by item": rows},
+        tables={"effects by item": rows} | ({"remarks": [{"remark": one} for one in remarks]} if remarks else {}),
         versions=library_versions("pandas", "scipy"),
     )

@@ -170,7 +170,8 @@ def surprisal(
         Path | None,
         typer.Option(
             help="Table of words and their counts: adds length and log_frequency of each word without punctuation at "
-            "its ends, as `synlm evaluate reading` computes them. Needs hf_synlm[reading].",
+            "its ends (in lower case if the table lacks it as it is), as `synlm evaluate reading` computes them. Needs "
+            "hf_synlm[reading].",
             **options.INPUT_FILE,
         ),
     ] = None,
@@ -269,11 +270,11 @@ def _with_frequencies(scores: "Iterable[WordScores]", counts: Mapping[str, float
     """Scores with the length and log frequency of every word, as in the baseline of reading times."""
     import torch
 
-    from hf_synlm.evaluation.reading.corpus import length_of, stripped
+    from hf_synlm.evaluation.reading.corpus import count_of, length_of
 
     for found in scores:
         lengths = [length_of(word.text) for word in found.words]
-        logs = [math.log(counts.get(stripped(word.text), math.nan) + 1) for word in found.words]
+        logs = [math.log(count_of(word.text, counts) + 1) for word in found.words]
         found.more |= {"length": torch.tensor(lengths), "log_frequency": torch.tensor(logs, dtype=torch.float64)}
         yield found
 

@@ -140,6 +140,9 @@ def test_surprisal_with_frequencies(models, texts, capsys):
         assert float(row["log_frequency"] or "nan") == pytest.approx(logs.get(row["word"], math.nan), nan_ok=True)
     assert [row["length"] for row in rows[-5:]] == ["6", "2", "4", "2", "1"]
     assert json.loads(Path(f"{out}.meta.json").read_text())["data"]["frequencies"][0]["sha256"]
+    counts.write_text("the\t99\nstrong\t0\n")  # without a header, in lower case
+    run(capsys, *command, "--frequencies", counts, "--out", out, "--overwrite")
+    assert [row["log_frequency"] for row in read_tsv(out)] == [row["log_frequency"] for row in rows]
     counts.write_text("word\nThe\n")
     assert "the second their counts" in fail(capsys, *command, "--frequencies", counts)
 

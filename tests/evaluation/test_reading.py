@@ -234,6 +234,15 @@ def test_predictors_are_compared_on_the_same_words(tables, capsys):
     assert [row["num_beams"] for row in result["tables"]["predictors"]] == [20, 5]
 
 
+def test_widths_of_the_beam_stand_in_names_of_columns(tables, capsys):
+    rows = [{**row, "surprisal_bits_b3": row["other"]} for row in WORDS]
+    write(tables / "s.tsv", rows, (*OF_SURPRISALS, "surprisal_bits_b3"))
+    (tables / "s.tsv.meta.json").write_text('{"options": {"num_beams": 20}}')  # without a model
+    result, said = run(capsys, "s.tsv", "b3=s.tsv:surprisal_bits_b3", *COMMON[1:])
+    assert [row["num_beams"] for row in result["tables"]["predictors"]] == [20, 3]
+    assert "differ in num_beams: 20, 3" in said and "differ in unit" not in said
+
+
 def test_frame_words_and_coefficients_are_written(tables, capsys):
     words = [{**row, "minute": i % 7 if i % 50 else None} for i, row in enumerate(WORDS)]
     write(tables / "rt.tsv", words, (*OF_TIMES, "minute"))
@@ -307,6 +316,17 @@ def test_a_regression_for_each_reader(tables, capsys):
     assert [effect[f"b_{k}"] for k in range(3)] == pytest.approx(b.mean(0).tolist(), rel=1e-6)
     assert [effect[f"t_{k}"] for k in range(3)] == pytest.approx((2 * b.mean(0) / b.std(0, ddof=1)).tolist(), rel=1e-6)
     assert "1 readers have too few words" in said and found["above_0"].endswith("of 4")
+
+
+def test_a_control_that_differs_only_between_readers(tables, capsys):
+    write(tables / "rt.tsv", [{**row, "age": 30 + int(row["subject"][1])} for row in readers()], (*OF_READERS, "age"))
+    common = ("s.tsv", "--times", "rt.tsv", "--frequencies", "count", "--by-subject", "--control", "age")
+    assert (
+        "reader r0: age_0 is 30 for all words: leave it out of --baseline or --control; or fit all readers together by "
+        "--mixed" in fail(capsys, *common)
+    )
+    result, _ = run(capsys, *common[:-3], "--mixed", "--folds", "2", "--control", "age")
+    assert "age_0" in result["tables"]["baseline"][0]["columns"] and "age_1" not in str(result["tables"])
 
 
 def of_reader(rows, reader):
@@ -495,6 +515,13 @@ def test_tables_with_a_text_per_item(tables, capsys):
     assert "no table says where sentences begin" in fail(capsys, *COMMON)
 
 
+def test_paths_may_hold_an_equals_sign(tables, capsys):
+    (tables / "a=b").mkdir()
+    (tables / "s.tsv").rename(tables / "a=b" / "s.tsv")
+    for given in ("a=b/s.tsv", "a=b/s.tsv:surprisal_bits", "s=a=b/s.tsv"):
+        check(run(capsys, given, *COMMON[1:])[0], slow())
+
+
 def test_sentences_without_texts_stand_alone(tables, capsys):
     write(tables / "s.tsv", WORDS, OF_SURPRISALS[1:])
     result, said = run(capsys)
@@ -502,6 +529,33 @@ def test_sentences_without_texts_stand_alone(tables, capsys):
     assert result["data"]["words"] == len(alone) and "every sentence is a text of its own" in said
     write(tables / "rt.tsv", WORDS, ("document", *OF_TIMES))
     check(run(capsys)[0], slow())
+
+
+def test_rows_that_are_not_in_the_order_of_the_text(tables, capsys):
+    orders = {
+        "words": lambda row: (row["word_id"], row["sentence_id"]),
+        "numbers as text": lambda row: (str(row["sentence_id"]), row["word_id"]),
+        "backwards": lambda row: (row["sentence_id"], -row["word_id"]),
+    }
+    for names in (OF_SURPRISALS, OF_SURPRISALS[1:]):
+        for order, key in orders.items():
+            write(tables / "s.tsv", sorted(WORDS, key=key), names)
+            if "document" in names or order != "numbers as text":  # texts of one sentence may have any order
+                assert "sort the rows by document, sentence_id and word_id" in fail(capsys, *COMMON)
+    write(tables / "rt.tsv", sorted(WORDS, key=orders["words"]), OF_TIMES)
+    write(tables / "s.tsv", WORDS, OF_SURPRISALS)
+    check(run(capsys)[0], slow())
+
+
+def test_texts_that_only_some_times_name(tables, capsys):
+    """Words without a time lie in the text of the words around them, or nobody knows where."""
+    write(tables / "s.tsv", WORDS, OF_SURPRISALS[1:])
+    without = [{**row, "mean_rt": None, "count": None} if row["sentence_id"] in (3, 25) else row for row in WORDS]
+    write(tables / "rt.tsv", [row for row in without if row["mean_rt"]], ("document", *OF_TIMES))
+    check(run(capsys, "--partial")[0], slow([{**row, "count": row["mean_rt"] and row["count"]} for row in without]))
+    write(tables / "rt.tsv", [row for row in WORDS if row["sentence_id"] != 11], ("document", *OF_TIMES))
+    error = fail(capsys, *COMMON, "--partial")
+    assert "may belong to two: add the column document to s.tsv" in error
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings
@@ -546,6 +600,15 @@ def test_frequencies_of_a_file(tables, capsys):
     check(run(capsys, *files)[0], slow(rows))
     with_zero = [{**row, "count": row["count"] or 0} for row in rows]
     check(run(capsys, *files, "--missing-frequency", "zero")[0], slow(with_zero))
+    lines = (tables / "counts.tsv").read_text().split("\n", 1)[1]  # without a header
+    (tables / "counts.tsv").write_text(lines)
+    check(run(capsys, *files)[0], slow(rows))
+    capitals = [{**row, "word": row["word"].capitalize()} for row in WORDS]
+    write(tables / "s.tsv", capitals, OF_SURPRISALS)
+    write(tables / "rt.tsv", capitals, OF_TIMES)
+    check(run(capsys, *files)[0], slow(rows))
+    write(tables / "s.tsv", WORDS, OF_SURPRISALS)
+    write(tables / "rt.tsv", WORDS, OF_TIMES)
     result, said = run(capsys, *COMMON[:-2])
     assert "no word frequency" in said and "frequency_0" not in result["tables"]["baseline"][0]["columns"]
     assert "frequency needs --frequencies" in fail(capsys, *COMMON[:-2], "--baseline", "frequency,length")
@@ -559,7 +622,12 @@ def test_options_that_do_not_go_together(tables, capsys, monkeypatch):
     assert "either tables" in fail(capsys, *COMMON[1:])
     assert "--num-beams: without --model" in fail(capsys, *COMMON, "--num-beams", "5", "--num-beams", "9")
     assert "two columns are called 's'" in fail(capsys, "s.tsv", "s.tsv:other", *COMMON[1:])
-    assert "two columns are called 'length'" in fail(capsys, "length=s.tsv", *COMMON[1:])
+    for name in ("length", "baseline"):
+        assert f"two columns are called {name!r}" in fail(capsys, f"{name}=s.tsv", *COMMON[1:])
+    assert "=s.tsv: the name is empty: write NAME=s.tsv" in fail(capsys, "=s.tsv", *COMMON[1:])
+    for name in ("time", "subject"):
+        assert f"two columns are called {name!r}" in fail(capsys, *COMMON, "--control", name)
+    assert "--control mean_rt: this is the reading time" in fail(capsys, *COMMON, "--control", "mean_rt")
     sap = ("s.tsv", "--preset", "sap", "--data", ".")
     assert "--folds, --words-out: --preset sap" in fail(capsys, *sap, "--folds", "5", "--words-out", "w.tsv")
     assert "--slope belongs to --preset sap" in fail(capsys, *COMMON, "--slope", "2")
@@ -698,6 +766,15 @@ def test_a_model_reads_the_stories(tables, capsys):
         assert found["model"]["architecture"] and found["tables"]["predictors"][0]["context"] == own[1]
 
 
+def test_a_model_that_reads_single_sentences(tables, capsys):
+    natural_stories(tables, means_one_row_early)
+    model = str(Path(__file__).parents[2] / "model_cards" / "rnng-tiny")
+    beams = ("--num-beams", "1", "--action-beam-size", "4", "--keep-oov")
+    result, said = run(capsys, "--preset", "natural-stories", "--data", ".", "--model", model, *beams)
+    assert "each sentence is read alone (--context sentence): RNNGForCausalLM reads one sentence" in said
+    assert result["tables"]["predictors"][0]["context"] == "sentence"
+
+
 def sap_items(folder):
     """Eight pairs of each construction; the critical word is the fourth."""
     nouns = "dog cat man boy girl king bird fish".split()
@@ -757,6 +834,14 @@ def test_effects_of_items(tables, capsys):
             assert row["ms_per_bit"] == pytest.approx(slope) and row["items"] == 8
             assert row["r"] == pytest.approx(np.corrcoef(bits, human)[0, 1]) and row["low"] < row["r"] < row["high"]
             assert row["predicted_share"] == pytest.approx(3 * np.mean(bits) / np.mean(human))
+    same = [line if k == 0 else f"{line.rpartition(chr(9))[0]}\t2.5" for k, line in enumerate(lines)]
+    (tables / "same.tsv").write_text("\n".join(same) + "\n")
+    for row in run(capsys, "same.tsv", *preset[1:], "--slope", "3")[0]["tables"]["effects by item"]:
+        assert row["bits"] == 0 and row["r"] is None and row["ms_per_bit"] is None and row["predicted_share"] == 0
+    (tables / "effects_by_item.tsv").write_text("\n".join(effects[:7]) + "\n")
+    error = fail(capsys, *preset)
+    assert "Agreement has 2 items with times and surprisals in region 0: a correlation takes at least 3" in error
+    (tables / "effects_by_item.tsv").write_text("\n".join(effects) + "\n")
     raw = ["construction\titem\tcondition\troi\trt"]
     for (name, item, region), effect in ms.items():
         name = {"Agr": "Agreement"}.get(name, name)
@@ -775,6 +860,7 @@ def test_several_widths_of_the_beam(tables, capsys):
     (tables / "effects_by_item.tsv").write_text("effect\titem\troi\trt_effect_ms\n" + "\n".join(effects) + "\n")
     model = str(Path(__file__).parents[2] / "model_cards" / "rnng-tiny")
     beams = ("--num-beams", "1", "--num-beams", "2", "--action-beam-size", "4", "--tokenize", "ptb")
-    result, _ = run(capsys, "--preset", "sap", "--data", ".", "--model", model, *beams)
+    result, said = run(capsys, "--preset", "sap", "--data", ".", "--model", model, *beams)
+    assert "rnng-tiny beam 1 does not know 16 of 16 critical words in one of the sentences " in said
     rows = result["tables"]["effects by item"]
     assert [row["predictor"] for row in rows] == ["rnng-tiny beam 1"] * 3 + ["rnng-tiny beam 2"] * 3

@@ -53,7 +53,7 @@ def _run(frame: Frame, y: np.ndarray, folds: np.ndarray, rows: np.ndarray, mixed
     readers = frame.rows["subject"][rows].reset_index(drop=True) if mixed else None
     for name, part in {"": None, **frame.predictors}.items():
         columns = pd.concat([frame.baseline, part], axis=1)[rows].reset_index(drop=True)
-        check_columns(columns, f"leave out {name}" if name else "shorten --baseline")
+        check_columns(columns, f"leave out {name}" if name else "leave it out of --baseline or --control")
         run.ll[name] = held_out(y[rows], columns, folds[rows], readers)
         run.fits[name] = fit(y[rows], columns, readers)
     return run
@@ -111,8 +111,14 @@ def analyse(frame: Frame, settings: Settings) -> Analysis:
     units = frame.rows["sentence_id" if settings.folds_by == "sentence" else "document"]
     folds = make_folds(units, settings.folds, settings.folds_by)
     by_reader = settings.by_subject and not settings.mixed
-    groups = _rows_of_readers(frame) if by_reader else [np.ones(len(y), bool)]
-    found = [_run(frame, y, folds, rows, settings.mixed) for rows in groups]
+    found = []
+    for reader, rows in (_rows_of_readers(frame) if by_reader else {"": np.ones(len(y), bool)}).items():
+        try:
+            found.append(_run(frame, y, folds, rows, settings.mixed))
+        except ValueError as error:
+            if by_reader:
+                raise ValueError(f"reader {reader}: {error}; or fit all readers together by --mixed") from error
+            raise
     runs = _Runs(found, by_reader, frame.rows["sentence_id"].to_numpy(), folds, settings.seed)
     return Analysis(
         y=y,
@@ -126,12 +132,12 @@ def analyse(frame: Frame, settings: Settings) -> Analysis:
     )
 
 
-def _rows_of_readers(frame: Frame) -> list[np.ndarray]:
+def _rows_of_readers(frame: Frame) -> dict[str, np.ndarray]:
     """The rows of each reader who has enough."""
     readers = frame.rows["subject"]
     size = frame.baseline.shape[1] + next(iter(frame.predictors.values())).shape[1]
-    rows = [(readers == reader).to_numpy() for reader in readers.unique()]
-    enough = [own for own in rows if own.sum() >= WORDS_OF_A_READER * size]
+    rows = {reader: (readers == reader).to_numpy() for reader in readers.unique()}
+    enough = {reader: own for reader, own in rows.items() if own.sum() >= WORDS_OF_A_READER * size}
     if len(enough) < 2:
         raise ValueError(
             f"{len(enough)} of {len(rows)} readers have {WORDS_OF_A_READER} words for each of {size} columns: lower "

@@ -1,7 +1,8 @@
 """Texts with their surprisals and reading times, joined word by word."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from hf_synlm.evaluation.reading.tables import Predictor, add_structure, columns
 SHORTEST, LONGEST = 100, 3000
 """Reading times of single readers (ms) count between these."""
 BASELINE = ("length", "frequency", "punctuation", "place")
+RESERVED = (*BASELINE, "length_x_frequency", "baseline", "subject", "time")
+"""Names of columns in the tables of results."""
 STRIPPED = ".,;:!?'\"`()[]-–—‘’“”"
 """Punctuation at the ends of a word, which does not count for its length and its frequency."""
 
@@ -28,11 +31,20 @@ def length_of(word: str) -> float:
 
 
 def read_counts(path: str | Path) -> dict[str, float]:
-    """Frequencies of words: the second column of a table by the first one."""
+    """Frequencies of words: the second column of a table by the first one; the table may lack a header."""
     table = read_rows(Path(path))
     if len(table.columns) < 2:
         raise ValueError(f"--frequencies {path}: the first column must hold words, the second their counts")
-    return dict(zip(table.iloc[:, 0], numbers(table, table.columns[1]), strict=True))
+    first, second = table.columns[:2]
+    counts = dict(zip(table[first], numbers(table, second), strict=True))
+    count = pd.to_numeric(second, errors="coerce")
+    return counts if math.isnan(count) else {first: float(count), **counts}
+
+
+def count_of(word: str, counts: Mapping[str, float]) -> float:
+    """The count of a word without punctuation at its ends, as it is or else in lower case; NaN if there is none."""
+    word = stripped(word)
+    return counts.get(word, counts.get(word.lower(), math.nan))
 
 
 @dataclasses.dataclass
@@ -66,9 +78,14 @@ def join_corpus(
     **joining: Any,
 ) -> Corpus:
     """Join tables to the words of texts; `joining` goes to `match`."""
-    names = [*BASELINE, *controls, *(one.name for one in predictors)]
+    if rt_column in controls:
+        raise ValueError(f"--control {rt_column}: this is the reading time that is predicted. Leave it out")
+    names = [*RESERVED, *controls, *(one.name for one in predictors)]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two columns are called {twice[0]!r}: name tables as NAME=FILE, each in its own way")
+        raise ValueError(
+            f"two columns are called {twice[0]!r}: name tables as NAME=FILE, and columns of --control, each in its own "
+            f"way; the results have {', '.join(RESERVED)}"
+        )
     text = text.reset_index(drop=True)
     remarks: list[str] = []
     reader = "subject" if "subject" in times else ""
@@ -117,14 +134,46 @@ def _name_sentences(text: pd.DataFrame, remarks: list[str]) -> None:
             name = text.attrs["name"]
             raise ValueError(f"no table says where sentences begin: add a column sentence_id to {name} or to the times")
         text["sentence_id"] = text["item"]
-    if "document" in text and text["document"].isna().any():  # the words without a time
-        text["document"] = text["document"].fillna(text.groupby("sentence_id")["document"].transform("first"))
-    elif "document" in text and text.groupby("sentence_id")["document"].nunique().max() > 1:
-        text["sentence_id"] = text["document"] + ":" + text["sentence_id"]  # numbered in each text
-    if "document" not in text:
+    _fill(text, "sentence_id")
+    if "document" in text:
+        sentences = (text["sentence_id"] != text["sentence_id"].shift()).cumsum()
+        text["document"] = text["document"].fillna(text.groupby(sentences)["document"].transform("first"))
+        _fill(text, "document")
+        _check_order(text)
+        if text.groupby("sentence_id")["document"].nunique().max() > 1:  # numbered in each text
+            text["sentence_id"] = text["document"] + ":" + text["sentence_id"]
+    else:
         text["document"] = text["sentence_id"]
+        _check_order(text)
         remarks.append(
             "no table has a column document, so every sentence is a text of its own: spillover does not cross sentences"
+        )
+
+
+def _fill(text: pd.DataFrame, column: str) -> None:
+    """Words that the table with this column lacks belong to the unit of the words around them."""
+    before = text[column].ffill()
+    text[column] = before.where(before == text[column].bfill())
+    if text[column].isna().any():
+        row, name = int(text[column].isna().argmax()), text.attrs["name"]
+        raise ValueError(
+            f"row {row + 1} of {name} ({text['word'][row]!r}) is missing in the table with the column {column} and may "
+            f"belong to two: add the column {column} to {name}"
+        )
+
+
+def _check_order(text: pd.DataFrame) -> None:
+    """Refuse rows that do not stand in the order of the text, which places and spillover follow."""
+    sentence = ["document", "sentence_id"]
+    steps = [text.groupby(unit, sort=False).ngroup().diff() for unit in ("document", sentence)]
+    for column, unit in (("sentence_id", ["document"]), ("word_id", sentence), ("number", ["document"])):
+        if column in text and (ids := text[column].astype(str)).str.isdecimal().all():
+            steps.append(ids.astype(int).groupby([text[name] for name in unit], sort=False).diff())
+    if (back := pd.concat(steps, axis=1).lt(0).any(axis=1)).any():
+        row = int(back.argmax())
+        raise ValueError(
+            f"{text.attrs['name']}: row {row + 1} ({text['word'][row]!r}) belongs before row {row} "
+            f"({text['word'][row - 1]!r}): sort the rows by document, sentence_id and word_id, all as numbers"
         )
 
 
@@ -137,4 +186,4 @@ def _counts(given: str, text: pd.DataFrame, times: pd.DataFrame, of_times: np.nd
     if not Path(given).is_file():
         raise ValueError(f"--frequencies {given} is neither a file nor a column; {columns_of(times)}")
     counts = read_counts(given)
-    return pd.Series([counts.get(stripped(word), np.nan) for word in text["word"]], dtype=float)
+    return pd.Series([count_of(word, counts) for word in text["word"]], dtype=float)

@@ -93,7 +93,9 @@ def build_frame(corpus: Corpus, settings: Settings) -> Frame:
         return {name: _lagged(corpus, table[name], lags) for name in table}
 
     parts = lagged(words[[name for name in ("length", "frequency", "punctuation") if name in settings.baseline]])
-    parts |= lagged(corpus.controls.set_axis(corpus.index(places)))
+    controls = corpus.controls.set_axis(corpus.index(places))
+    of_readers = controls.columns[controls.groupby(level=0).nunique().max() == 1]  # such as age: no spillover
+    parts |= lagged(controls.drop(columns=of_readers)) | lagged(controls[of_readers], [0])
     predictors, unknown = lagged(corpus.values), lagged(corpus.unknown)
     rules = _rules(corpus, settings, here, parts, predictors, unknown)
     keep, lost, shares = np.ones(len(here), bool), {}, {}

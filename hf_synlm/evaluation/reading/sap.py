@@ -5,6 +5,7 @@ critical word and the two words after it. With 18 or 24 items there is no Delta 
 and Pearson's r says whether items with large effects have large differences of surprisal.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hf_synlm.evaluation.results import Row
 
 SOURCE = "github.com/caplabnyu/sapbenchmark"
 REGIONS = (0, 1, 2)
+FEWEST_ITEMS = 3
 _CONSTRUCTIONS = {"Agr": "Agreement", "GPE_MVRR": "MVRR", "GPE_NPS": "NPS", "GPE_NPZ": "NPZ"}
 
 
@@ -59,43 +61,74 @@ def read_effects(folder: Path, times: Path | None, rt_column: str) -> tuple[pd.S
     return table.set_index(["construction", "item", "roi"])["ms"], file
 
 
-def predicted_effects(items: pd.DataFrame, predictor: Predictor) -> pd.Series:
-    """Differences of surprisal (bits) by construction, item and region; sentences are found by their words."""
-    table = predictor.table.assign(value=numbers(predictor.table, predictor.column))
-    if predictor.unit == "nats":
-        table["value"] /= np.log(2)
+def by_region(items: pd.DataFrame, table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """A column of a table at the regions of each construction and item, critical and control.
+
+    Sentences are found by their words.
+    """
     if "sentence_id" not in table:
         raise ValueError(f"{table.attrs['name']} has no column sentence_id: give a table of `synlm surprisal`")
-    groups = table.groupby("sentence_id", sort=False)
+    groups = table.assign(value=numbers(table, column)).groupby("sentence_id", sort=False)
     values = {plain_word(" ".join(rows["word"])): rows["value"].to_numpy() for _, rows in groups}
-    found: dict[tuple[str, str, int], dict[str, float]] = {}
-    for row in items.to_dict("records"):
-        own = values.get(plain_word(row["sentence"]), [])[row["critical"] :]
-        for region, value in zip(REGIONS, own, strict=False):
-            found.setdefault((row["construction"], row["item"], region), {})[row["condition"]] = value
-    pairs = {key: pair["critical"] - pair["control"] for key, pair in found.items() if len(pair) == 2}
-    if not pairs:
-        raise ValueError(
-            f"{table.attrs['name']} holds no pair of sentences of the items, such as {items['sentence'][0]!r}"
-        )
-    return pd.Series(pairs).rename_axis(["construction", "item", "roi"])
+    found = [
+        (row["construction"], row["item"], region, row["condition"], value)
+        for row in items.to_dict("records")
+        for region, value in zip(REGIONS, values.get(plain_word(row["sentence"]), [])[row["critical"] :], strict=False)
+    ]
+    names = ["construction", "item", "roi", "condition", "value"]
+    regions = pd.DataFrame(found, columns=names).set_index(names[:-1])["value"].unstack("condition")
+    return regions.reindex(columns=["critical", "control"]).dropna()
+
+
+def predicted_effects(items: pd.DataFrame, predictor: Predictor) -> pd.Series:
+    """Differences of surprisal (bits) by construction, item and region."""
+    regions = by_region(items, predictor.table, predictor.column)
+    if regions.empty:
+        name = predictor.table.attrs["name"]
+        raise ValueError(f"{name} holds no pair of sentences of the items, such as {items['sentence'][0]!r}")
+    return (regions["critical"] - regions["control"]) / (np.log(2) if predictor.unit == "nats" else 1)
+
+
+def remark_on_unknown_words(items: pd.DataFrame, predictor: Predictor) -> list[str]:
+    """How many pairs of critical words a model does not know, and of the words after them."""
+    if "oov" not in predictor.table:
+        return []
+    unknown = by_region(items, predictor.table, "oov").eq(1).any(axis=1)
+    if not unknown.any():
+        return []
+    first = unknown[unknown.index.get_level_values("roi") == 0]
+    return [
+        f"warning: {predictor.name} does not know {first.sum()} of {len(first)} critical words in one of the sentences "
+        f"or both, and {unknown.sum() - first.sum()} of {len(unknown) - len(first)} words after them: there, effects "
+        "are those of the class of unknown words"
+    ]
 
 
 def compare_effects(
     items: pd.DataFrame, effects: pd.Series, predictors: Sequence[Predictor], slope: float | None
 ) -> list[Row]:
-    """A row per predictor, construction and region; `slope` is in ms per bit."""
+    """A row per predictor, construction and region; `slope` is in ms per bit. What would divide by 0 is NaN."""
     rows = []
     for predictor in predictors:
         both = pd.concat([effects.rename("ms"), predicted_effects(items, predictor).rename("bits")], axis=1).dropna()
+        if both.empty:
+            raise ValueError(f"no item has both times and surprisals of {predictor.name}: are their numbers alike?")
         for (construction, region), own in both.groupby(["construction", "roi"]):
             bits, ms = own["bits"].to_numpy(), own["ms"].to_numpy()
-            pearson = stats.pearsonr(bits, ms)
-            low, high = pearson.confidence_interval()
+            if len(own) < FEWEST_ITEMS:
+                raise ValueError(
+                    f"{predictor.name}: {construction} has {len(own)} items with times and surprisals in region "
+                    f"{region}: a correlation takes at least {FEWEST_ITEMS}. Score all sentences of the items"
+                )
+            r = low = high = p = math.nan
+            if np.ptp(bits) and np.ptp(ms):
+                pearson = stats.pearsonr(bits, ms)
+                r, p, (low, high) = pearson.statistic, pearson.pvalue, pearson.confidence_interval()
             rows.append({
                 "predictor": predictor.name, "construction": construction, "region": region, "items": len(own),
-                "ms": float(ms.mean()), "bits": float(bits.mean()), "ms_per_bit": float(bits @ ms / (bits @ bits)),
-                "r": float(pearson.statistic), "low": float(low), "high": float(high), "p": float(pearson.pvalue),
-                "predicted_share": None if slope is None else float(slope * bits.mean() / ms.mean()),
+                "ms": float(ms.mean()), "bits": float(bits.mean()),
+                "ms_per_bit": float(bits @ ms / (bits @ bits)) if bits.any() else math.nan,
+                "r": float(r), "low": float(low), "high": float(high), "p": float(p),
+                "predicted_share": float(slope * bits.mean() / ms.mean()) if slope is not None and ms.mean() else None,
             })  # fmt: skip
     return rows

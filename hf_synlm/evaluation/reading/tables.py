@@ -86,10 +86,13 @@ def numbers(table: pd.DataFrame, column: str) -> np.ndarray:
 def split_given(given: str) -> tuple[str, Path, str]:
     """Name, file and column of NAME=FILE[:COLUMN] or FILE; without a column it is empty."""
     name, equals, rest = given.partition("=")
-    rest = rest if equals else given
+    if not equals or any(Path(path).is_file() for path in (given, given.rpartition(":")[0])):
+        equals, rest = "", given  # a path may hold =
     path, colon, column = rest.rpartition(":")
     if not colon or Path(rest).is_file():
         path, column = rest, ""
+    if equals and not name:
+        raise ValueError(f"{given}: the name is empty: write NAME{given}, or the file alone")
     return (name if equals else Path(path).stem), Path(path), column
 
 
@@ -103,7 +106,10 @@ def read_predictor(given: str) -> Predictor:
     meta = Path(f"{path}.meta.json")
     described = read_json(meta) if meta.is_file() else {}
     settings = {key: described.get("options", {}).get(key) for key in SETTINGS} if described else {}
-    settings |= {"model": described["model"].get("name")} if described else {}
+    if described:
+        settings["model"] = described.get("model", {}).get("name")
+        if width := re.search(r"_b(\d+)$", column):  # of several --num-beams
+            settings["num_beams"] = int(width[1])
     return Predictor(name, column, table, path, settings)
 
 

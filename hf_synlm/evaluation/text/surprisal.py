@@ -204,6 +204,15 @@ def can_correct_words(scorer: TextScorer) -> bool:
     return word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
 
 
+def why_sentences_alone(scorer: TextScorer) -> str | None:
+    """Why a model does not read documents, or None if it does."""
+    if scorer.searches and not scorer.reads_context:
+        return f"{type(scorer.model).__name__} reads one sentence"
+    if scorer.end_of_text == "not modeled":
+        return f"{type(scorer.model).__name__} is trained on single sentences"
+    return None
+
+
 def _documents(items: Sequence[TextItem]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for number, item in enumerate(items):
@@ -223,10 +232,8 @@ def _encode(
     sentences = [[word.text for word in sentence] for sentence in words]
     if context == "sentence":
         return encode(sentences)
-    if scorer.searches and not scorer.reads_context:
-        raise ValueError(f"{type(scorer.model).__name__} reads one sentence: choose the context 'sentence'")
-    if scorer.end_of_text == "not modeled":
-        raise ValueError(f"{type(scorer.model).__name__} is trained on single sentences: choose the context 'sentence'")
+    if reason := why_sentences_alone(scorer):
+        raise ValueError(f"{reason}: choose the context 'sentence'")
     if not scorer.reads_context and not hasattr(scorer.model, "parse"):
         return encode([[word for k in group for word in sentences[k]] for group in groups])
     texts = encode(sentences)
