@@ -62,7 +62,7 @@ def unescape_word(word: str) -> str:
     return word.replace("-LRB-", "(").replace("-RRB-", ")")
 
 
-_PLAIN = str.maketrans(dict.fromkeys("‘’`", "'") | dict.fromkeys('“”„"', "''") | {"–": "-", "—": "--", "…": "..."})
+_PLAIN = str.maketrans(dict.fromkeys('‘’`“”„"', "'") | dict.fromkeys("–—", "-") | {"…": "..."})
 
 
 def plain_word(word: str) -> str:
@@ -71,7 +71,8 @@ def plain_word(word: str) -> str:
     Those of a treebank, such as `` and -LRB-, are those of print. Spaces do not count, and words may be joined before
     or after.
     """
-    return "".join(unescape_word(token).translate(_PLAIN) for token in word.split())
+    tokens = (unescape_word(token).replace("``", "'").replace("''", "'").replace("--", "-") for token in word.split())
+    return "".join(tokens).translate(_PLAIN)
 
 
 def _at_character(symbol: str, place: tuple[int, int]) -> str:

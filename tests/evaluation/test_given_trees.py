@@ -112,7 +112,7 @@ def test_labels_of_whole_sentences_stay() -> None:
         ("`` We ask '' -- -LRB- peace -RRB-", '"We ask" — (peace)'),
         ("`` We ask '' -- -LRB- peace -RRB-", "“We ask” -- (peace)"),
         ("the people ' '' ask", "the people’” ask"),
-        ("We ask ...", "We ask…"),
+        ("We `` ask '' ...", "We 'ask'…"),
     ],
 )
 def test_marks_of_treebanks_are_those_of_print(leaves: str, text: str, tmp_path: Path) -> None:

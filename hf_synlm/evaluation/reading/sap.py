@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from hf_synlm.data.brackets import plain_word
 from hf_synlm.evaluation.reading.natural_stories import find_file
-from hf_synlm.evaluation.reading.tables import Predictor, numbers, plain_word, read_rows
+from hf_synlm.evaluation.reading.tables import Predictor, numbers, read_rows
 from hf_synlm.evaluation.results import Row
 
 SOURCE = "github.com/caplabnyu/sapbenchmark"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hf_synlm.data.brackets import unescape_word
+from hf_synlm.data.brackets import plain_word
 from hf_synlm.data.files import read_json
 from hf_synlm.evaluation.text.text_items import file_format, read_table
 
@@ -23,7 +23,6 @@ KEYS = (("sentence_id", "word_id"), ("item", "word_id"), ("document", "number"))
 _STRUCTURE = ("document", "sentence_id", "word_id")
 _MISSING = ("", "NA", "NaN", "nan")
 _UNPARTNERED = 0.05
-_PLAIN = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "–": "-", "—": "-"})
 # What the `.meta.json` of a table of surprisals says about how they were computed.
 SETTINGS = ("estimator", "context", "num_beams", "word_correction", "tokenize")
 
@@ -205,12 +204,6 @@ def _check_partners(
 
 def _shown(keys: pd.MultiIndex) -> str:
     return " ".join(map(str, keys[0]))
-
-
-def plain_word(word: str) -> str:
-    """A word with straight quotation marks and hyphens, without spaces between the tokens of a treebank."""
-    tokens = [unescape_word(token).translate(_PLAIN) for token in word.split()]
-    return "".join(tokens).replace("``", '"').replace("''", '"').replace('"', "'").replace("--", "-")
 
 
 def _different(table: pd.DataFrame, text: pd.DataFrame, places: np.ndarray) -> np.ndarray:
