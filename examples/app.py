@@ -1,18 +1,23 @@
-"""Demo in the browser: the trees of a sentence, and the surprisal of every word.
+"""Demo in the browser: the trees of a sentence, and the surprisals of the words of a sentence or a file.
 
     pip install '.[demo]'
     python examples/app.py model_cards/gpst-tiny
 
-Only the page needs gradio: `analyse` is an ordinary function.
+Only the page needs gradio: `analyse` and `measure` are ordinary functions.
 """
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.evaluation.text.scoring import TextScorer
+from hf_synlm.evaluation.text.surprisal import columns, score_words, word_table
+from hf_synlm.evaluation.text.text_items import describe_table, read_items, table_text
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.viz import posteriors, sentence_to_html, surprisals_in_bits
@@ -70,6 +75,26 @@ def _tree_rows(sentence: ParsedSentence) -> list[list[Any]]:
     ]
 
 
+def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> list[list[Any]]:
+    """Compute the surprisal of every word of a file, as `synlm surprisal` does.
+
+    Args:
+        model: a syntactic language model.
+        tokenizer: its tokenizer.
+        path: plain text in UTF-8, one sentence per line.
+
+    Returns:
+        Rows of `columns("bits")`; NaN where the model does not have a measure.
+
+    Raises:
+        ValueError: the file is no such text, or the model cannot read it.
+    """
+    items = read_items(path, kind="txt")
+    if problem := describe_table(item.text for item in items):
+        raise ValueError(f"{path} {problem}: give plain text, one sentence per line")
+    return word_table(items, score_words(TextScorer(model, tokenizer, details=True), items))
+
+
 def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> Any:
     """Make the page.
 
@@ -89,31 +114,54 @@ def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str)
         except ValueError as error:
             raise gradio.Error(str(error)) from error
 
+    def show_file(file: str) -> tuple[list[list[Any]], str]:
+        path = Path(file)
+        try:
+            rows = measure(model, tokenizer, path)
+        except ValueError as error:
+            raise gradio.Error(str(error).replace(file, path.name)) from error
+        table = path.with_suffix(".surprisals.tsv")  # in the folder that gradio made for the upload
+        table.write_text(table_text([columns("bits"), *rows]), encoding="utf-8")
+        shown = [[round(value, 3) + 0.0 if isinstance(value, float) else value for value in row] for row in rows]
+        return shown, str(table)  # + 0.0: no -0
+
     with gradio.Blocks(title=f"hf_synlm: {name}", analytics_enabled=False) as page:
-        gradio.Markdown(f"# {name}\nA sentence, its trees, and how surprising its words are.")
-        text = gradio.Textbox(EXAMPLE, label="Sentence", max_length=1000)
-        searches = hasattr(model, "word_search")
-        with gradio.Row(visible=searches):
-            num_beams = gradio.Slider(1, 100, value=NUM_BEAMS, step=1, label="Beam")
-            num_trees = gradio.Slider(1, 20, value=NUM_TREES, step=1, label="Trees")
-        button = gradio.Button("Parse", variant="primary")
-        found = analyse(model, tokenizer, EXAMPLE, NUM_BEAMS, NUM_TREES)  # which the page shows first
-        drawing = gradio.HTML(found[0], label="Trees")
-        words = gradio.Dataframe(found[1], headers=WORD_COLUMNS, label="Words", interactive=False)
-        trees = gradio.Dataframe(found[2], headers=TREE_COLUMNS, label="Alternatives", interactive=False)
-        outputs = [drawing, words, trees]
-        gradio.on([button.click, text.submit], show, [text, num_beams, num_trees], outputs, api_name="analyse")
+        gradio.Markdown(f"# {name}\nSentences, their trees, and how surprising their words are.")
+        with gradio.Tab("Sentence"):
+            text = gradio.Textbox(EXAMPLE, label="Sentence", max_length=1000)
+            searches = hasattr(model, "word_search")
+            with gradio.Row(visible=searches):
+                num_beams = gradio.Slider(1, 100, value=NUM_BEAMS, step=1, label="Beam")
+                num_trees = gradio.Slider(1, 20, value=NUM_TREES, step=1, label="Trees")
+            button = gradio.Button("Parse", variant="primary")
+            found = analyse(model, tokenizer, EXAMPLE, NUM_BEAMS, NUM_TREES)  # which the page shows first
+            drawing = gradio.HTML(found[0], label="Trees")
+            words = gradio.Dataframe(found[1], headers=WORD_COLUMNS, label="Words", interactive=False)
+            trees = gradio.Dataframe(found[2], headers=TREE_COLUMNS, label="Alternatives", interactive=False)
+            outputs = [drawing, words, trees]
+            gradio.on([button.click, text.submit], show, [text, num_beams, num_trees], outputs, api_name="analyse")
+        with gradio.Tab("File"):
+            file = gradio.File(label="Text (UTF-8), one sentence per line", file_types=[".txt"])
+            table = gradio.Dataframe(headers=columns("bits"), label="Surprisals", interactive=False)
+            download = gradio.File(label="Surprisals as TSV", interactive=False)
+            file.upload(show_file, file, [table, download], api_name="measure")
     return page
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Load a model and serve the page on this machine only.
+    """Load a model and serve the page: on this machine only, or to all where a Space runs it.
 
     Args:
         arguments: arguments of the command line; None: those of the process.
     """
     parser = argparse.ArgumentParser(description="Trees and surprisals in the browser.")
-    parser.add_argument("model", help="folder of a model, or its name on the Hub")
+    of_space = os.environ.get("SYNLM_MODEL")  # a Space gives no arguments
+    parser.add_argument(
+        "model",
+        nargs=None if of_space is None else "?",
+        default=of_space,
+        help="folder of a model, or its name on the Hub; default: the environment variable SYNLM_MODEL",
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with the model")
     parser.add_argument("--device", default="cpu", help="a device of torch: cpu (default), cuda, ...")
@@ -130,7 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     page = build(model.to(torch.device(given.device)).eval(), tokenizer, given.model)
-    page.launch(server_name="127.0.0.1", server_port=given.port, share=False)
+    page.launch(server_port=given.port, share=False)  # on 127.0.0.1, unless GRADIO_SERVER_NAME says more, as on Spaces
 
 
 if __name__ == "__main__":
