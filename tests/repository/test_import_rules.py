@@ -61,7 +61,7 @@ DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
     "gpst": (SHARED + SEARCH + "search_level_machine", 7630),
     "rnng": (SHARED + SEARCH + "trees_given", 8350),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5610),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5650),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3690),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4130),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
