@@ -821,6 +821,7 @@ def test_effects_of_items(tables, capsys):
     preset = ("n.tsv", "--preset", "sap", "--data", ".")
     assert "--data . holds no effects_by_item.tsv with effect, item" in fail(capsys, *preset)
     (tables / "effects_by_item.tsv").write_text("\n".join(effects) + "\n")
+    assert "two predictors are called 'n'" in fail(capsys, "n.tsv", *preset)
     result, _ = run(capsys, *preset, "--slope", "3")
     rows = {(row["construction"], row["region"]): row for row in result["tables"]["effects by item"]}
     assert len(rows) == 6

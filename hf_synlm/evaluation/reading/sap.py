@@ -109,7 +109,9 @@ def compare_effects(
     items: pd.DataFrame, effects: pd.Series, predictors: Sequence[Predictor], slope: float | None
 ) -> list[Row]:
     """A row per predictor, construction and region; `slope` is in ms per bit. What would divide by 0 is NaN."""
-    rows = []
+    rows, names = [], [one.name for one in predictors]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two predictors are called {twice[0]!r}: name tables as NAME=FILE, each in its own way")
     for predictor in predictors:
         both = pd.concat([effects.rename("ms"), predicted_effects(items, predictor).rename("bits")], axis=1).dropna()
         if both.empty:
