@@ -288,6 +288,7 @@ class Scoring(Searching):
 class ScoringByBeams(Scoring):
     """How a model scores text, by one or several widths of the beam."""
 
+    # The base class has one width; `by_width` makes a base class of each.
     num_beams: Annotated[
         list[int] | None,
         typer.Option(

@@ -144,13 +144,15 @@ def treebank(
             read = _read_parses if kind == "parses" else _read_trees_of
             sentences += [(sentence, False) for sentence in read(path, left_out, **reading)]
     unknown_tags = 0
-    tags = Counter(tag for sentence, converted in sentences for tag in sentence.tags if not converted)
-    if tags and punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":
-        unknown_tags = check_tags(tags, "tell it by form (--punctuation-by form)")
+    found_tags = Counter(tag for sentence, converted in sentences for tag in sentence.tags if not converted)
+    if found_tags and punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":
+        unknown_tags = check_tags(found_tags, "tell it by form (--punctuation-by form)")
     for sentence, converted in sentences:
-        removes = punctuation == "remove" and not converted
-        kept = to_ptb_concat(sentence) if words == "ptb-concat" else sentence
-        kept = _without_punctuation(sentence, punctuation_by) if removes and words == "keep" else kept
+        kept: TreebankSentence | None = sentence
+        if words == "ptb-concat":
+            kept = to_ptb_concat(sentence)
+        elif punctuation == "remove" and not converted:
+            kept = _without_punctuation(sentence, punctuation_by)
         if kept is None:
             left_out["no words left"] += 1
         elif max_words is not None and len(kept.words) > max_words:

@@ -1,6 +1,7 @@
 """Reading times: how much better a regression predicts them when surprisal is added. Needs `hf_synlm[reading]`."""
 
 try:
+    # Modules of this package import them by parts; here only their absence is told.
     import scipy  # noqa: F401
     import statsmodels  # noqa: F401
 except ImportError as error:
