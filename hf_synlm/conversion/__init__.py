@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.conversion.gpst import convert_gpst
 from hf_synlm.conversion.on_lstm import convert_on_lstm
 from hf_synlm.conversion.palm import convert_palm
+from hf_synlm.conversion.pcfg import convert_pcfg
 from hf_synlm.conversion.prpn import convert_prpn
 from hf_synlm.conversion.pushdown import convert_pushdown
 from hf_synlm.conversion.rnng import convert_rnng, rnng_tokenizer
@@ -17,6 +18,7 @@ CONVERTERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any]], PreTra
     "gpst": convert_gpst,
     "on_lstm": convert_on_lstm,
     "palm": convert_palm,
+    "pcfg": convert_pcfg,
     "prpn": convert_prpn,
     "pushdown": convert_pushdown,
     "rnng": convert_rnng,

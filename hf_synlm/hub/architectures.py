@@ -42,6 +42,8 @@ from hf_synlm.models.palm.modeling_palm import (
     PaLMModel,
     PaLMPreTrainedModel,
 )
+from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
+from hf_synlm.models.pcfg.modeling_pcfg import PCFGForCausalLM, PCFGModel, PCFGPreTrainedModel
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.modeling_prpn import (
     PRPNForCausalLM,
@@ -89,6 +91,10 @@ __all__ = [
     "OrderedMemoryForSequenceClassification",
     "OrderedMemoryModel",
     "OrderedMemoryPreTrainedModel",
+    "PCFGConfig",
+    "PCFGForCausalLM",
+    "PCFGModel",
+    "PCFGPreTrainedModel",
     "PRPNConfig",
     "PRPNForCausalLM",
     "PRPNForSequenceClassification",

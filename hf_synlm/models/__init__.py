@@ -1,3 +1,5 @@
 """One folder per architecture: configuration, models and their parts."""
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
+ARCHITECTURES = (
+    "gpst", "rnng", "tree_lm", "urnng", "pushdown", "pcfg", "on_lstm", "prpn", "palm", "ordered_memory", "lstm"
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Neural PCFGs: probabilistic context-free grammars whose rules a network scores (Kim et al., ACL 2019, and others)."""

@@ -1,0 +1,109 @@
+"""What a PCFG has read of sentences, as `past_key_values`: `logits` word by word.
+
+Shapes: B sentences, T columns, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_synlm.core.cache import StateCache
+from hf_synlm.core.token_batch import attended_tokens, check_tokens, padding_mask
+from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
+from hf_synlm.models.pcfg.inside import Grammar
+from hf_synlm.models.pcfg.prefix import PrefixState
+from hf_synlm.models.pcfg.sentences import refuse_silent_words
+
+
+class PCFGCache(StateCache):
+    """State after a prefix, under one grammar or under each of a mixture; it carries no gradient."""
+
+    def __init__(self, grammars: list[Grammar], batch_size: int) -> None:
+        super().__init__()
+        self.grammars = grammars
+        self.state = [PrefixState.before(grammar, batch_size) for grammar in grammars]
+        device = self.state[0].prefix.device
+        self.begun, self.ended = torch.zeros(2, batch_size, dtype=torch.bool, device=device)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sentences."""
+        return len(self.begun)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the sentences `beam_idx` [B'], in that order."""
+        rows = beam_idx.to(self.begun.device)
+        self.state = [state.select(rows) for state in self.state]
+        self.begun, self.ended = self.begun[rows], self.ended[rows]
+
+    @torch.no_grad()
+    def read(self, config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Read columns [B, T]; log p(next token | everything before) [B, T, V] after each.
+
+        `attention_mask` covers them, or all columns read so far. Masked columns, and all behind the end token, are
+        skipped.
+        """
+        mask = self._mask(config, input_ids, attention_mask)
+        logits = []
+        for ids, present in zip(input_ids.unbind(1), mask.unbind(1), strict=True):
+            if config.bos_token_id is not None:
+                begins = present & ~self.begun & (ids == config.bos_token_id)
+                self.begun = self.begun | present
+                present = present & ~begins
+            present = present & ~self.ended
+            if config.eos_token_id is not None:
+                ends = present & (ids == config.eos_token_id)
+                self.ended = self.ended | ends
+                present = present & ~ends
+            refuse_silent_words(config, ids[:, None], present[:, None])
+            if present.any():
+                pairs = zip(self.state, self.grammars, strict=True)
+                self.state = [state.read(grammar, ids, present) for state, grammar in pairs]
+            logits.append(self._next(config))
+        self.num_columns += input_ids.shape[1]
+        return torch.stack(logits, 1)
+
+    def _mask(self, config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        if len(input_ids) != self.batch_size:
+            raise ValueError(
+                f"past_key_values holds {self.batch_size} rows and input_ids {len(input_ids)}. Pass the cache that "
+                "was returned for the same rows, or leave it out."
+            )
+        attention_mask = padding_mask(attention_mask)
+        if attention_mask is None:
+            if self.num_columns:
+                check_tokens(config, input_ids, None)
+                return torch.ones_like(input_ids, dtype=torch.bool)
+            # Padding at both ends; the begin token is left to `read`.
+            words = attended_tokens(config, input_ids, None)
+            return words | F.pad(words[:, 1:], (0, 1))
+        if attention_mask.shape[1] == self.num_columns + input_ids.shape[1]:
+            attention_mask = attention_mask[:, self.num_columns :]
+        check_tokens(config, input_ids, attention_mask)
+        return attention_mask.bool()
+
+    def _next(self, config: PCFGConfig) -> Tensor:
+        joint = [state.next_log_probs(grammar) for state, grammar in zip(self.state, self.grammars, strict=True)]
+        prefix, whole = ([getattr(state, name) for state in self.state] for name in ("prefix", "whole"))
+        return next_token_log_probs(config, joint, whole, prefix, self.ended)
+
+
+def next_token_log_probs(
+    config: PCFGConfig, joint: list[Tensor], whole: list[Tensor], prefix: list[Tensor], ended: Tensor
+) -> Tensor:
+    """log p(next token) [..., V] from what each grammar of a mixture gives.
+
+    Args:
+        config: names the end token.
+        joint: [..., V] log p(words so far, then v).
+        whole: [...] log p(words so far are the sentence).
+        prefix: [...] log p(words so far).
+        ended: [...] where the end token was read: it follows for ever.
+    """
+    words, ends, read = (torch.stack(parts).logsumexp(0) if len(parts) > 1 else parts[0] for parts in (joint, whole, prefix))
+    log_probs = words - read.unsqueeze(-1)
+    if config.eos_token_id is None:
+        return log_probs
+    is_end = torch.arange(log_probs.shape[-1], device=log_probs.device) == config.eos_token_id
+    log_probs = torch.where(is_end, (ends - read).unsqueeze(-1), log_probs)
+    return torch.where(ended.unsqueeze(-1), torch.where(is_end, 0.0, -torch.inf), log_probs)

@@ -1,0 +1,141 @@
+"""The inside pass: probabilities of all spans of sentences, trees summed out.
+
+    b(i, i + 1, X) = emission[X, w_i]
+    b(i, j, A) = sum_(B, C) p(A -> B C) sum_k b(i, k, B) b(k, j, C)
+    p(w_0..n-1) = sum_A root[A] b(0, n, A)
+
+Spans are computed by width. The vectors of every span are divided by their maximum; the logarithms of these scales are
+kept apart and carry no gradient, so nothing under- or overflows, and nothing is added to small numbers (the authors of
+the low-rank grammars add 1e-9, here there is no such floor). The words of a row stand at its left end; what is behind
+them changes nothing.
+
+Cost for n words: table O(n^3 Y^2 + n^2 Y^3 + n X Y S); low rank O(n^3 r + n^2 r^2).
+
+Shapes: B sentences, T words, K = T - w + 1 spans of width w, Y nonterminals, X preterminals, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
+
+# Far below the logarithm of every probability; sums of it are finite.
+IMPOSSIBLE = -1e30
+
+
+@dataclass
+class Grammar:
+    """Probabilities of a grammar, or of one grammar for every sentence (`*` = B)."""
+
+    root: Tensor
+    """[*, Y] p(S -> A)."""
+    emission: Tensor
+    """[*, X, V] log p(X -> word)."""
+    rules: DenseRules | LowRankRules
+
+    def of_words(self, ids: Tensor) -> Tensor:
+        """log p(X -> word) [B, T, X] of words [B, T]."""
+        if self.emission.dim() == 2:
+            return self.emission.index_select(1, ids.flatten()).t().unflatten(0, ids.shape)
+        places = ids.unsqueeze(1).expand(-1, self.emission.shape[1], -1)
+        return self.emission.gather(2, places).transpose(1, 2)
+
+    def of_rows(self, rows: Tensor) -> "Grammar":
+        """The grammars of some sentences."""
+        if self.root.dim() == 1:
+            return self
+        return Grammar(self.root[rows], self.emission[rows], self.rules.of_rows(rows))
+
+    def single(self) -> "Grammar":
+        """The only grammar of a batch of one, without the dimension of the batch."""
+        return Grammar(self.root[0], self.emission[0], self.rules.single())
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """[*, X, V] p(X -> word)."""
+        return self.emission.exp()
+
+
+@dataclass
+class Chart:
+    """Inside probabilities of spans, by width: in lists of constituents, entry w - 2 is of width w."""
+
+    emission: Tensor
+    """[B, T, X] scaled probabilities of the words."""
+    left: list[Tensor]
+    """[B, K, *] what constituents are as left children."""
+    right: list[Tensor]
+    """[B, K, *] what they are as right children."""
+    values: list[Tensor]
+    """[B, K, *] what their parents know of them: nonterminals or ranks."""
+    scale: list[Tensor]
+    """[B, K] logarithms of scales; entry w - 1 is of width w, words are the first."""
+    whole: Tensor
+    """[B, T] log p(the first 1, 2, ... words are the sentence)."""
+
+    def columns(self, end: int) -> tuple[Tensor, Tensor]:
+        """Spans that end behind word `end` - 1, the longest first.
+
+        Constituents as left children [B, end - 1, *], and the scales [B, end] of these and of the word.
+        """
+        left = [self.left[end - start - 2][:, start] for start in range(end - 1)]
+        scale = [self.scale[end - start - 1][:, start] for start in range(end)]
+        return torch.stack(left, 1) if left else self.emission[:, :0], torch.stack(scale, 1)
+
+
+def scaled(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities [..., X] divided by their maximum, and its logarithm [...]."""
+    scale = log_probs.detach().amax(-1)
+    return (log_probs - scale.unsqueeze(-1)).exp(), scale
+
+
+def normalized(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values [..., d] divided by their maximum, and its logarithm [...]."""
+    largest = values.detach().amax(-1).clamp_min(torch.finfo(values.dtype).tiny)
+    return values / largest.unsqueeze(-1), largest.log()
+
+
+def split_weights(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [..., W] of summands with log scales, the largest is 1, and its log scale [...]."""
+    largest = scales.amax(-1)
+    return (scales - largest.unsqueeze(-1)).exp(), largest
+
+
+def inside(grammar: Grammar, log_emission: Tensor, allowed: Tensor | None = None) -> Chart:
+    """The inside pass over words with `log_emission` [B, T, X].
+
+    `allowed` [B, T + 1, T + 1] restricts the constituents to some spans, which must contain binary trees.
+    """
+    rules, root = grammar.rules, grammar.rules.of_root(grammar.root)
+    emission, scale = scaled(log_emission)
+    words, num_words = rules.of_words(emission), emission.shape[1]
+    never = torch.full_like(scale[:, 0], float("-inf"))
+    chart = Chart(emission, [], [], [], [scale], never[:, None])
+    whole = [never]
+    for width in range(2, num_words + 1):
+        count = num_words - width + 1
+        scales = torch.stack([part[:, :count] for part in chart.scale], 2)
+        weight, scale = split_weights(scales + _ending(chart.scale, width))
+        left, right = emission, emission  # there are none in spans of two words
+        if width > 2:
+            left, right = torch.stack([part[:, :count] for part in chart.left], 2), _ending(chart.right, width)
+        first, last = words.at(slice(count)), words.at(slice(width - 1, None))
+        values, more = normalized(rules.combine(first, last, left, right, weight))
+        scale = scale + more
+        if allowed is not None:
+            scale = scale.masked_fill(~allowed.diagonal(width, 1, 2), IMPOSSIBLE)
+        whole.append((values[:, 0] * root).sum(-1).log() + scale[:, 0])
+        chart.values.append(values)
+        chart.scale.append(scale)
+        for side, vectors in zip((chart.left, chart.right), rules.of_constituents(values), strict=True):
+            side.append(vectors)
+    chart.whole = torch.stack(whole, 1)
+    return chart
+
+
+def _ending(parts: list[Tensor], width: int) -> Tensor:
+    """Right children [B, K, W, ...] of all spans of a width, the widest first; `parts` end with width - 1."""
+    return torch.stack([part[:, place:] for place, part in enumerate(reversed(parts), 1)], 2)

@@ -1,0 +1,498 @@
+"""Neural PCFG: a probabilistic context-free grammar over words whose rules a network scores.
+
+    S -> A,   A -> B C,   X -> word
+
+A are nonterminals, X preterminals, B and C either. Only preterminals give words, so a sentence of one word has
+probability 0. All trees of a sentence are summed out exactly: `log_likelihood` by the inside pass, `logits` by the
+probabilities of prefixes. A sentence ends when its tree is complete; at the end token, `logits` have the probability of
+this. The compound PCFG has a grammar for every sentence, which depends on a vector z ~ N(0, I):
+
+    log p(x) >= E_q(z | x) log p(x | z) - KL(q(z | x) || N(0, I))
+
+Its next words are those of a mixture of grammars with z from the prior, because q sees the whole sentence.
+
+Source: Kim, Dyer and Rush, "Compound Probabilistic Context-Free Grammars" (ACL 2019); Yang, Zhao and Tu, "PCFGs Can Do
+Better" (NAACL 2021); Yang, Liu and Tu, "Dynamic Programming in Rank Space" (NAACL 2022); Liu et al., "Simple
+Hardware-Efficient PCFGs" (EMNLP Findings 2023), and the authors' programs. Differences: batches hold any lengths; no
+1e-9 is added to small probabilities; trees of compound grammars always come from the mean of q; probabilities of
+prefixes, which the authors do not compute.
+
+Shapes: B sentences, T columns of the input, N words, Y nonterminals, X preterminals, Z latent size, V vocabulary.
+Log-probabilities and losses in nats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.generation import GenerationMixin
+from transformers.utils import ModelOutput, can_return_tuple
+
+from hf_synlm.core.hidden_states import asked_of_layers, refuse_layer_outputs
+from hf_synlm.core.losses import check_shares, share_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode
+from hf_synlm.core.outputs import InFieldOrder, ParseOutput, SyntacticLMOutput
+from hf_synlm.models.pcfg.cache import PCFGCache, next_token_log_probs
+from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
+from hf_synlm.models.pcfg.generation import PCFGGenerationMixin
+from hf_synlm.models.pcfg.inside import Chart, Grammar, inside
+from hf_synlm.models.pcfg.networks import GRAMMARS, LatentEncoder
+from hf_synlm.models.pcfg.prefix import prefix_log_probs, read_sentences
+from hf_synlm.models.pcfg.sentences import Sentences, read_rows, read_whole_rows
+from hf_synlm.models.pcfg.trees import Derivation, best_trees, sample, span_posteriors, tree_log_probs, viterbi
+from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
+from hf_synlm.trees.given import counted_words
+
+METHODS = ("mbr", "viterbi", "sample")
+_NO_LAYER_OUTPUTS = "a PCFG has no layers. Leave it out."
+
+
+@dataclass
+class PCFGModelOutput(InFieldOrder, ModelOutput):
+    """Output of the bare grammar.
+
+    Fields:
+        span_probs: [B, T + 1, T + 1] posterior probabilities that the columns i to j - 1 are a constituent, at [i, j];
+            0 for single words.
+        log_likelihood: [B] log p(sentence), in nats; of compound grammars that of the mean of q(z | sentence).
+    """
+
+    span_probs: Tensor | None = None
+    log_likelihood: Tensor | None = None
+
+
+@dataclass
+class PCFGParseOutput(ParseOutput):
+    """Output of `parse`.
+
+    Fields, besides those of `ParseOutput`:
+        span_probs: [B, T + 1, T + 1] posteriors of spans, as in `PCFGModelOutput`.
+        preterminals: per sentence, per tree the preterminals of its words, "T0", "T1", ... ("viterbi" and "sample").
+    """
+
+    span_probs: Tensor | None = None
+    preterminals: list[list[list[str]]] | None = None
+
+
+class PCFGPreTrainedModel(SyntacticPreTrainedModel):
+    """Loading, saving and initialization shared by the PCFG models."""
+
+    config: PCFGConfig
+    _is_stateful = True  # assisted decoding needs a cache that can be cropped
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do; see `PCFGConfig`."""
+        kind = self.config.init
+        fan_in = getattr(module, "in_features", getattr(module, "hidden_size", 1))
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() > 1 and kind != "default":
+                getattr(init, f"{kind}_")(parameter)
+            elif isinstance(module, nn.Embedding):
+                init.normal_(parameter)
+            else:  # PyTorch's own
+                init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
+
+
+class PCFGModel(PCFGPreTrainedModel):
+    """The grammar, and for compound grammars the network that infers z: token ids in, posteriors of spans out."""
+
+    def __init__(self, config: PCFGConfig):
+        super().__init__(config)
+        self.grammar = GRAMMARS[config.grammar](config)
+        self.encoder = LatentEncoder(config) if config.is_compound else None
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module | None:
+        """The encoder's word embeddings; a grammar without z has none."""
+        return None if self.encoder is None else self.encoder.embed_tokens
+
+    def make_grammar(self, latent: Tensor | None = None) -> Grammar:
+        """Probabilities of all rules: one grammar, or with z [B, Z] one for every sentence."""
+        root, words, rules = self.grammar(latent)
+        wide = torch.promote_types(words.dtype, torch.float32)
+        words = words.to(wide)
+        if self.config.silent_ids:
+            words = words.index_fill(-1, torch.tensor(self.config.silent_ids, device=words.device), -torch.inf)
+        return Grammar(root.to(wide).softmax(-1), words.log_softmax(-1), rules)
+
+    def infer(self, text: Sentences) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Mean and log variance [B, Z] of q(z | sentence); None without z."""
+        if self.encoder is None:
+            return None, None
+        mean, log_variance = self.encoder(text.ids, text.lengths)
+        wide = torch.promote_types(mean.dtype, torch.float32)
+        return mean.to(wide), log_variance.to(wide)
+
+    @property
+    def latent_dtype(self) -> torch.dtype:
+        """Type of z: that of the weights."""
+        return self.grammar.root.weight.dtype
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **others: Any
+    ) -> PCFGModelOutput:
+        """Posteriors of the spans of sentences.
+
+        Args:
+            input_ids: [B, T], one sentence per row; one token is one word. Begin and end tokens are not words.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            **others: arguments of other models, which must be None.
+
+        Returns:
+            `PCFGModelOutput`.
+
+        Raises:
+            ValueError: a row has no word, special tokens inside a sentence, or holes.
+            TypeError: for other arguments.
+
+        Cost: an inside pass and its gradient.
+        """
+        refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(others))
+        text = read_whole_rows(self.config, input_ids, attention_mask)
+        grammar, log_emission = self.at_mean(text)
+        log_prob, posteriors = span_posteriors(grammar, log_emission, text.lengths)
+        return PCFGModelOutput(text.at_columns(posteriors), log_prob)
+
+    @torch.no_grad()
+    def at_mean(self, text: Sentences) -> tuple[Grammar, Tensor]:
+        """The grammar of the mean of q(z | sentence), and its log p(X -> word) [B, N, X] of the words."""
+        with evaluation_mode(self):
+            mean, _ = self.infer(text)
+            grammar = self.make_grammar(None if mean is None else mean.to(self.latent_dtype))
+        return grammar, text.emission(grammar.of_words(text.ids))
+
+
+class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin):
+    """A PCFG as a language model: exact next-token log-probabilities, training objective, trees, generation."""
+
+    def __init__(self, config: PCFGConfig):
+        super().__init__(config)
+        self.model = PCFGModel(config)
+        self.post_init()
+
+    # ------------------------------------------------------------------------------------------- scores and loss
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: PCFGCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
+        latent_noise: Tensor | None = None,
+        output_chart: bool = False,
+        **kwargs: Any,
+    ) -> SyntacticLMOutput:
+        """Next-token log-probabilities, and with `labels` the training loss.
+
+        loss = mean over sentences of -log p(x);   with z: of -log p(x | z) + KL(q(z | x) || N(0, I)), where z = mean +
+        exp(log variance / 2) * noise. Sentences of one word have probability 0 and are left out of the mean.
+
+        Args:
+            input_ids: [B, T], one sentence per row; one token is one word. A leading `bos_token_id` is not a word, and
+                nothing but the end token follows `eos_token_id`.
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. None: everything but runs
+                of `pad_token_id` at both ends.
+            labels: [B, T] = `input_ids`, with -100 at all words of sentences that do not count. A sentence counts as a
+                whole.
+            past_key_values: what was read before; it is updated in place. It carries no gradient.
+            use_cache: return what was read; default: only if it is given. Words are then read one by one.
+            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            latent_noise: [B, Z] noise of z instead of a new draw in training and the mean in evaluation mode.
+            output_chart: also return `chart["span_probs"]` [B, T + 1, T + 1]; see `PCFGModelOutput`.
+            **kwargs: arguments of other models, which must be None.
+
+        Returns:
+            `SyntacticLMOutput` with `logits` [B, T, V], log p(next token | prefix), exact; they carry gradients, but
+            not beside a cache. With labels also `loss`, `losses` ("language_model", "kl") and `joint_log_prob` [B],
+            here log p(x), or log p(x | z), of every sentence; in training mode no `logits` then.
+
+        Raises:
+            ValueError: for special tokens inside a sentence, labels that leave out single words, and a batch without a
+                sentence of two words.
+            TypeError: for other keyword arguments.
+
+        Cost: see `inside.py` for the loss, `prefix.py` for `logits`; a grammar is made once per call, O(X D V).
+        """
+        refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
+        check_shares(loss_shares, ("language_model", "kl"))
+        result = SyntacticLMOutput()
+        if past_key_values is not None or (use_cache and labels is None):
+            if labels is not None or output_chart:
+                raise ValueError("labels and output_chart need whole sentences. Leave past_key_values out.")
+            return self._read_on(input_ids, attention_mask, past_key_values, logits_to_keep)
+        if output_chart:
+            found = self.model(input_ids, attention_mask, return_dict=True)
+            result.chart = {"span_probs": found.span_probs}
+        if labels is None or not self.training:
+            text = read_rows(self.config, input_ids, attention_mask)
+            columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+            kept = columns[-logits_to_keep:] if isinstance(logits_to_keep, int) else logits_to_keep
+            result.logits = self._next_tokens(text, text.columns.cumsum(1)[:, kept], text.ended[:, kept])
+        if labels is not None:
+            self._add_loss(result, input_ids, attention_mask, labels, loss_shares, latent_noise)
+        return result
+
+    def _read_on(
+        self, input_ids: Tensor, mask: Tensor | None, cache: PCFGCache | None, logits_to_keep: int | Tensor
+    ) -> SyntacticLMOutput:
+        if cache is None:
+            with torch.no_grad():
+                cache = PCFGCache(self._prior_grammars(), len(input_ids))
+        elif not hasattr(cache, "grammars"):
+            raise ValueError(
+                f"past_key_values is a {type(cache).__name__}, which holds keys and values of attention. Leave it out, "
+                "or pass the PCFGCache that a call with use_cache=True returns."
+            )
+        logits = cache.read(self.config, input_ids, mask)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return SyntacticLMOutput(logits=logits[:, kept], past_key_values=cache)
+
+    def _prior_grammars(self) -> list[Grammar]:
+        """The grammars of which next words are a mixture."""
+        config = self.config
+        if not config.is_compound:
+            return [self.model.make_grammar()]
+        latents = torch.zeros(1, config.latent_size)
+        if config.num_prior_samples > 1:
+            seeded = torch.Generator().manual_seed(config.prior_seed)
+            latents = torch.randn(config.num_prior_samples, config.latent_size, generator=seeded)
+        grammars = [self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.latent_dtype)]
+        return [grammar.single() for grammar in grammars]
+
+    def _mixture(self, text: Sentences) -> list[tuple[Grammar, Chart, Tensor, Tensor, Tensor]]:
+        """By grammar of the mixture: chart, weights of preterminals, their scales, and log p of all prefixes."""
+        found = []
+        for grammar in self._prior_grammars():
+            log_emission = text.emission(grammar.of_words(text.ids))
+            chart = inside(grammar, log_emission)
+            preterminals, scale = read_sentences(grammar, chart)
+            steps = (preterminals[:, :-1] * chart.emission).sum(-1).log() + scale[:, :-1] + chart.scale[0]
+            found.append((grammar, chart, preterminals, scale, F.pad(steps, (1, 0))))
+        return found
+
+    def _next_tokens(self, text: Sentences, places: Tensor, ended: Tensor) -> Tensor:
+        """log p(next token) [B, P, V] after so many words `places` [B, P]; `ended` [B, P]."""
+        joint, whole, read = [], [], []
+        rows = torch.arange(len(places), device=places.device)[:, None]
+        for grammar, chart, preterminals, scale, prefix in self._mixture(text):
+            joint.append(prefix_log_probs(grammar, preterminals[rows, places], scale[rows, places]))
+            whole.append(F.pad(chart.whole, (1, 0), value=-torch.inf)[rows, places])
+            read.append(prefix[rows, places])
+        return next_token_log_probs(self.config, joint, whole, read, ended)
+
+    def _add_loss(
+        self,
+        result: SyntacticLMOutput,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor,
+        loss_shares: Mapping[str, float] | None,
+        noise: Tensor | None,
+    ) -> None:
+        """Add the loss and its parts to an output."""
+        text = read_whole_rows(self.config, input_ids, attention_mask)
+        counted = self._counted(input_ids, labels, text)
+        if not counted.any():
+            raise ValueError("No sentence of the batch counts: all have one word, or labels of -100.")
+        mean, log_variance = self.model.infer(text)
+        latent, divergence = None, text.lengths.new_zeros(())
+        if mean is not None:
+            if noise is None:
+                noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
+            latent = mean + (log_variance / 2).exp() * noise
+            divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)[counted].mean() / 2
+        log_prob = self._log_probs(text, latent)
+        language_model = -log_prob[counted].mean() * share_of(loss_shares, "language_model")
+        divergence = divergence * share_of(loss_shares, "kl")
+        result.loss, result.joint_log_prob = language_model + divergence, log_prob.detach()
+        result.losses = {"language_model": language_model.detach()}
+        if mean is not None:
+            result.losses["kl"] = divergence.detach()
+
+    def _log_probs(self, text: Sentences, latent: Tensor | None) -> Tensor:
+        """log p(x) or log p(x | z) [B]."""
+        grammar = self.model.make_grammar(None if latent is None else latent.to(self.model.latent_dtype))
+        chart = inside(grammar, text.emission(grammar.of_words(text.ids)))
+        return chart.whole.gather(1, text.lengths[:, None] - 1).squeeze(1)
+
+    def _counted(self, input_ids: Tensor, labels: Tensor, text: Sentences) -> Tensor:
+        """Rows [B] that count in the loss: sentences of two or more words, with labels."""
+        words = counted_words(input_ids, labels, text.columns).sum(1)
+        if ((words > 0) & (words < text.lengths)).any():
+            raise ValueError("labels leave out single words, but a sentence counts as a whole. Set all to -100, or none.")
+        return (words > 1).to(text.lengths.device)
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """How many sentences the parts of the loss are means over.
+
+        `training.engine.steps.to_shares` divides them by those of all calls of a step: the `loss_shares` of a call.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: further arguments of `forward`.
+
+        Returns:
+            Counts by the names of `losses`.
+        """
+        text = read_rows(self.config, input_ids, others.get("attention_mask"))
+        count = int(self._counted(input_ids, others["labels"], text).sum())
+        return {"language_model": count, "kl": count}
+
+    @torch.no_grad()
+    def log_likelihood(self, input_ids: Tensor, attention_mask: Tensor | None = None, num_samples: int = 1) -> Tensor:
+        """log p(sentence) [B] in nats, with all trees; -inf for one word.
+
+        With z: log of the mean over `num_samples` z drawn from q of p(x | z) p(z) / q(z | x), a lower bound on the
+        average, which tightens with their number.
+
+        Args:
+            input_ids: [B, T], as for `parse`.
+            attention_mask: [B, T] or None.
+            num_samples: of z; of no effect without z.
+
+        Returns:
+            Log-probabilities [B].
+
+        Raises:
+            ValueError: see `parse`; `num_samples` is below 1.
+
+        Cost: an inside pass per sample.
+        """
+        if num_samples < 1:
+            raise ValueError(f"num_samples is {num_samples}: it must be at least 1.")
+        text = read_whole_rows(self.config, input_ids, attention_mask)
+        with evaluation_mode(self):
+            mean, log_variance = self.model.infer(text)
+            if mean is None:
+                return self._log_probs(text, None)
+            found = []
+            for _ in range(num_samples):
+                noise = torch.randn_like(mean)
+                latent = mean + (log_variance / 2).exp() * noise
+                # log p(z) - log q(z | x)
+                ratio = (noise.square() + log_variance - latent.square()).sum(1) / 2
+                found.append(self._log_probs(text, latent) + ratio)
+        samples = torch.stack(found)
+        return samples.logsumexp(0) - torch.tensor(float(num_samples)).log()
+
+    # ------------------------------------------------------------------------------------------------------ trees
+    @torch.no_grad()
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        method: str = "mbr",
+        num_return_sequences: int = 1,
+        num_beams: None = None,
+    ) -> PCFGParseOutput:
+        """Trees and log-probabilities of given sentences; of a compound grammar those of the mean of q(z | sentence).
+
+        Args:
+            input_ids: [B, T], one sentence per row; begin and end tokens are not words.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            word_ends: [B, T], True at every word, for the grammar has no pieces of words.
+            method: "mbr", the binary tree with the largest expected number of correct spans (minimum Bayes risk);
+                "viterbi", the best derivation; "sample", derivations drawn from the posterior.
+            num_return_sequences: trees per sentence; more than one with "sample" only.
+            num_beams: not possible: all trees are summed out.
+
+        Returns:
+            `PCFGParseOutput` with binary trees. `log_probs` [B, N]: "mbr" log p(text, tree), labels summed out,
+            otherwise log p of the derivation, whose `labels` ("NT0", ...) and `preterminals` are given, too.
+            `token_log_probs` and `text_log_probs` are exact and those of `forward`; the latter has the end.
+            Sentences of one word have the probability 0.
+
+        Raises:
+            ValueError: for another method, a beam, pieces of words, "viterbi" with a table of rules that is too large,
+                and bad input (see `forward`).
+
+        Cost: an inside pass, and for "mbr" its gradient; see `viterbi` and `sample` in `trees.py`.
+        Source: section 3.3 of Kim et al. (2019) for "viterbi", the program of Yang et al. for "mbr".
+        """
+        if method not in METHODS:
+            raise ValueError(f"method {method!r} is unknown. Choose one of {list(METHODS)}.")
+        if num_beams is not None:
+            raise ValueError(f"num_beams is {num_beams}: a PCFG sums out all trees and has no beam. Leave it out.")
+        if num_return_sequences != 1 and method != "sample":
+            raise ValueError(f"num_return_sequences is {num_return_sequences}: method {method!r} gives one tree.")
+        text = read_whole_rows(self.config, input_ids, attention_mask)
+        if word_ends is not None and not bool(word_ends[text.columns].all()):
+            raise ValueError("word_ends: a word has several tokens, but the grammar is over words. Use its tokenizer.")
+        with evaluation_mode(self):
+            output = self._parse(text, method, num_return_sequences)
+            self._add_token_log_probs(output, text)
+        if word_ends is not None:
+            bounds = zip(output.offsets, output.lengths, strict=True)
+            output.word_ends = [list(range(offset + 1, offset + length + 1)) for offset, length in bounds]
+        return output
+
+    def _parse(self, text: Sentences, method: str, count: int) -> PCFGParseOutput:
+        """Trees and their log-probabilities."""
+        grammar, log_emission = self.model.at_mean(text)
+        log_prob, posteriors = span_posteriors(grammar, log_emission, text.lengths)
+        rows = (text.lengths > 1).nonzero()[:, 0]
+        derivations = [[Derivation([], [], []) for _ in range(count)] for _ in text.lengths]
+        scores = log_prob.new_full((len(text.lengths), count), -torch.inf)
+        if len(rows):
+            given = grammar.of_rows(rows), log_emission[rows], text.lengths[rows]
+            if method == "mbr":
+                trees = best_trees(posteriors[rows], given[2])
+                found = [Derivation(tree, [], []) for tree in trees]
+                log_probs = tree_log_probs(*given, trees)
+            elif method == "viterbi":
+                found, log_probs = viterbi(*given)
+            else:
+                found, log_probs = sample(*given, count)
+            scores[rows] = log_probs.view(-1, count)
+            for number, row in enumerate(rows.tolist()):
+                derivations[row] = found[number * count : (number + 1) * count]
+        output = self._with_trees(text, derivations, scores)
+        output.span_probs = text.at_columns(posteriors)
+        if method != "mbr":
+            output.labels = [[[f"NT{a}" for a in tree.nonterminals] for tree in trees] for trees in derivations]
+            output.preterminals = [[[f"T{x}" for x in tree.preterminals] for tree in trees] for trees in derivations]
+        return output
+
+    def _with_trees(self, text: Sentences, derivations: list[list[Derivation]], scores: Tensor) -> PCFGParseOutput:
+        """Trees over columns, with their actions."""
+        offsets, lengths = text.first.tolist(), text.lengths.tolist()
+        width, device = 2 * max(lengths) - 1, scores.device
+        actions = torch.full((len(lengths), scores.shape[1], width), PAD_ACTION)
+        for row, (trees, length) in enumerate(zip(derivations, lengths, strict=True)):
+            for rank, tree in enumerate(trees):
+                steps = spans_to_actions(tree.spans, length)
+                actions[row, rank, : len(steps)] = torch.tensor(steps)
+        return PCFGParseOutput(
+            spans=[
+                [[(i + x, j + x) for i, j in tree.spans] for tree in trees]
+                for trees, x in zip(derivations, offsets, strict=True)
+            ],
+            actions=actions.to(device),
+            log_probs=scores,
+            offsets=offsets,
+            lengths=lengths,
+        )
+
+    def _add_token_log_probs(self, output: PCFGParseOutput, text: Sentences) -> None:
+        """Add log p of every token given those before it, and of the sentences."""
+        found = self._mixture(text)
+        whole = torch.stack([chart.whole for _, chart, *_ in found]).logsumexp(0)
+        prefix = torch.stack([prefix for *_, prefix in found]).logsumexp(0) - torch.tensor(float(len(found))).log()
+        whole = whole.gather(1, text.lengths[:, None] - 1).squeeze(1) - torch.tensor(float(len(found))).log()
+        steps = F.pad(prefix.diff(dim=1), (1, 0)).gather(1, text.columns.cumsum(1))
+        end = whole - prefix.gather(1, text.lengths[:, None]).squeeze(1)
+        output.token_log_probs = torch.where(text.columns, steps, torch.where(text.closing, end[:, None], 0.0))
+        output.text_log_probs = whole

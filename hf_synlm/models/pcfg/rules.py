@@ -1,0 +1,298 @@
+"""Rules A -> B C as probabilities, and the sums over them that charts need: a table, or factors of low rank.
+
+Vectors of spans are scaled; charts keep the logarithms of their scales. Both kinds of rules have the same methods, so
+that charts need not know which they use.
+
+Shapes: B sentences, T words, K spans of one width, W splits, Y nonterminals, X preterminals, S = Y + X symbols
+(nonterminals first), r rank. `*` is nothing, or B where every sentence has a grammar of its own.
+"""
+
+from functools import cached_property
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+
+class Words(NamedTuple):
+    """What words add to spans, [B, T, ...] each."""
+
+    left: Tensor
+    """As left child of a word."""
+    right: Tensor
+    """As right child of a word."""
+    begins: Tensor
+    """As left child of a constituent."""
+    ends: Tensor
+    """As right child of a constituent."""
+
+    def at(self, places: slice) -> Self:
+        """Some of the words."""
+        return type(self)(*(part[:, places] for part in self))
+
+
+class DenseRules:
+    """A table `rule` [*, Y, S, S] of p(A -> B C).
+
+    Words have preterminals above them and longer spans nonterminals, so the table has four blocks. What a word adds to
+    its sister is summed once per word: a matrix from the sister to the parent.
+    """
+
+    def __init__(self, rule: Tensor) -> None:
+        self.rule, self.size = rule, rule.shape[-3]
+
+    def of_words(self, emission: Tensor) -> Words:
+        """What words add that are generated with probabilities `emission` [B, T, X]."""
+        size, rule = self.size, self.rule
+        begins = rule[..., size:, :].transpose(-3, -2).flatten(-2)  # [*, X, Y S]
+        ends = rule[..., :size, size:].movedim(-1, -3).flatten(-2)  # [*, X, Y Y]
+        begins, pairs = (emission @ begins).unflatten(-1, (size, -1)).split([size, rule.shape[-1] - size], -1)
+        return Words(pairs, emission, begins, (emission @ ends).unflatten(-1, (size, size)))
+
+    def combine(self, first: Words, last: Words, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+        """Values [B, K, Y] of spans, summed over their W splits.
+
+        Args:
+            first: the first words of the spans.
+            last: their last words.
+            left: [B, K, W - 1, Y] left children of two or more words, the narrowest first.
+            right: [B, K, W - 1, Y] right children of two or more words, the widest first.
+            weight: [B, K, W] scales of the splits.
+        """
+        if weight.shape[2] == 1:
+            return _apply(first.left, last.right)
+        values = weight[..., :1] * _apply(first.begins, right[:, :, 0])
+        values = values + weight[..., -1:] * _apply(last.ends, left[:, :, -1])
+        if weight.shape[2] > 2:
+            pairs = (left[:, :, :-1] * weight[..., 1:-1, None]).transpose(2, 3) @ right[:, :, 1:]
+            values = values + pairs.flatten(-2) @ self._constituents
+        return values
+
+    @cached_property
+    def _constituents(self) -> Tensor:
+        """[*, Y Y, Y] from two constituents to the parent."""
+        return self.rule[..., : self.size, : self.size].flatten(-2).transpose(-2, -1)
+
+    def of_constituents(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What constituents with `values` [B, K, Y] are as left and as right children."""
+        return values, values
+
+    def of_root(self, root: Tensor) -> Tensor:
+        """What the root [*, Y] reads of the values of a whole sentence."""
+        return root
+
+    def symbols(self, values: Tensor) -> Tensor:
+        """Probabilities [B, K, Y] of the nonterminals of constituents."""
+        return values
+
+    # ------------------------------------------------------------------------------------------------- next words
+    @cached_property
+    def _corners(self) -> tuple[Tensor, Tensor]:
+        """Sums over chains of left corners [*, Y, Y], and probabilities [*, Y, X] of a preterminal as left child."""
+        left = self.rule.sum(-1)
+        eye = torch.eye(self.size, dtype=left.dtype, device=left.device)
+        return torch.linalg.inv(eye - left[..., : self.size]), left[..., self.size :]
+
+    def _expand(self, expected: Tensor) -> tuple[Tensor, Tensor]:
+        """Expand symbols [B, S] to their left corners: nonterminals [B, Y] and preterminals [B, X]."""
+        chains, words = self._corners
+        nonterminals = row_times(expected[:, : self.size], chains)
+        return nonterminals, expected[:, self.size :] + row_times(nonterminals, words)
+
+    def begin(self, root: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Before the first word of `count` sentences: state [B, Y] and preterminals [B, X]."""
+        expected = root.new_zeros(count, self.rule.shape[-1])
+        return self._expand(torch.cat([root.expand(count, -1), expected[:, self.size :]], -1))
+
+    def follow(self, states: Tensor, word: Tensor, left: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """State and preterminals after the words read: a right sister begins.
+
+        Args:
+            states: [B, T, Y] before each word.
+            word: [B, X] probabilities of the last word.
+            left: [B, T - 1, Y] constituents that begin at each word but the last, and end with the last.
+            weight: [B, T] scales.
+        """
+        states, rule, size = states * weight[..., None], self.rule, self.size
+        pairs = states[:, -1, :, None] * word[:, None]
+        expected = row_times(pairs.flatten(1), rule[..., size:, :].flatten(-3, -2))
+        if left.shape[1]:
+            pairs = states[:, :-1].transpose(1, 2) @ left
+            expected = expected + row_times(pairs.flatten(1), rule[..., :size, :].flatten(-3, -2))
+        return self._expand(expected)
+
+    # ------------------------------------------------------------------------------------------------ derivations
+    def table(self) -> Tensor:
+        """The table [*, Y, S, S]."""
+        return self.rule
+
+    def of_rows(self, rows: Tensor) -> Self:
+        """The rules of some sentences."""
+        return self if self.rule.dim() == 3 else type(self)(self.rule[rows])
+
+    def single(self) -> Self:
+        """The rules of the only sentence, for any number of sentences."""
+        return type(self)(self.rule[0])
+
+    def probs(self, parent: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """p(A -> B C) [R] of rules [R]."""
+        pair = first * self.rule.shape[-1] + second
+        return _rows_of(self.rule.flatten(-2), parent).gather(1, pair[:, None]).squeeze(1)
+
+    def sample(self, parent: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw the children of nonterminals [R] of one grammar."""
+        drawn = draw(self.rule.flatten(-2)[parent])
+        count = self.rule.shape[-1]
+        return drawn // count, drawn % count
+
+    def sample_split(self, parent: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        """Draw split and children of nonterminals [R], given all left and right children [R, W, S] and [R, W] scales."""
+        rows = torch.arange(len(parent), device=parent.device)
+        rule = _rows_of(self.rule.flatten(-2), parent).unflatten(-1, self.rule.shape[-2:])
+        sisters = (left @ rule) * right
+        split = draw(sisters.sum(-1) * weight)
+        second = draw(sisters[rows, split])
+        first = draw(left[rows, split] * rule[rows, :, second])
+        return split, first, second
+
+
+class LowRankRules:
+    """p(A -> B C) = sum_k head[A, k] left[B, k] right[C, k]: first a rank given the parent, then each child by itself.
+
+    `head` [*, Y, r] sums to 1 over k, `left` and `right` [*, S, r] over the symbols. Without `head` every nonterminal
+    has its own rank (r = Y). Sums stay in the space of ranks; no table is built.
+
+    Source: section 3.2 of Yang et al. (2022) for the inside pass.
+    """
+
+    def __init__(self, head: Tensor | None, left: Tensor, right: Tensor) -> None:
+        size = left.shape[-1] if head is None else head.shape[-2]
+        self.head, self.left, self.right = head, left, right
+        self.size = size
+        self.left_words, self.right_words = (side[..., size:, :] for side in (left, right))
+
+    def _of_ranks(self, side: Tensor) -> Tensor:
+        """[*, r, r] from the rank of a constituent to the rank of its parent, on one side."""
+        nonterminals = side[..., : self.size, :]
+        return nonterminals if self.head is None else self.head.transpose(-1, -2) @ nonterminals
+
+    @cached_property
+    def _ranks(self) -> tuple[Tensor, Tensor]:
+        return self._of_ranks(self.left), self._of_ranks(self.right)
+
+    def of_words(self, emission: Tensor) -> Words:
+        """See `DenseRules`; words are [B, T, r] on each side."""
+        left, right = emission @ self.left_words, emission @ self.right_words
+        return Words(left, right, left, right)
+
+    def combine(self, first: Words, last: Words, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+        """Values [B, K, r] of spans; see `DenseRules`."""
+        if weight.shape[2] == 1:
+            return first.left * last.right
+        values = weight[..., :1] * first.begins * right[:, :, 0] + weight[..., -1:] * last.ends * left[:, :, -1]
+        if weight.shape[2] > 2:
+            both = left[:, :, :-1] * right[:, :, 1:]
+            values = values + (weight[..., None, 1:-1] @ both).squeeze(-2)
+        return values
+
+    def of_constituents(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DenseRules`."""
+        left, right = self._ranks
+        return values @ left, values @ right
+
+    def of_root(self, root: Tensor) -> Tensor:
+        """See `DenseRules`; [*, r]."""
+        return root if self.head is None else row_times(root, self.head)
+
+    def symbols(self, values: Tensor) -> Tensor:
+        """See `DenseRules`."""
+        return values if self.head is None else values @ self.head.transpose(-1, -2)
+
+    # ------------------------------------------------------------------------------------------------- next words
+    @cached_property
+    def _corners(self) -> tuple[Tensor, Tensor]:
+        """Sums over chains of left corners: of the ranks [*, r, r], and after a left sister [*, r, r]."""
+        left, right = (side.transpose(-1, -2) for side in self._ranks)  # from the parent's rank to the child's
+        eye = torch.eye(left.shape[-1], dtype=left.dtype, device=left.device)
+        chains = torch.linalg.inv(eye - left)
+        return chains, right @ chains
+
+    def begin(self, root: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `DenseRules`; states are [B, r]."""
+        state = row_times(self.of_root(root), self._corners[0]).expand(count, -1)
+        return state, row_times(state, self.left_words.transpose(-1, -2))
+
+    def follow(self, states: Tensor, word: Tensor, left: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DenseRules`; the word is [B, X], too."""
+        own = row_times(word, self.left_words)[:, None]
+        left = torch.cat([left, own], 1) if left.shape[1] else own
+        sisters = (weight[:, None] @ (states * left)).squeeze(1)
+        state = row_times(sisters, self._corners[1])
+        words = row_times(sisters, self.right_words.transpose(-1, -2))
+        return state, words + row_times(state, self.left_words.transpose(-1, -2))
+
+    # ------------------------------------------------------------------------------------------------ derivations
+    def table(self) -> Tensor:
+        """The table [*, Y, S, S], multiplied out."""
+        head = torch.eye(self.size, dtype=self.left.dtype, device=self.left.device) if self.head is None else self.head
+        return torch.einsum("...ak,...bk,...ck->...abc", head, self.left, self.right)
+
+    def of_rows(self, rows: Tensor) -> Self:
+        """See `DenseRules`."""
+        if self.left.dim() == 2:
+            return self
+        return type(self)(None if self.head is None else self.head[rows], self.left[rows], self.right[rows])
+
+    def single(self) -> Self:
+        """See `DenseRules`."""
+        return type(self)(None if self.head is None else self.head[0], self.left[0], self.right[0])
+
+    def probs(self, parent: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """See `DenseRules`."""
+        both = _rows_of(self.left, first) * _rows_of(self.right, second)
+        return (self._ranks_of(parent) * both).sum(-1)
+
+    def _ranks_of(self, parent: Tensor) -> Tensor:
+        """Probabilities [R, r] of the ranks of nonterminals [R]."""
+        if self.head is None:
+            return nn.functional.one_hot(parent, self.size).to(self.left.dtype)
+        return _rows_of(self.head, parent)
+
+    def sample(self, parent: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DenseRules`."""
+        rank = draw(self._ranks_of(parent))
+        return draw(_rows_of(self.left.transpose(-1, -2), rank)), draw(_rows_of(self.right.transpose(-1, -2), rank))
+
+    def sample_split(self, parent: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        """See `DenseRules`."""
+        ranks = (left @ self.left) * (right @ self.right) * self._ranks_of(parent)[:, None]
+        drawn = draw((ranks * weight[..., None]).flatten(1))
+        split, rank = drawn // ranks.shape[2], drawn % ranks.shape[2]
+        rows = torch.arange(len(parent), device=parent.device)
+        first, second = (
+            draw(child[rows, split] * _rows_of(side.transpose(-1, -2), rank))
+            for child, side in ((left, self.left), (right, self.right))
+        )
+        return split, first, second
+
+
+def _rows_of(matrix: Tensor, index: Tensor) -> Tensor:
+    """Rows [R, e] of a matrix [d, e], or of one matrix for each [R, d, e]."""
+    if matrix.dim() == 2:
+        return matrix[index]
+    return matrix[torch.arange(len(index), device=index.device), index]
+
+
+def row_times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Rows [B, d] (or one row [d]) times a matrix [*, d, e]."""
+    return (rows.unsqueeze(-2) @ matrix).squeeze(-2)
+
+
+def _apply(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """Matrices [B, K, d, e] times vectors [B, K, e]."""
+    return (matrices @ vectors.unsqueeze(-1)).squeeze(-1)
+
+
+def draw(weights: Tensor) -> Tensor:
+    """Draw an entry of every row [R, N] of weights, which need not sum to 1."""
+    return torch.multinomial(weights, 1).squeeze(1)
