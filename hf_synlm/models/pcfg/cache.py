@@ -11,7 +11,7 @@ from hf_synlm.core.cache import StateCache
 from hf_synlm.core.token_batch import attended_tokens, check_tokens, padding_mask
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.inside import Grammar
-from hf_synlm.models.pcfg.prefix import PrefixState
+from hf_synlm.models.pcfg.prefix import PrefixState, prefix_log_probs
 from hf_synlm.models.pcfg.sentences import refuse_silent_words
 
 
@@ -83,27 +83,34 @@ class PCFGCache(StateCache):
         return attention_mask.bool()
 
     def _next(self, config: PCFGConfig) -> Tensor:
-        joint = [state.next_log_probs(grammar) for state, grammar in zip(self.state, self.grammars, strict=True)]
-        prefix, whole = ([getattr(state, name) for state in self.state] for name in ("prefix", "whole"))
-        return next_token_log_probs(config, joint, whole, prefix, self.ended)
+        pairs = list(zip(self.state, self.grammars, strict=True))
+        return next_token_log_probs(
+            config,
+            [(grammar, state.preterminals, state.state_scale[:, -1]) for state, grammar in pairs],
+            *(torch.stack([getattr(state, name) for state in self.state]) for name in ("whole", "prefix")),
+            self.ended,
+        )
 
 
 def next_token_log_probs(
-    config: PCFGConfig, joint: list[Tensor], whole: list[Tensor], prefix: list[Tensor], ended: Tensor
+    config: PCFGConfig, expected: list[tuple[Grammar, Tensor, Tensor]], whole: Tensor, prefix: Tensor, ended: Tensor
 ) -> Tensor:
-    """log p(next token) [..., V] from what each grammar of a mixture gives.
+    """log p(next token) [..., V] of a mixture of K grammars.
 
     Args:
         config: names the end token.
-        joint: [..., V] log p(words so far, then v).
-        whole: [...] log p(words so far are the sentence).
-        prefix: [...] log p(words so far).
+        expected: by grammar, itself, weights [..., X] of the preterminals and their log scale [...].
+        whole: [K, ...] log p(words so far are the sentence).
+        prefix: [K, ...] log p(words so far).
         ended: [...] where the end token was read: it follows for ever.
     """
-    words, ends, read = (torch.stack(parts).logsumexp(0) if len(parts) > 1 else parts[0] for parts in (joint, whole, prefix))
-    log_probs = words - read.unsqueeze(-1)
-    if config.eos_token_id is None:
-        return log_probs
-    is_end = torch.arange(log_probs.shape[-1], device=log_probs.device) == config.eos_token_id
-    log_probs = torch.where(is_end, (ends - read).unsqueeze(-1), log_probs)
-    return torch.where(ended.unsqueeze(-1), torch.where(is_end, 0.0, -torch.inf), log_probs)
+    read = prefix.logsumexp(0)
+    parts = [prefix_log_probs(grammar, weights, scale - read) for grammar, weights, scale in expected]
+    log_probs = parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0)
+    if config.eos_token_id is not None:
+        log_probs[..., config.eos_token_id] = whole.logsumexp(0) - read
+        if ended.any():
+            log_probs[ended] = log_probs.new_full(log_probs.shape[-1:], -torch.inf).index_fill(
+                0, torch.tensor(config.eos_token_id, device=log_probs.device), 0.0
+            )
+    return log_probs

@@ -21,6 +21,7 @@ Shapes: B sentences, T columns of the input, N words, Y nonterminals, X pretermi
 Log-probabilities and losses in nats.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -283,13 +284,15 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
     def _next_tokens(self, text: Sentences, places: Tensor, ended: Tensor) -> Tensor:
         """log p(next token) [B, P, V] after so many words `places` [B, P]; `ended` [B, P]."""
-        joint, whole, read = [], [], []
         rows = torch.arange(len(places), device=places.device)[:, None]
-        for grammar, chart, preterminals, scale, prefix in self._mixture(text):
-            joint.append(prefix_log_probs(grammar, preterminals[rows, places], scale[rows, places]))
-            whole.append(F.pad(chart.whole, (1, 0), value=-torch.inf)[rows, places])
-            read.append(prefix[rows, places])
-        return next_token_log_probs(self.config, joint, whole, read, ended)
+        found = self._mixture(text)
+        return next_token_log_probs(
+            self.config,
+            [(grammar, weights[rows, places], scale[rows, places]) for grammar, _, weights, scale, _ in found],
+            torch.stack([F.pad(chart.whole, (1, 0), value=-torch.inf)[rows, places] for _, chart, *_ in found]),
+            torch.stack([prefix[rows, places] for *_, prefix in found]),
+            ended,
+        )
 
     def _add_loss(
         self,
@@ -384,7 +387,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
                 ratio = (noise.square() + log_variance - latent.square()).sum(1) / 2
                 found.append(self._log_probs(text, latent) + ratio)
         samples = torch.stack(found)
-        return samples.logsumexp(0) - torch.tensor(float(num_samples)).log()
+        return samples.logsumexp(0) - math.log(num_samples)
 
     # ------------------------------------------------------------------------------------------------------ trees
     @torch.no_grad()
@@ -489,9 +492,10 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
     def _add_token_log_probs(self, output: PCFGParseOutput, text: Sentences) -> None:
         """Add log p of every token given those before it, and of the sentences."""
         found = self._mixture(text)
-        whole = torch.stack([chart.whole for _, chart, *_ in found]).logsumexp(0)
-        prefix = torch.stack([prefix for *_, prefix in found]).logsumexp(0) - torch.tensor(float(len(found))).log()
-        whole = whole.gather(1, text.lengths[:, None] - 1).squeeze(1) - torch.tensor(float(len(found))).log()
+        share = math.log(len(found))
+        prefix = torch.stack([prefix for *_, prefix in found]).logsumexp(0) - share
+        whole = torch.stack([chart.whole for _, chart, *_ in found]).logsumexp(0) - share
+        whole = whole.gather(1, text.lengths[:, None] - 1).squeeze(1)
         steps = F.pad(prefix.diff(dim=1), (1, 0)).gather(1, text.columns.cumsum(1))
         end = whole - prefix.gather(1, text.lengths[:, None]).squeeze(1)
         output.token_log_probs = torch.where(text.columns, steps, torch.where(text.closing, end[:, None], 0.0))

@@ -55,7 +55,9 @@ def _scaled_state(state: Tensor, words: Tensor, scale: Tensor) -> tuple[Tensor, 
 def prefix_log_probs(grammar: Grammar, preterminals: Tensor, scale: Tensor) -> Tensor:
     """log p(words so far, then v) [..., V] of all words v."""
     probs = preterminals @ grammar.probabilities
-    # The gradient of log 0 is not a number, wherever it counts.
+    if not probs.requires_grad:
+        return probs.log_().add_(scale.unsqueeze(-1))
+    # The gradient of log 0 is not a number, even where nothing depends on it.
     log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log() + scale.unsqueeze(-1)
     return log_probs.masked_fill(probs == 0, -torch.inf)
 
@@ -103,10 +105,6 @@ class PrefixState:
     def select(self, rows: Tensor) -> Self:
         """Some of the sentences [B'], in that order."""
         return type(self)(*(getattr(self, field.name).index_select(0, rows) for field in fields(self)))
-
-    def next_log_probs(self, grammar: Grammar) -> Tensor:
-        """log p(words so far, then v) [B, V]."""
-        return prefix_log_probs(grammar, self.preterminals, self.state_scale[:, -1])
 
     def read(self, grammar: Grammar, ids: Tensor, present: Tensor) -> Self:
         """Read one word `ids` [B] of every sentence where `present` [B]; the others stay as they are."""
