@@ -15,6 +15,7 @@ PROGRAMS = {
     "rnng": ("train_rnng", "Train RNNG, or an LSTM, on a treebank."),
     "tree-lm": ("train_tree_lm", "Train a Tree LM or a Transformer Grammar on a treebank."),
     "urnng": ("train_urnng", "Train a URNNG, which learns its trees from words."),
+    "pcfg": ("train_pcfg", "Train a neural PCFG (C-PCFG, TN-PCFG, simple PCFG), which learns its trees from words."),
     "recurrent": ("train_recurrent", "Train ON-LSTM, PRPN, PaLM, Ordered Memory or AWD-LSTM on treebanks or text."),
     "pushdown": ("train_pushdown", "Train Pushdown Layers on a treebank."),
     "treereg": ("train_treereg", "Train any causal language model of transformers on a treebank with TreeReg."),

@@ -211,12 +211,13 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             latent_noise: [B, Z] noise of z instead of a new draw in training and the mean in evaluation mode.
             output_chart: also return `chart["span_probs"]` [B, T + 1, T + 1]; see `PCFGModelOutput`.
-            **kwargs: arguments of other models, which must be None.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
+                replace `labels`).
 
         Returns:
             `SyntacticLMOutput` with `logits` [B, T, V], log p(next token | prefix), exact; they carry gradients, but
             not beside a cache. With labels also `loss`, `losses` ("language_model", "kl") and `joint_log_prob` [B],
-            here log p(x), or log p(x | z), of every sentence; in training mode no `logits` then.
+            here log p(x), or log p(x | z) - KL, of every sentence; in training mode no `logits` then.
 
         Raises:
             ValueError: for special tokens inside a sentence, labels that leave out single words, and a batch without a
@@ -225,6 +226,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
         Cost: see `inside.py` for the loss, `prefix.py` for `logits`; a grammar is made once per call, O(X D V).
         """
+        shift_labels = kwargs.pop("shift_labels", None)
+        if shift_labels is not None:
+            labels = _unshifted(input_ids, shift_labels)
         refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
         check_shares(loss_shares, ("language_model", "kl"))
         result = SyntacticLMOutput()
@@ -309,19 +313,19 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if not counted.any():
             raise ValueError("No sentence of the batch counts: all have one word, or labels of -100.")
         mean, log_variance = self.model.infer(text)
-        latent, divergence = None, text.lengths.new_zeros(())
+        latent, divergence = None, torch.zeros_like(text.lengths)
         if mean is not None:
             if noise is None:
                 noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
             latent = mean + (log_variance / 2).exp() * noise
-            divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)[counted].mean() / 2
+            divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
         log_prob = self._log_probs(text, latent)
-        language_model = -log_prob[counted].mean() * share_of(loss_shares, "language_model")
-        divergence = divergence * share_of(loss_shares, "kl")
-        result.loss, result.joint_log_prob = language_model + divergence, log_prob.detach()
-        result.losses = {"language_model": language_model.detach()}
+        losses = {"language_model": -log_prob[counted].mean()}
         if mean is not None:
-            result.losses["kl"] = divergence.detach()
+            losses["kl"] = divergence[counted].mean()
+        losses = {name: value * share_of(loss_shares, name) for name, value in losses.items()}
+        result.loss, result.joint_log_prob = sum(losses.values()), (log_prob - divergence).detach()
+        result.losses = {name: value.detach() for name, value in losses.items()}
 
     def _log_probs(self, text: Sentences, latent: Tensor | None) -> Tensor:
         """log p(x) or log p(x | z) [B]."""
@@ -348,8 +352,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         Returns:
             Counts by the names of `losses`.
         """
-        text = read_rows(self.config, input_ids, others.get("attention_mask"))
-        count = int(self._counted(input_ids, others["labels"], text).sum())
+        text, shifted = read_rows(self.config, input_ids, others.get("attention_mask")), others.get("shift_labels")
+        labels = others["labels"] if shifted is None else _unshifted(input_ids, shifted)
+        count = int(self._counted(input_ids, labels, text).sum())
         return {"language_model": count, "kl": count}
 
     @torch.no_grad()
@@ -500,3 +505,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         end = whole - prefix.gather(1, text.lengths[:, None]).squeeze(1)
         output.token_log_probs = torch.where(text.columns, steps, torch.where(text.closing, end[:, None], 0.0))
         output.text_log_probs = whole
+
+
+def _unshifted(input_ids: Tensor, shift_labels: Tensor) -> Tensor:
+    """Labels [B, T] whose targets stand at their own columns; the first column always counts."""
+    return torch.cat([input_ids[:, :1], shift_labels[:, :-1]], 1)

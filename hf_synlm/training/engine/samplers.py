@@ -114,12 +114,17 @@ class PaddedBatchSampler(EpochSampler):
         self.max_batch_size, self.max_padded_length = max_batch_size, max_padded_length
         self._by_length = np.argsort(self.lengths, kind="stable")
 
+    def samples(self, epoch: int) -> np.ndarray:
+        """Hook: the samples of an epoch, by length; default: all."""
+        return self._by_length
+
     def epoch_batches(self, epoch: int) -> list[list[int]]:
         """All batches of an epoch, in their order. Cost: O(n)."""
         generator = np.random.default_rng([self.seed, epoch])
         batches: list[list[int]] = []
-        for first in range(0, len(self._by_length), self.group_size):
-            group = generator.permutation(self._by_length[first : first + self.group_size])
+        samples = self.samples(epoch)
+        for first in range(0, len(samples), self.group_size):
+            group = generator.permutation(samples[first : first + self.group_size])
             batches += cut_batches(group, self.lengths[group], self.max_batch_size, self.max_padded_length)
         return [batches[k] for k in generator.permutation(len(batches))]
 

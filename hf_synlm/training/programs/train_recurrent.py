@@ -161,8 +161,7 @@ class RecurrentRecipe(Recipe):
     def load(self) -> PreTrainedModel:
         """Make or load tokenizer and model, encode the text, and try what will be measured."""
         accelerator, data, parsing = self.accelerator, self.data, self.parsing
-        output_dir = Path(self.arguments.output_dir)
-        self.streams, tokenizer, model = load_data(accelerator, self.model_arguments, data, output_dir)
+        self.streams, tokenizer, model = self.load_data()
         self.tokenizer = tokenizer
         accelerator.print(data.describe_splits(self.streams, describe_stream))
         rows = self.accelerator.num_processes * self.arguments.per_device_train_batch_size
@@ -170,7 +169,7 @@ class RecurrentRecipe(Recipe):
             self.examples, self.collate = SegmentDataset(self.streams.train, rows, self._rows()), first_item
         else:
             self.examples = SentenceDataset(self.streams.train)
-            self.collate = FramedCollator(self.streams.train, tokenizer.pad_token_id)
+            self.collate = self.collator()
         sampler = self.sampler()
         per_step = sampler.consumed_per_micro_step * self.arguments.gradient_accumulation_steps
         self.ends = EpochEnds(sampler, per_step)
@@ -182,6 +181,14 @@ class RecurrentRecipe(Recipe):
             self.test = self._evaluator("test", self.streams.test, data.test_batch_size or size)
         self.final_trees = self._scorer(model, parsing.final_parsing_files)
         return model
+
+    def load_data(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
+        """Encoded text, tokenizer and model."""
+        return load_data(self.accelerator, self.model_arguments, self.data, Path(self.arguments.output_dir))
+
+    def collator(self) -> Any:
+        """What makes batches of sentences."""
+        return FramedCollator(self.streams.train, self.tokenizer.pad_token_id)
 
     def _rows(self) -> range:
         """Rows of the stream that this process reads."""
@@ -254,7 +261,7 @@ class RecurrentRecipe(Recipe):
             **hub_facts(self.model_arguments.model_name_or_path),
             "training_data": self.data.describe(),
             "training_procedure": f"The best of {run.state.step} steps ({num_epochs} epochs) of "
-            f"`training/train_recurrent.py` by validation likelihood, that of step {best}; seed {self.arguments.seed}.",
+            f"`training/{self.program}.py` by validation likelihood, that of step {best}; seed {self.arguments.seed}.",
         }
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:

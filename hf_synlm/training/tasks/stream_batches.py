@@ -40,8 +40,8 @@ Preprocessing = Literal["none", "ptb-concat", "words-only"]
 
 
 @dataclass
-class StreamDataArguments(SentenceFileArguments):
-    """Files of text or trees, how they become tokens, and how the tokens are read."""
+class TextDataArguments(SentenceFileArguments):
+    """Files of text or trees, and how their words become tokens; sentences are read one by one."""
 
     file_format: Literal["treebank", "text"] = option(
         "treebank", "'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces."
@@ -53,32 +53,28 @@ class StreamDataArguments(SentenceFileArguments):
     )
     max_sentence_words: int | None = option(None, "Leave out sentences with more words, counted after preprocessing.")
     tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
-    batching: Literal["stream", "sentences"] = option(
-        "stream", "'stream': segments of running text, the state carried along; 'sentences': one by one."
-    )
-    bptt: int = option(70, "Usual length of a segment in tokens.")
-    variable_bptt: bool = option(
-        True, "Draw the length of each training segment around bptt (or half of it), and scale its rate."
-    )
     max_batch_tokens: int = option(5000, "Sentences: largest padded size of a micro batch.")
     test_batch_size: int | None = option(
         None,
         "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With one row "
         "of a stream every token is predicted from all before it.",
     )
-    tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
-    binarized_spans: bool = option(False, "PaLM: spans that binarization to the right adds are gold, too.")
 
     tokenizer_options = f"{SentenceFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
+    batching = "sentences"
+    bptt = 0
+    tree_supervision = False
+    binarized_spans = False
+    min_sentence_words = 0
 
     def __post_init__(self):
         """Check the values."""
-        check_minimum(self, 1, "bptt max_batch_tokens max_sentence_words test_batch_size")
+        check_minimum(self, 1, "max_batch_tokens max_sentence_words test_batch_size")
         if self.tokenizer_type == "characters":
             self._check_defaults("belongs to words, not to characters", "lowercase", "replace_numbers",
                                  "tokenizer_vocab_size", "unknown_words")  # fmt: skip
         if self.file_format == "text":
-            self._check_defaults("needs trees", "preprocessing", "tree_supervision")
+            self._check_defaults("needs trees", "preprocessing")
             if not self.train_files:
                 raise ValueError("train_files are not set. Pass files of text, one sentence per line.")
         super().__post_init__()
@@ -102,6 +98,28 @@ class StreamDataArguments(SentenceFileArguments):
         """Sentences for the model card."""
         prepared = "" if self.preprocessing == "none" else f" Preprocessing: {self.preprocessing}."
         return super().describe(kind if self.tree_supervision else "text") + prepared
+
+
+@dataclass
+class StreamDataArguments(TextDataArguments):
+    """Files of text or trees, how they become tokens, and how the tokens are read."""
+
+    batching: Literal["stream", "sentences"] = option(
+        "stream", "'stream': segments of running text, the state carried along; 'sentences': one by one."
+    )
+    bptt: int = option(70, "Usual length of a segment in tokens.")
+    variable_bptt: bool = option(
+        True, "Draw the length of each training segment around bptt (or half of it), and scale its rate."
+    )
+    tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
+    binarized_spans: bool = option(False, "PaLM: spans that binarization to the right adds are gold, too.")
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "bptt")
+        if self.file_format == "text":
+            self._check_defaults("needs trees", "tree_supervision")
+        super().__post_init__()
 
 
 def check_text(*paths: str) -> None:
@@ -144,8 +162,8 @@ def _check_tags(paths: tuple[str, ...], reading: str) -> None:
     check_tags(count_tags(paths, **json.loads(reading)), remedy)
 
 
-def read_words(paths: Sequence[str], data: StreamDataArguments) -> Iterator[Sequence[str]]:
-    """Words of every sentence of up to `max_sentence_words`.
+def read_words(paths: Sequence[str], data: TextDataArguments) -> Iterator[Sequence[str]]:
+    """Words of every sentence of `min_sentence_words` up to `max_sentence_words`.
 
     Blank lines of a text are sentences without words, as in WikiText's counts.
     """
@@ -154,11 +172,12 @@ def read_words(paths: Sequence[str], data: StreamDataArguments) -> Iterator[Sequ
         sentences: Iterable[Sequence[str]] = (tree.words for tree in trees)
     else:
         sentences = (line.split() for path in paths for line in read_lines(path))
-    return (words for words in sentences if len(words) <= (data.max_sentence_words or math.inf))
+    longest = data.max_sentence_words or math.inf
+    return (words for words in sentences if data.min_sentence_words <= len(words) <= longest)
 
 
 def make_stream_tokenizer(
-    accelerator: Accelerator, data: StreamDataArguments, name: str | None, output_dir: Path
+    accelerator: Accelerator, data: TextDataArguments, name: str | None, output_dir: Path
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer `name`, or make one from the training text; its end token is the boundary of sentences."""
     words = partial(read_words, data.train_files, data)
@@ -166,7 +185,7 @@ def make_stream_tokenizer(
 
 
 def load_stream(
-    data: StreamDataArguments, paths: Sequence[str], tokenizer: PreTrainedTokenizerBase, gold: str | None = None
+    data: TextDataArguments, paths: Sequence[str], tokenizer: PreTrainedTokenizerBase, gold: str | None = None
 ) -> TokenStream:
     """Encode files as a stream, with `gold` "distances" or "spans" of the trees, or `None`."""
     codes: Iterable[SentenceCode]

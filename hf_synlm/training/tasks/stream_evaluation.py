@@ -23,7 +23,7 @@ from hf_synlm.training.engine.final_report import parse_together
 from hf_synlm.training.engine.samplers import padded_batches
 from hf_synlm.training.engine.steps import to_device
 from hf_synlm.training.tasks.sentence_files import check_files
-from hf_synlm.training.tasks.stream_batches import Preprocessing, SentenceDataset, StreamDataArguments, read_trees
+from hf_synlm.training.tasks.stream_batches import Preprocessing, SentenceDataset, TextDataArguments, read_trees
 from hf_synlm.training.tasks.tree_evaluation import spread
 
 
@@ -69,7 +69,7 @@ class ParsingArguments:
         check_choice("parsing_convention", self.parsing_convention, CONVENTIONS)
         check_files(*self.parsing_files, *self.final_parsing_files)
 
-    def complete(self, data: StreamDataArguments, architecture: str) -> None:
+    def complete(self, data: TextDataArguments, architecture: str) -> None:
         """Complete the arguments from those of the data; refuse trees of a model that has none."""
         for name in ("parsing_files", "final_parsing_files", "parse_options", "final_report"):
             if architecture == "awd_lstm" and getattr(self, name):
@@ -208,7 +208,7 @@ class TextEvaluator:
     accelerator: Accelerator
     name: str
     stream: TokenStream
-    data: StreamDataArguments
+    data: TextDataArguments
     pad_token_id: int
     batch_size: int
     scorer: TreeScorer | None = None
