@@ -55,6 +55,7 @@ class PCFGDataArguments(TextDataArguments):
     tokenizer_vocab_size: int | None = option(
         10_000, "Largest number of token ids, special tokens and classes of unknown words included."
     )
+    batch_group_size: int = option(64, "Sentences of similar length from which the batches are drawn.")
 
     min_sentence_words = 2
 
