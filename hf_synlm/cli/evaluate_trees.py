@@ -334,8 +334,6 @@ def _say_roots(gold: Path, test: Path) -> None:
 
 def _check_unused(parsing: options.Parsing) -> None:
     """Raise ValueError for options of a model if trees from a file are scored."""
-    usual = dataclasses.asdict(options.Parsing())
-    given = [name for name, value in dataclasses.asdict(parsing).items() if value != usual[name]]
-    if given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    if given := options.differing(parsing, options.Parsing()):
+        flags = ", ".join(map(options.flag_of, given))
         raise ValueError(f"{flags}: --trees are already parsed, so this would change nothing. Leave it out.")

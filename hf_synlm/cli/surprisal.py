@@ -186,7 +186,7 @@ class TreeOptions:
         names = ("num_beams", "action_beam_size", "fast_track_size", "estimator", "cache", "num_processes")
         unused |= {name: getattr(scoring, name) for name in names}
         if given := [name for name, value in unused.items() if value]:
-            flag = f"--{given[0].replace('_', '-')}"
+            flag = options.flag_of(given[0])
             raise ValueError(f"{flag}: with --trees every sentence has one tree and stands by itself. Leave it out")
 
     def scores(self, scorer: "TextScorer", items: Sequence[TextItem]) -> "tuple[list[WordScores], dict[str, Any]]":
