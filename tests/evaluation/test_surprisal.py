@@ -19,7 +19,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.text import scoring
-from hf_synlm.evaluation.text.scoring import TextScorer, batches_by_cost
+from hf_synlm.evaluation.text.batches import batches_by_cost
+from hf_synlm.evaluation.text.readers import LogitReader
+from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import (
     can_correct_words,
     columns,
@@ -660,8 +662,8 @@ def test_scores_of_the_first_texts_come_before_the_last_are_read(monkeypatch):
     items = [TextItem(str(k), " ".join(["we"] * length)) for k, length in enumerate(lengths)]
     scorer = scorer_of("gpt2", batch_size=2)
     read: list[int] = []
-    original = scorer._score_batch
-    monkeypatch.setattr(scorer, "_score_batch", lambda *given: (read.append(len(given[-1])), original(*given))[1])
+    score = LogitReader.score
+    monkeypatch.setattr(LogitReader, "score", lambda self, batch: (read.append(len(batch)), score(self, batch))[1])
     found = iterate_words(scorer, items, first_texts_first=True)
     first = next(found)
     assert read == [1]

@@ -23,9 +23,9 @@ from hf_synlm.data.punctuation import Punctuation, check_tags, keep_words
 from hf_synlm.data.text import PathLike, check_list, errors_at
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.results import F1_TITLES, Row
+from hf_synlm.evaluation.text.batches import batches_by_cost, token_budget
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import iterate_batches
-from hf_synlm.evaluation.text.scoring import batches_by_cost, token_budget
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbTree, labeled_f1
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
