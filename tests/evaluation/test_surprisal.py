@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
-from hf_synlm.evaluation.text import scoring
+from hf_synlm.evaluation.text import batches
 from hf_synlm.evaluation.text.batches import batches_by_cost
 from hf_synlm.evaluation.text.readers import LogitReader
 from hf_synlm.evaluation.text.scoring import TextScorer
@@ -236,7 +236,7 @@ def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
     assert together == pytest.approx(alone, abs=1e-3)
     assert together[:3] == together[5:2:-1] and together[6] == together[1]
     rows.clear()
-    monkeypatch.setattr(scoring, "_MAX_DERIVED_TOKENS", model.config.scoring_num_beams)
+    monkeypatch.setattr(batches, "_MAX_DERIVED_TOKENS", model.config.scoring_num_beams)
     assert totals(score_words(scorer_of("gpst", batch_size=8), many)) == pytest.approx(alone, abs=1e-3)
     assert max(rows) == 1 and sum(rows) == len(ITEMS)  # on a CPU, fewer texts go together where beams are wide
 
