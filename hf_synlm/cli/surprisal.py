@@ -391,10 +391,11 @@ def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -
 
     A vocabulary of words does not have them, see `_say_what_was_cut`.
     """
+    from hf_synlm.evaluation.text.words import has_words
+
     words = sum(len(item.text.split()) for item in items)
     attached = sum(len(_ATTACHED.findall(item.text)) for item in items)
-    has_words = type(scorer.tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
-    if attached >= 0.1 * words and hasattr(scorer.model, "parse") and not has_words:
+    if attached >= 0.1 * words and hasattr(scorer.model, "parse") and not has_words(scorer.tokenizer):
         options.say(
             f"{attached / words:.0%} of the words have punctuation attached. Models of treebanks have learned it as "
             "words of their own (--tokenize ptb), others have learned without it (--tokenize no-punctuation): see the "
@@ -404,8 +405,10 @@ def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -
 
 def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None, may_split: bool) -> None:
     """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
+    from hf_synlm.evaluation.text.words import has_words
+
     if counts["unknown_words"]:
-        if type(scorer.tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
+        if not has_words(scorer.tokenizer):
             left_out = ", or punctuation is left out" if tokenize else ""
             remedy = f"its tokenizer lacks some of their characters{left_out}"
         elif tokenize is None and may_split:
