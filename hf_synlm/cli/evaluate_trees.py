@@ -75,10 +75,13 @@ class CountingOptions(options.TreebankReading):
         """The gold trees, with punctuation as the options say."""
         from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
 
-        usual = "keep" if self.convention == "evalb" else "remove"
-        reading = self.reading_all()
         remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
-        return load_treebank(path, self.punctuation or usual, limit, self.punctuation_by, remedy, **reading)
+        return load_treebank(path, self.treatment, limit, self.punctuation_by, remedy, **self.reading_all())
+
+    @property
+    def treatment(self) -> str:
+        """What becomes of punctuation."""
+        return self.punctuation or ("keep" if self.convention == "evalb" else "remove")
 
     def reading_all(self) -> dict[str, Any]:
         """How gold trees are read, and predicted ones that have tags."""
@@ -87,8 +90,7 @@ class CountingOptions(options.TreebankReading):
     def predicted(self) -> dict[str, Any]:
         """How predicted trees are read; from dependencies, punctuation goes as it does from the gold ones."""
         reading = self.reading_all()
-        removes = (self.punctuation or ("keep" if self.convention == "evalb" else "remove")) == "remove"
-        if removes and self.punctuation_by == "tag":
+        if self.treatment == "remove" and self.punctuation_by == "tag":
             reading["dependencies"] = {**reading.get("dependencies", {}), "punctuation": "remove"}
         return reading
 

@@ -444,17 +444,7 @@ def report_parsing(
         name: {key: round(value, 2) for key, value in tree_statistics(found, lengths).items()}
         for name, found in shown.items()
     }
-    numbers = [
-        {
-            **score.numbers(),
-            "precision": round(100 * score.precision, 2),
-            "recall": round(100 * score.recall, 2),
-            **shapes[name],
-            "num_sentences": score.num_sentences,
-            "num_without_tree": sum(not sentence.hypotheses for sentence in runs[name]),
-        }
-        for name, score in scores.items()
-    ]
+    numbers = [_numbers_of_run(score, shapes[name], runs[name]) for name, score in scores.items()]
     pairs = pairwise_f1(list(trees.values()), lengths, convention)
     values = numbers[0]
     if count > 1:
@@ -464,21 +454,33 @@ def report_parsing(
     if average is not None:
         values["consensus_f1"] = numbers[-1]["f1"]
     first = next(iter(trees))
-    f1_rows = {
-        name: {**score.numbers(), "recall": round(100 * score.recall, 2)}
-        for name, score in (scores | baselines).items()
-    }
     tables = {
-        "unlabeled F1 (%)": [
-            {"trees": name, **{title: row[key] for key, title in F1_TITLES.items()}, "recall": row["recall"]}
-            for name, row in f1_rows.items()
-        ],
+        "unlabeled F1 (%)": [_f1_row(name, score) for name, score in (scores | baselines).items()],
         "shape of the trees": [{"trees": name, **shape} for name, shape in shapes.items()],
         **_recall_tables(trees[first], gold, treebank, convention, "" if len(runs) == 1 else f", {first}"),
     }
     if pairs:
         tables["F1 between the runs (%)"] = pair_rows(list(runs), count, pairs)
     return values, tables
+
+
+def _numbers_of_run(
+    score: ParsingScores, shape: Mapping[str, float], run: Sequence[ParsedSentence]
+) -> dict[str, float]:
+    return {
+        **score.numbers(),
+        "precision": round(100 * score.precision, 2),
+        "recall": round(100 * score.recall, 2),
+        **shape,
+        "num_sentences": score.num_sentences,
+        "num_without_tree": sum(not sentence.hypotheses for sentence in run),
+    }
+
+
+def _f1_row(name: str, score: ParsingScores) -> Row:
+    numbers = score.numbers()
+    titled = {title: numbers[key] for key, title in F1_TITLES.items()}
+    return {"trees": name, **titled, "recall": round(100 * score.recall, 2)}
 
 
 def _with_average(runs: Mapping[str, Any], average: Sequence[ParsedSentence] | None) -> dict[str, Any]:
