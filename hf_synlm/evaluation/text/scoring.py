@@ -19,7 +19,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -30,7 +30,7 @@ from hf_synlm.data.files import find_model
 from hf_synlm.data.text import PathLike, check_list
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.batches import Window, batches_by_cost, cut_windows, growing_blocks, token_budget
-from hf_synlm.evaluation.text.cache import ResultCache
+from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
 from hf_synlm.evaluation.text.readers import Entropy, LogitReader, SearchReader
 from hf_synlm.evaluation.text.token_scores import TokenScores, joined
@@ -338,13 +338,6 @@ class TextScorer:
         budget = token_budget(self.model, width)
         if self.estimator != "beam_marginal" or self.entropy is not None:
             budget = min(budget, self.max_rows)
-        cache = None
-        if self.cache is not None:
-            options = {**self.options(), "details": self.details, "end": end, "starts": starts}
-            options |= {} if self.entropy is None else {"entropy": self.entropy}
-            reads_end = self.searches and self.closing_ids and (end or starts)
-            options |= {"closing_ids": self.closing_ids} if reads_end else {}
-            cache = ResultCache(self.cache, self.model, options)
         reader = SearchReader if self.searches else LogitReader
         blocks = growing_blocks(unique, 64 * self.batch_size) if first_texts_first else [unique]
         computed = iterate_batches(
@@ -353,23 +346,20 @@ class TextScorer:
             self.model,
             num_processes=self.num_processes,
             num_beams=width,
-            cache=cache,
+            cache=self._result_cache(end, starts),
             progress=progress,
         )
-        results: dict[Window, TokenScores] = {}
-        places: dict[Window, list[int]] = {}
-        missing = [{window for window in row if window.ids} for row in windows]
-        for place, needed in enumerate(missing):
-            for window in needed:
-                places.setdefault(window, []).append(place)
-            if not needed:
-                yield place, joined([])
-        for window, values in computed:
-            results[window] = TokenScores.from_dict(values)
-            for place in places[window]:
-                missing[place].remove(window)
-                if not missing[place]:
-                    yield place, joined([(window, results.get(window)) for window in windows[place]])
+        yield from _by_text(windows, computed)
+
+    def _result_cache(self, end: bool, starts: bool) -> ResultCache | None:
+        """The file of results, under everything that changes them."""
+        if self.cache is None:
+            return None
+        options = {**self.options(), "details": self.details, "end": end, "starts": starts}
+        options |= {} if self.entropy is None else {"entropy": self.entropy}
+        reads_end = self.searches and self.closing_ids and (end or starts)
+        options |= {"closing_ids": self.closing_ids} if reads_end else {}
+        return ResultCache(self.cache, self.model, options)
 
     @property
     def max_rows(self) -> int:
@@ -389,3 +379,23 @@ class TextScorer:
         self.cuts["texts_in_windows"] += len(windows) > 1
         self.cuts["contexts_cut"] += len(windows) == 1 and len(windows[0].context) < len(text.context)
         return windows
+
+
+def _by_text(
+    windows: Sequence[Sequence[Window]], computed: Iterable[tuple[Window, Result]]
+) -> Iterator[tuple[int, TokenScores]]:
+    """The place and the scores of each text, as soon as its windows are computed; at first of texts without tokens."""
+    results: dict[Window, TokenScores] = {}
+    places: dict[Window, list[int]] = {}
+    missing = [{window for window in row if window.ids} for row in windows]
+    for place, needed in enumerate(missing):
+        for window in needed:
+            places.setdefault(window, []).append(place)
+        if not needed:
+            yield place, joined([])
+    for window, values in computed:
+        results[window] = TokenScores.from_dict(values)
+        for place in places[window]:
+            missing[place].remove(window)
+            if not missing[place]:
+                yield place, joined([(one, results.get(one)) for one in windows[place]])
