@@ -38,7 +38,6 @@ _COMPUTATION: dict[str, Any] = {"rich_help_panel": "Computation"}
 _BRACKETS: dict[str, Any] = {"rich_help_panel": "Bracketed trees"}
 DEPENDENCIES: dict[str, Any] = {"rich_help_panel": "Dependencies (CoNLL-U)"}
 
-Positive = Annotated[int, typer.Option(min=1)]
 Model = Annotated[
     str,
     typer.Option(

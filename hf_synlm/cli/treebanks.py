@@ -14,6 +14,7 @@ from hf_synlm.cli import options
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
+from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import (
     TreebankSentence,
@@ -79,8 +80,6 @@ class CleaningOptions:
 
     def count_unknown_tags(self, sentences: Iterable[TreebankSentence]) -> int:
         """How many words are taken for punctuation by tags that nobody knows; ValueError if these are many."""
-        from hf_synlm.data.punctuation import check_tags
-
         tags = Counter(tag for sentence in sentences for tag in sentence.tags)
         reads_tags = self.punctuation == "remove" and self.punctuation_by == "tag" and self.words != "ptb-concat"
         return check_tags(tags, "tell it by form (--punctuation-by form)") if tags and reads_tags else 0
@@ -91,7 +90,8 @@ class CleaningOptions:
         if self.words == "ptb-concat":
             kept = to_ptb_concat(sentence)
         elif self.punctuation == "remove" and not converted:
-            kept = _without_punctuation(sentence, self.punctuation_by)
+            is_word = keep_words(sentence.words, sentence.tags, self.punctuation_by)
+            kept = sentence.select_words(is_word) if any(is_word) else None
         if kept is None:
             left_out["no words left"] += 1
             return None
@@ -203,14 +203,6 @@ def treebank(
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
     remarks += [f"{count:,} {what}" for what, count in (+changed).items()]
     options.say(", ".join([f"wrote {len(kept):,} trees of {num_words:,} words to {out}", *remarks]))
-
-
-def _without_punctuation(sentence: TreebankSentence, by: Literal["tag", "form"]) -> TreebankSentence | None:
-    """The sentence without punctuation; None if no word is left."""
-    from hf_synlm.data.punctuation import keep_words
-
-    is_word = keep_words(sentence.words, sentence.tags, by)
-    return sentence.select_words(is_word) if any(is_word) else None
 
 
 def silver(
