@@ -83,7 +83,7 @@ def perplexity(
     elif punctuation is not None:
         raise ValueError("--punctuation belongs to --format treebank, which has tags; remove it from the text yourself")
     elif given := ["punctuation_by"] * (punctuation_by != "tag") + trees.given():
-        raise ValueError(f"--{given[0].replace('_', '-')} belongs to --format treebank: leave it out")
+        raise ValueError(f"{options.flag_of(given[0])} belongs to --format treebank: leave it out")
     else:
         items = read_items(texts, kind=file_format, text_column=text_column)
         options.say_odd_texts(item.text for item in items)

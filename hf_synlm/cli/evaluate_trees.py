@@ -75,10 +75,13 @@ class CountingOptions(options.TreebankReading):
         """The gold trees, with punctuation as the options say."""
         from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
 
-        usual = "keep" if self.convention == "evalb" else "remove"
-        reading = self.reading_all()
         remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
-        return load_treebank(path, self.punctuation or usual, limit, self.punctuation_by, remedy, **reading)
+        return load_treebank(path, self.treatment, limit, self.punctuation_by, remedy, **self.reading_all())
+
+    @property
+    def treatment(self) -> str:
+        """What becomes of punctuation."""
+        return self.punctuation or ("keep" if self.convention == "evalb" else "remove")
 
     def reading_all(self) -> dict[str, Any]:
         """How gold trees are read, and predicted ones that have tags."""
@@ -87,8 +90,7 @@ class CountingOptions(options.TreebankReading):
     def predicted(self) -> dict[str, Any]:
         """How predicted trees are read; from dependencies, punctuation goes as it does from the gold ones."""
         reading = self.reading_all()
-        removes = (self.punctuation or ("keep" if self.convention == "evalb" else "remove")) == "remove"
-        if removes and self.punctuation_by == "tag":
+        if self.treatment == "remove" and self.punctuation_by == "tag":
             reading["dependencies"] = {**reading.get("dependencies", {}), "punctuation": "remove"}
         return reading
 
@@ -334,8 +336,6 @@ def _say_roots(gold: Path, test: Path) -> None:
 
 def _check_unused(parsing: options.Parsing) -> None:
     """Raise ValueError for options of a model if trees from a file are scored."""
-    usual = dataclasses.asdict(options.Parsing())
-    given = [name for name, value in dataclasses.asdict(parsing).items() if value != usual[name]]
-    if given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    if given := options.differing(parsing, options.Parsing()):
+        flags = ", ".join(map(options.flag_of, given))
         raise ValueError(f"{flags}: --trees are already parsed, so this would change nothing. Leave it out.")

@@ -38,7 +38,6 @@ _COMPUTATION: dict[str, Any] = {"rich_help_panel": "Computation"}
 _BRACKETS: dict[str, Any] = {"rich_help_panel": "Bracketed trees"}
 DEPENDENCIES: dict[str, Any] = {"rich_help_panel": "Dependencies (CoNLL-U)"}
 
-Positive = Annotated[int, typer.Option(min=1)]
 Model = Annotated[
     str,
     typer.Option(
@@ -199,8 +198,7 @@ class TreebankReading:
 
     def given(self) -> list[str]:
         """Names of the options that were given."""
-        names = [field.name for field in dataclasses.fields(TreebankReading)]
-        return [name for name in names if getattr(self, name) != getattr(TreebankReading, name)]
+        return differing(self, TreebankReading())
 
     def reading(self) -> dict[str, Any]:
         """The options of `read_treebank` that were given."""
@@ -433,6 +431,17 @@ def check_out(
                 f"{flag} {out} would overwrite an input or a part of the model ({path}). Choose another name."
             )
     check(out, overwrite)
+
+
+def flag_of(name: str) -> str:
+    """How the command line spells the option of a parameter."""
+    return f"--{name.replace('_', '-')}"
+
+
+def differing(group: Any, usual: Any) -> list[str]:
+    """Names of the options of a group that differ from the usual ones."""
+    names = [field.name for field in dataclasses.fields(usual)]
+    return [name for name in names if getattr(group, name) != getattr(usual, name)]
 
 
 def refuse_repeated(flag: str, values: Sequence[Path | str]) -> None:

@@ -1,7 +1,7 @@
 """`synlm evaluate reading`: how much surprisal adds to a regression of reading times."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from hf_synlm.evaluation.text.text_items import TextItem, rows_text
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.reading.frame import Settings
+    from hf_synlm.evaluation.reading.report import ReadingReport
     from hf_synlm.evaluation.reading.tables import Predictor
 
 _TIMES: dict[str, Any] = {"rich_help_panel": "Reading times"}
@@ -174,6 +175,125 @@ class FileOptions:
     words_out: Annotated[Path | None, typer.Option(help="TSV file for the log density of every word.", **_FILES)] = None
     write_frame: Annotated[Path | None, typer.Option(help="TSV file for all columns, for R.", **_FILES)] = None
 
+    def write(self, found: "ReadingReport") -> None:
+        """Write the tables that were asked for."""
+        from hf_synlm.evaluation.reading import report
+
+        rows = dict(coefficients=report.coefficient_rows, words_out=report.word_rows, write_frame=report.frame_rows)
+        for name, path in dataclasses.asdict(self).items():
+            if path is not None:
+                write_text(path, rows_text(rows[name](found)))
+                options.say(f"wrote {path}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Study:
+    """What predicts which times, and how."""
+
+    surprisals: Sequence[str]
+    model: str | None
+    times: TimesOptions
+    regression: RegressionOptions
+    computing: ComputingOptions
+
+    def check(self, files: FileOptions) -> None:
+        """Refuse what does not go together."""
+        preset, model = self.times.preset, self.model
+        if (preset is None) != (self.times.data is None):
+            raise ValueError("--preset and --data go together: the name of a corpus, and the folder that holds it")
+        if preset is None and self.times.times is None:
+            raise ValueError("--times is missing: a table of reading times (or --preset with --data)")
+        if preset is None and model is not None:
+            raise ValueError(
+                "--model reads the text of a --preset: for your own text make a table by `synlm surprisal`"
+            )
+        if bool(self.surprisals) == (model is not None):
+            raise ValueError("give either tables of `synlm surprisal`, or --model to compute them")
+        given = options.differing(self.computing, ComputingOptions(seed=self.computing.seed))
+        flags = ", ".join(map(options.flag_of, given))
+        if flags and model is None:
+            raise ValueError(
+                f"{flags}: without --model nothing is computed, so this would change nothing. Leave it out"
+            )
+        given = options.differing(self.regression, RegressionOptions()) + options.differing(files, FileOptions())
+        flags = ", ".join(map(options.flag_of, given))
+        if flags and preset == "sap":
+            raise ValueError(f"{flags}: --preset sap compares effects of items, without a regression. Leave it out")
+        if self.times.slope is not None and preset != "sap":
+            raise ValueError("--slope belongs to --preset sap: leave it out")
+
+    def predictors(
+        self,
+        texts: Sequence[TextItem],
+        preferred: Literal["sentence", "document"],
+        read: "Callable[[str], Predictor]",
+    ) -> "tuple[list[Predictor], dict[str, Any]]":
+        """Surprisals by the model, with its description, or else those of the tables."""
+        if self.model is not None:
+            return self.computing.predictors(self.model, texts, preferred)
+        return [read(given) for given in self.surprisals], {}
+
+    def regress(self) -> "ReadingReport":
+        """How well the times of words are predicted."""
+        from hf_synlm.evaluation.reading import natural_stories, report
+        from hf_synlm.evaluation.reading.corpus import join_corpus
+        from hf_synlm.evaluation.reading.tables import read_predictor, read_rows
+
+        times, regression = self.times, self.regression
+        text, counts, column, said = None, regression.frequencies, times.rt_column, list[str]()
+        read = [path for path in (times.times, Path(counts or "")) if path is not None and path.is_file()]
+        if times.data is not None:
+            text, of_text = natural_stories.read_text(times.data)
+            read, counts = read + of_text, counts or "count"
+        settings = regression.settings(counts is not None, self.computing.seed)
+        if times.times is not None:
+            measured = read_rows(times.times)
+        elif times.data is not None:
+            measured, column, file, said = natural_stories.read_times(times.data)
+            read.append(file)
+        predictors, described = self.predictors(
+            [] if text is None else natural_stories.text_items(text),
+            "document",
+            lambda given: (None if text is None else natural_stories.read_gpt3(given, text)) or read_predictor(given),
+        )
+        corpus = join_corpus(
+            predictors[0].table if text is None else text, predictors, measured, rt_column=column,
+            by_subject=regression.by_subject or regression.mixed, frequencies=counts,
+            controls=regression.control or [], **times.joining(),
+        )  # fmt: skip
+        corpus.remarks[:0] = said
+        return report.evaluate_reading(
+            corpus,
+            settings,
+            model=described,
+            options={"preset": times.preset, "controls": "+".join(regression.control or []) or None},
+            data={"files": describe_files(read)},
+        )
+
+    def effects(self) -> EvaluationResult:
+        """Effects by item of the SAP benchmark."""
+        from hf_synlm.evaluation.reading import sap
+        from hf_synlm.evaluation.reading.tables import read_predictor
+        from hf_synlm.evaluation.results import library_versions
+
+        items, read = sap.read_items(self.times.data or Path())
+        effects, file = sap.read_effects(self.times.data or Path(), self.times.times, self.times.rt_column)
+        texts = [TextItem(str(k), sentence) for k, sentence in enumerate(items["sentence"])]
+        predictors, described = self.predictors(texts, "sentence", read_predictor)
+        rows = sap.compare_effects(items, effects, predictors, self.times.slope)
+        remarks = [remark for one in predictors for remark in sap.remark_on_unknown_words(items, one)]
+        for remark in remarks:
+            options.say(remark)
+        return EvaluationResult(
+            task="reading-effects",
+            scores={f"{row['predictor']} {row['construction']} {row['region']}": row["r"] for row in rows},
+            model={"name": ", ".join(one.name for one in predictors), **described},
+            options={"preset": "sap", "slope": self.times.slope, "seed": self.computing.seed},
+            data={"files": describe_files([*read, file])},
+            tables={"effects by item": rows} | ({"remarks": [{"remark": one} for one in remarks]} if remarks else {}),
+            versions=library_versions("pandas", "scipy"),
+        )
+
 
 def reading(
     surprisals: Annotated[
@@ -202,135 +322,19 @@ def reading(
         synlm evaluate reading surprisals.tsv --times rt.tsv --rt-column mean_rt --frequencies counts.tsv --out r.json
         synlm evaluate reading --preset natural-stories --data naturalstories --model gpt2 --out gpt2.json
     """
-    _check(surprisals or [], model, times, regression, computing, files)
+    study = _Study(surprisals or [], model, times, regression, computing)
+    study.check(files)
     from hf_synlm.evaluation.reading.tables import split_given
 
     reads = [times.times, *(split_given(given)[1] for given in surprisals or ())]
     options.check_results(out, overwrite, *reads, model=model)
     for name, path in dataclasses.asdict(files).items():
-        flag = f"--{name.replace('_', '-')}"
-        options.check_out(path, overwrite, *reads, *options.report_files(out), model=model, flag=flag)
+        options.check_out(path, overwrite, *reads, *options.report_files(out), model=model, flag=options.flag_of(name))
     if times.preset == "sap":
-        options.report(_effects(surprisals or [], model, times, computing), out)
-    else:
-        _regress(surprisals or [], model, times, regression, computing, files, out)
-
-
-def _flags(group: Any, usual: Any) -> str:
-    """The options of a group that were given."""
-    changed = [
-        field.name for field in dataclasses.fields(group) if getattr(group, field.name) != getattr(usual, field.name)
-    ]
-    return ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-
-
-def _check(
-    surprisals: Sequence[str],
-    model: str | None,
-    times: TimesOptions,
-    regression: RegressionOptions,
-    computing: ComputingOptions,
-    files: FileOptions,
-) -> None:
-    """Refuse what does not go together."""
-    if (times.preset is None) != (times.data is None):
-        raise ValueError("--preset and --data go together: the name of a corpus, and the folder that holds it")
-    if times.preset is None and times.times is None:
-        raise ValueError("--times is missing: a table of reading times (or --preset with --data)")
-    if times.preset is None and model is not None:
-        raise ValueError("--model reads the text of a --preset: for your own text make a table by `synlm surprisal`")
-    if bool(surprisals) == (model is not None):
-        raise ValueError("give either tables of `synlm surprisal`, or --model to compute them")
-    given = _flags(computing, ComputingOptions(seed=computing.seed))
-    if given and model is None:
-        raise ValueError(f"{given}: without --model nothing is computed, so this would change nothing. Leave it out")
-    given = ", ".join(filter(None, [_flags(regression, RegressionOptions()), _flags(files, FileOptions())]))
-    if given and times.preset == "sap":
-        raise ValueError(f"{given}: --preset sap compares effects of items, without a regression. Leave it out")
-    if times.slope is not None and times.preset != "sap":
-        raise ValueError("--slope belongs to --preset sap: leave it out")
-
-
-def _regress(
-    surprisals: Sequence[str],
-    model: str | None,
-    times: TimesOptions,
-    regression: RegressionOptions,
-    computing: ComputingOptions,
-    files: FileOptions,
-    out: Path | None,
-) -> None:
-    from hf_synlm.evaluation.reading import natural_stories, report
-    from hf_synlm.evaluation.reading.corpus import join_corpus
-    from hf_synlm.evaluation.reading.tables import read_predictor, read_rows
-
-    text, counts, column, said, described = None, regression.frequencies, times.rt_column, list[str](), None
-    read = [path for path in (times.times, Path(counts or "")) if path is not None and path.is_file()]
-    if times.data is not None:
-        text, of_text = natural_stories.read_text(times.data)
-        read, counts = read + of_text, counts or "count"
-    settings = regression.settings(counts is not None, computing.seed)
-    if times.times is not None:
-        measured = read_rows(times.times)
-    elif times.data is not None:
-        measured, column, file, said = natural_stories.read_times(times.data)
-        read.append(file)
-    predictors = [
-        (None if text is None else natural_stories.read_gpt3(given, text)) or read_predictor(given)
-        for given in surprisals
-    ]
-    if model is not None and text is not None:
-        stories = natural_stories.text_items(text)
-        predictors, described = computing.predictors(model, stories, "document")
-    corpus = join_corpus(
-        predictors[0].table if text is None else text, predictors, measured, rt_column=column,
-        by_subject=regression.by_subject or regression.mixed, frequencies=counts,
-        controls=regression.control or [], **times.joining(),
-    )  # fmt: skip
-    corpus.remarks[:0] = said
-    found = report.evaluate_reading(
-        corpus,
-        settings,
-        model=described,
-        options={"preset": times.preset, "controls": "+".join(regression.control or []) or None},
-        data={"files": describe_files(read)},
-    )
+        options.report(study.effects(), out)
+        return
+    found = study.regress()
     for remark in found.remarks:
         options.say(remark)
-    rows_of = dict(coefficients=report.coefficient_rows, words_out=report.word_rows, write_frame=report.frame_rows)
-    for name, path in dataclasses.asdict(files).items():
-        if path is not None:
-            write_text(path, rows_text(rows_of[name](found)))
-            options.say(f"wrote {path}")
+    files.write(found)
     options.report(found.result, out)
-
-
-def _effects(
-    surprisals: Sequence[str], model: str | None, times: TimesOptions, computing: ComputingOptions
-) -> EvaluationResult:
-    """Effects by item of the SAP benchmark."""
-    from hf_synlm.evaluation.reading import sap
-    from hf_synlm.evaluation.reading.tables import read_predictor
-    from hf_synlm.evaluation.results import library_versions
-
-    folder = times.data or Path()
-    items, read = sap.read_items(folder)
-    effects, file = sap.read_effects(folder, times.times, times.rt_column)
-    described: dict[str, Any] = {}
-    predictors = [read_predictor(given) for given in surprisals]
-    if model is not None:
-        texts = [TextItem(str(k), sentence) for k, sentence in enumerate(items["sentence"])]
-        predictors, described = computing.predictors(model, texts, "sentence")
-    rows = sap.compare_effects(items, effects, predictors, times.slope)
-    remarks = [remark for one in predictors for remark in sap.remark_on_unknown_words(items, one)]
-    for remark in remarks:
-        options.say(remark)
-    return EvaluationResult(
-        task="reading-effects",
-        scores={f"{row['predictor']} {row['construction']} {row['region']}": row["r"] for row in rows},
-        model={"name": ", ".join(one.name for one in predictors), **described},
-        options={"preset": "sap", "slope": times.slope, "seed": computing.seed},
-        data={"files": describe_files([*read, file])},
-        tables={"effects by item": rows} | ({"remarks": [{"remark": one} for one in remarks]} if remarks else {}),
-        versions=library_versions("pandas", "scipy"),
-    )

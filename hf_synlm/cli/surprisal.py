@@ -72,6 +72,81 @@ class InputOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """What `surprisal` measures, and how the model reads the texts."""
+
+    unit: Annotated[
+        Literal["bits", "nats"], typer.Option(help="Unit of surprisal, which is part of the column's name.")
+    ] = "bits"
+    context: options.Context = "sentence"
+    word_correction: Annotated[
+        bool,
+        typer.Option(
+            "--word-correction",
+            help="Probability of words instead of tokens: count the space after a word as part of this word, not of "
+            "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
+        ),
+    ] = False
+    tokenize: options.Tokenize = None
+    lmzoo: Annotated[
+        bool,
+        typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits."),
+    ] = False
+    entropy: Annotated[
+        Literal["shannon", "renyi"] | None,
+        typer.Option(
+            help="Add entropy_bits before each word: of the next token, thus of the first token of the word only. "
+            "renyi: renyi_entropy_bits, of order 1/2. GPST, RNNG and other models that search: of the stepwise "
+            "distribution, by a second search."
+        ),
+    ] = None
+    frequencies: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of words and their counts: adds length and log_frequency of each word without punctuation at "
+            "its ends (in lower case if the table lacks it as it is), as `synlm evaluate reading` computes them. Needs "
+            "hf_synlm[reading].",
+            **options.INPUT_FILE,
+        ),
+    ] = None
+    first_word: Annotated[
+        bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
+    ] = True
+
+    def check(self, texts: Sequence[Path], several_beams: bool) -> None:
+        """Refuse what the columns of lm-zoo cannot hold."""
+        if not self.lmzoo:
+            return
+        if len(texts) > 1 or texts[0].is_dir():
+            raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
+        if self.unit != "bits":
+            raise ValueError(f"--unit {self.unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
+        if several_beams or self.entropy or self.frequencies:
+            raise ValueError("--lmzoo has four columns: give one --num-beams, and neither --entropy nor --frequencies")
+
+    def counts(self) -> Mapping[str, float] | None:
+        """How often words occur, if --frequencies says it."""
+        if self.frequencies is None:
+            return None
+        from hf_synlm.evaluation.reading.corpus import read_counts
+
+        return read_counts(self.frequencies)
+
+    def scorer(self, scoring: options.Scoring, model: str) -> "TextScorer":
+        """The model, which gives these measures."""
+        return scoring.scorer(model, begin=self.first_word, details=not self.lmzoo, entropy=self.entropy)
+
+    def how(self, scorer: "TextScorer") -> dict[str, Any]:
+        """The options of `score_words`, with a remark where one does not apply."""
+        from hf_synlm.evaluation.text.surprisal import can_correct_words
+
+        correct = self.word_correction and can_correct_words(scorer)
+        if correct != self.word_correction:
+            options.say("--word-correction does not apply: tokens of this model tell where a word ends")
+        return {"context": self.context, "word_correction": correct, "tokenize": self.tokenize}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeOptions:
     """Given trees of the texts of `surprisal`."""
 
@@ -100,16 +175,18 @@ class TreeOptions:
         named = [] if self.unknown_labels in ("error", "drop") else [Path(self.unknown_labels)]
         return [*(self.trees or ()), *named]
 
-    def check(self, scoring: options.Scoring, **others: object) -> None:
+    def check(self, scoring: options.Scoring, measures: MeasureOptions) -> None:
         """Refuse options that would change nothing."""
         if self.trees is None:
             if self.unknown_labels != "error":
                 raise ValueError("--unknown-labels belongs to --trees: leave it out")
             return
+        unused: dict[str, object] = {"context": measures.context != "sentence"}
+        unused |= {name: getattr(measures, name) for name in ("word_correction", "tokenize", "entropy")}
         names = ("num_beams", "action_beam_size", "fast_track_size", "estimator", "cache", "num_processes")
-        others |= {name: getattr(scoring, name) for name in names}
-        if given := [name for name, value in others.items() if value]:
-            flag = f"--{given[0].replace('_', '-')}"
+        unused |= {name: getattr(scoring, name) for name in names}
+        if given := [name for name, value in unused.items() if value]:
+            flag = options.flag_of(given[0])
             raise ValueError(f"{flag}: with --trees every sentence has one tree and stands by itself. Leave it out")
 
     def scores(self, scorer: "TextScorer", items: Sequence[TextItem]) -> "tuple[list[WordScores], dict[str, Any]]":
@@ -141,43 +218,8 @@ def surprisal(
         Path | None, typer.Option(help="TSV file to write; OUT.meta.json describes it. Default: print the table.")
     ] = None,
     overwrite: options.Overwrite = False,
-    unit: Annotated[
-        Literal["bits", "nats"], typer.Option(help="Unit of surprisal, which is part of the column's name.")
-    ] = "bits",
-    context: options.Context = "sentence",
-    word_correction: Annotated[
-        bool,
-        typer.Option(
-            "--word-correction",
-            help="Probability of words instead of tokens: count the space after a word as part of this word, not of "
-            "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
-        ),
-    ] = False,
-    tokenize: options.Tokenize = None,
-    lmzoo: Annotated[
-        bool,
-        typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits."),
-    ] = False,
-    entropy: Annotated[
-        Literal["shannon", "renyi"] | None,
-        typer.Option(
-            help="Add entropy_bits before each word: of the next token, thus of the first token of the word only. "
-            "renyi: renyi_entropy_bits, of order 1/2. GPST, RNNG and other models that search: of the stepwise "
-            "distribution, by a second search."
-        ),
-    ] = None,
-    frequencies: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table of words and their counts: adds length and log_frequency of each word without punctuation at "
-            "its ends (in lower case if the table lacks it as it is), as `synlm evaluate reading` computes them. Needs "
-            "hf_synlm[reading].",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
-    first_word: Annotated[
-        bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
-    ] = True,
+    *,
+    measures: MeasureOptions,
 ) -> None:
     """Surprisal of every word of texts.
 
@@ -199,50 +241,40 @@ def surprisal(
         synlm surprisal wsj23.txt --trees wsj23.mrg --model model_cards/rnng-mini --out given.tsv
     """
     found = text_files(texts)
-    reads = (*found, *given.files, frequencies, scoring.cache)
+    reads = (*found, *given.files, measures.frequencies, scoring.cache)
     options.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=options.meta_file)
     by_width = scoring.by_width()
     _check_places(texts, out)
-    if lmzoo:
-        _check_lmzoo(texts, unit, more=len(by_width) > 1 or bool(entropy or frequencies))
-    how: dict[str, Any] = {"context": context, "word_correction": word_correction, "tokenize": tokenize}
-    given.check(scoring, **how | {"context": context != "sentence"}, entropy=entropy)
+    measures.check(texts, several_beams=len(by_width) > 1)
+    given.check(scoring, measures)
     data: dict[str, Any] = {"files": describe_files(found)}
     items = reading.items(texts, found)
-    counts_of_words = None
-    if frequencies is not None:
-        from hf_synlm.evaluation.reading.corpus import read_counts
-
-        counts_of_words, data["frequencies"] = read_counts(frequencies), describe_files([frequencies])
-    if not lmzoo and not items[0].rows:
+    counts_of_words = measures.counts()
+    if measures.frequencies is not None:
+        data["frequencies"] = describe_files([measures.frequencies])
+    if not measures.lmzoo:
         _say_repeated_items(items)
-    widest = max(by_width, key=lambda width: width or 0)
-    scorer = by_width[widest].scorer(model, begin=first_word, details=not lmzoo, entropy=entropy)
-    if tokenize is None and given.trees is None:
+    widest = by_width.pop(max(by_width, key=lambda width: width or 0))
+    scorer = measures.scorer(widest, model)
+    if measures.tokenize is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
-    from hf_synlm.evaluation.text import surprisal as words
-
-    if word_correction and not words.can_correct_words(scorer):
-        how["word_correction"] = False
-        options.say("--word-correction does not apply: tokens of this model tell where a word ends")
+    how = measures.how(scorer)
     start = time.perf_counter()
     described: dict[str, Any] = {}
     if given.trees is None:
-        scores = _search(scorer, items, [width for width in by_width if width != widest], out, how)
+        scores = _search(scorer, items, list(by_width), out, how)
     else:
         scores, described = given.scores(scorer, items)
     if counts_of_words is not None:
         scores = _with_frequencies(scores, counts_of_words)
-    data["columns"], counts = _write_words(items, scores, out, None if lmzoo else unit)
+    data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
+    settings = {"unit": measures.unit, **how, "first_word": measures.first_word, "entropy": measures.entropy}
+    settings |= {"seed": scoring.seed, **described}
     seconds = time.perf_counter() - start
-    settings = {"unit": unit, **how, "first_word": first_word, "entropy": entropy, "seed": scoring.seed, **described}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
-    result.command = options.command_line.get()
     if out is not None:
-        options.say(f"wrote {out}: {counts['words']:,} words, {counts['words'] / seconds:.3g} a second")
-        write_text(options.meta_file(out), result.to_json())
-        options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
-    _say_what_was_cut(scorer, counts, tokenize, may_split=given.trees is None)
+        _write_meta(result, out, words_per_second=counts["words"] / seconds)
+    _say_what_was_cut(scorer, counts, measures.tokenize, may_split=given.trees is None)
 
 
 def _search(
@@ -277,16 +309,6 @@ def _with_frequencies(scores: "Iterable[WordScores]", counts: Mapping[str, float
         logs = [math.log(count_of(word.text, counts) + 1) for word in found.words]
         found.more |= {"length": torch.tensor(lengths), "log_frequency": torch.tensor(logs, dtype=torch.float64)}
         yield found
-
-
-def _check_lmzoo(texts: Sequence[Path], unit: str, more: bool) -> None:
-    """Refuse what the columns of lm-zoo cannot hold."""
-    if len(texts) > 1 or texts[0].is_dir():
-        raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
-    if unit != "bits":
-        raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-    if more:
-        raise ValueError("--lmzoo has four columns: give one --num-beams, and neither --entropy nor --frequencies")
 
 
 def _check_places(texts: Sequence[Path], out: Path | None) -> None:
@@ -335,6 +357,14 @@ def _write_words(
     return names, counts
 
 
+def _write_meta(result: EvaluationResult, out: Path, words_per_second: float) -> None:
+    """Say how the table was made, in a file beside it."""
+    options.say(f"wrote {out}: {result.scores['words']:,} words, {words_per_second:.3g} a second")
+    result.command = options.command_line.get()
+    write_text(options.meta_file(out), result.to_json())
+    options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
+
+
 def _print(rows: Sequence[Sequence[Any]]) -> None:
     """Print rows at once; end quietly when nobody reads them, as by `| head`."""
     if not options.is_first_process():
@@ -349,7 +379,7 @@ def _print(rows: Sequence[Sequence[Any]]) -> None:
 
 def _say_repeated_items(items: Sequence[TextItem]) -> None:
     repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
-    if repeated:
+    if repeated and not items[0].rows:
         options.say(
             f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
             "input, and word_id, not by item"
@@ -361,10 +391,11 @@ def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -
 
     A vocabulary of words does not have them, see `_say_what_was_cut`.
     """
+    from hf_synlm.evaluation.text.words import has_words
+
     words = sum(len(item.text.split()) for item in items)
     attached = sum(len(_ATTACHED.findall(item.text)) for item in items)
-    has_words = type(scorer.tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
-    if attached >= 0.1 * words and hasattr(scorer.model, "parse") and not has_words:
+    if attached >= 0.1 * words and hasattr(scorer.model, "parse") and not has_words(scorer.tokenizer):
         options.say(
             f"{attached / words:.0%} of the words have punctuation attached. Models of treebanks have learned it as "
             "words of their own (--tokenize ptb), others have learned without it (--tokenize no-punctuation): see the "
@@ -374,8 +405,10 @@ def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -
 
 def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None, may_split: bool) -> None:
     """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
+    from hf_synlm.evaluation.text.words import has_words
+
     if counts["unknown_words"]:
-        if type(scorer.tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
+        if not has_words(scorer.tokenizer):
             left_out = ", or punctuation is left out" if tokenize else ""
             remedy = f"its tokenizer lacks some of their characters{left_out}"
         elif tokenize is None and may_split:

@@ -1,8 +1,9 @@
 """`synlm treebank` and `silver`: trees for training, from treebanks and from a parser."""
 
+import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from hf_synlm.cli import options
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
+from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import (
     TreebankSentence,
@@ -28,6 +30,77 @@ from hf_synlm.evaluation.results import describe_files
 OutFile = Annotated[Path, typer.Option(help="File to write.")]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadingOptions(options.TreebankReading):
+    """How `treebank` reads trees."""
+
+    tags: Annotated[
+        Literal["upos", "xpos"] | None,
+        typer.Option(help="Tags of words. Default: upos.", **options.DEPENDENCIES),
+    ] = None
+    mark_heads: Annotated[
+        bool,
+        typer.Option(
+            "--mark-heads",
+            help="Add -HD to the part of a constituent that holds its head.",
+            **options.DEPENDENCIES,
+        ),
+    ] = False
+
+    def by_kind(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The options of brackets, and those of dependencies, that were given."""
+        of_brackets = self.reading()
+        of_dependencies = of_brackets.pop("dependencies", {}) | {"tags": self.tags, "mark_heads": self.mark_heads}
+        return of_brackets, {name: value for name, value in of_dependencies.items() if value}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CleaningOptions:
+    """What `treebank` does with the trees that it has read."""
+
+    punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep"
+    punctuation_by: options.PunctuationBy = "tag"
+    words: Annotated[
+        Literal["keep", "ptb-concat"],
+        typer.Option(
+            help="keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn "
+            "Treebank)."
+        ),
+    ] = "keep"
+    binarize: Annotated[
+        Literal["right", "left"] | None,
+        typer.Option(help="Make trees binary. The programs of this library do this themselves where they need it."),
+    ] = None
+    max_words: Annotated[int | None, typer.Option(min=1, help="Leave out sentences of more words than this.")] = None
+
+    def of_brackets(self) -> list[str]:
+        """The options given that trees made of dependencies do not have."""
+        given = ["--binarize"] * (self.binarize is not None) + ["--words ptb-concat"] * (self.words == "ptb-concat")
+        return given + ["--punctuation-by form"] * (self.punctuation_by == "form")
+
+    def count_unknown_tags(self, sentences: Iterable[TreebankSentence]) -> int:
+        """How many words are taken for punctuation by tags that nobody knows; ValueError if these are many."""
+        tags = Counter(tag for sentence in sentences for tag in sentence.tags)
+        reads_tags = self.punctuation == "remove" and self.punctuation_by == "tag" and self.words != "ptb-concat"
+        return check_tags(tags, "tell it by form (--punctuation-by form)") if tags and reads_tags else 0
+
+    def clean(self, sentence: TreebankSentence, converted: bool, left_out: Counter[str]) -> TreebankSentence | None:
+        """The tree to write; None, with the reason counted, if there is none. `converted`: made of dependencies."""
+        kept: TreebankSentence | None = sentence
+        if self.words == "ptb-concat":
+            kept = to_ptb_concat(sentence)
+        elif self.punctuation == "remove" and not converted:
+            is_word = keep_words(sentence.words, sentence.tags, self.punctuation_by)
+            kept = sentence.select_words(is_word) if any(is_word) else None
+        if kept is None:
+            left_out["no words left"] += 1
+            return None
+        if self.max_words is not None and len(kept.words) > self.max_words:
+            left_out[f"more than {self.max_words} words"] += 1
+            return None
+        return kept if self.binarize is None else binarize_sentence(kept, self.binarize)
+
+
 def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], brackets_only: Sequence[str]) -> bool:
     """Whether a file is CoNLL-U; ValueError for options that do not belong to its kind."""
     found = kind == "conllu" if kind else holds_dependencies(path)
@@ -39,7 +112,7 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
     if given and not found:
         raise ValueError(
             f"{path} holds bracketed trees, which are constituents already: leave out "
-            f"--{next(iter(given)).replace('_', '-')}, or say --from conllu"
+            f"{options.flag_of(next(iter(given)))}, or say --from conllu"
         )
     return found
 
@@ -59,7 +132,7 @@ def _read_trees_of(path: Path, left_out: Counter[str], **reading: Any) -> list[T
 def _read_parses(path: Path, left_out: Counter[str], **reading: Any) -> list[TreebankSentence]:
     """The best trees of a file of parses, which are read as they are."""
     if reading:
-        raise ValueError(f"--from parses has no --{next(iter(reading)).replace('_', '-')}: leave it out")
+        raise ValueError(f"--from parses has no {options.flag_of(next(iter(reading)))}: leave it out")
     parses = list(enumerate(read_parses(path, None), 1))
     found = [as_treebank_sentence(parsed, f"{path}:{number}") for number, parsed in parses if parsed.hypotheses]
     if len(found) < len(parses):
@@ -72,20 +145,8 @@ def treebank(
         list[Path],
         typer.Argument(help="Files of bracketed trees, or of dependencies in CoNLL-U.", **options.INPUT_FILE),
     ],
-    trees_as: options.TreebankReading,
+    reading: ReadingOptions,
     out: OutFile,
-    tags: Annotated[
-        Literal["upos", "xpos"] | None,
-        typer.Option(help="Tags of words. Default: upos.", **options.DEPENDENCIES),
-    ] = None,
-    mark_heads: Annotated[
-        bool,
-        typer.Option(
-            "--mark-heads",
-            help="Add -HD to the part of a constituent that holds its head.",
-            **options.DEPENDENCIES,
-        ),
-    ] = False,
     overwrite: options.Overwrite = False,
     kind: Annotated[
         Literal["brackets", "conllu", "parses"] | None,
@@ -95,20 +156,8 @@ def treebank(
             "parses: what `synlm parse` and `synlm evaluate parsing --save-trees` write; X stands for what it lacks.",
         ),
     ] = None,
-    punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep",
-    punctuation_by: options.PunctuationBy = "tag",
-    words: Annotated[
-        Literal["keep", "ptb-concat"],
-        typer.Option(
-            help="keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn "
-            "Treebank)."
-        ),
-    ] = "keep",
-    binarize: Annotated[
-        Literal["right", "left"] | None,
-        typer.Option(help="Make trees binary. The programs of this library do this themselves where they need it."),
-    ] = None,
-    max_words: Annotated[int | None, typer.Option(min=1, help="Leave out sentences of more words than this.")] = None,
+    *,
+    cleaning: CleaningOptions,
 ) -> None:
     """Check trees of parsers or treebanks, and write them as one clean file for training.
 
@@ -123,63 +172,37 @@ def treebank(
         synlm treebank parsed.txt --from parses --out train.txt
     """
     options.check_out(out, overwrite, *trees, check=options.check_with_meta, beside=options.meta_file)
-    if kind == "parses" and punctuation == "remove" and punctuation_by == "tag":
+    if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
         raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
-    from hf_synlm.data.punctuation import check_tags
-
-    left_out, changed, lines, num_words = Counter[str](), Counter[str](), list[str](), 0
     inputs = describe_files(trees)
-    reading = trees_as.reading()
-    given = reading.pop("dependencies", {}) | ({"tags": tags} if tags else {})
-    given |= {"mark_heads": True} if mark_heads else {}
-    brackets_only = ["--binarize"] * (binarize is not None) + ["--words ptb-concat"] * (words == "ptb-concat")
-    brackets_only += ["--punctuation-by form"] * (punctuation_by == "form")
-    brackets_only += [f"--{name.replace('_', '-')}" for name in reading]
+    of_brackets, of_dependencies = reading.by_kind()
+    brackets_only = [*cleaning.of_brackets(), *map(options.flag_of, of_brackets)]
+    left_out, changed = Counter[str](), Counter[str]()
+    counted: dict[str, Any] = {"left_out": left_out, "counts": changed}
     sentences: list[tuple[TreebankSentence, bool]] = []  # with True if it was made of dependencies
     for path in trees:
-        if _holds_dependencies(path, kind, given, brackets_only):
-            found: dict[str, Any] = {"punctuation": punctuation, "left_out": left_out, "counts": changed}
-            sentences += [(sentence, True) for sentence in read_dependency_trees(path, **given, **found)]
+        if _holds_dependencies(path, kind, of_dependencies, brackets_only):
+            found = read_dependency_trees(path, punctuation=cleaning.punctuation, **counted, **of_dependencies)
+            sentences += [(sentence, True) for sentence in found]
         else:
             read = _read_parses if kind == "parses" else _read_trees_of
-            sentences += [(sentence, False) for sentence in read(path, left_out, **reading)]
-    unknown_tags = 0
-    found_tags = Counter(tag for sentence, converted in sentences for tag in sentence.tags if not converted)
-    if found_tags and punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":
-        unknown_tags = check_tags(found_tags, "tell it by form (--punctuation-by form)")
-    for sentence, converted in sentences:
-        kept: TreebankSentence | None = sentence
-        if words == "ptb-concat":
-            kept = to_ptb_concat(sentence)
-        elif punctuation == "remove" and not converted:
-            kept = _without_punctuation(sentence, punctuation_by)
-        if kept is None:
-            left_out["no words left"] += 1
-        elif max_words is not None and len(kept.words) > max_words:
-            left_out[f"more than {max_words} words"] += 1
-        else:
-            lines.append(sentence_to_brackets(kept if binarize is None else binarize_sentence(kept, binarize)))
-            num_words += len(kept.words)
-    if not lines:
+            sentences += [(sentence, False) for sentence in read(path, left_out, **of_brackets)]
+    unknown_tags = cleaning.count_unknown_tags(sentence for sentence, converted in sentences if not converted)
+    cleaned = (cleaning.clean(sentence, converted, left_out) for sentence, converted in sentences)
+    kept = [sentence for sentence in cleaned if sentence is not None]
+    if not kept:
         raise ValueError(f"no tree is left of {', '.join(map(str, trees))}: {dict(left_out)}. Leave options out.")
-    write_text(out, "\n".join(lines) + "\n")
-    facts = {"trees": len(lines), "words": num_words, "left_out": dict(left_out)}
+    write_text(out, "".join(f"{sentence_to_brackets(sentence)}\n" for sentence in kept))
+    num_words = sum(len(sentence.words) for sentence in kept)
+    facts: dict[str, Any] = {"trees": len(kept), "words": num_words, "left_out": dict(left_out)}
     facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
     if any(converted for _, converted in sentences):
-        facts["dependencies"] = {**DEPENDENCY_OPTIONS, "tags": "upos", **given, **changed}
+        facts["dependencies"] = {**DEPENDENCY_OPTIONS, "tags": "upos", **of_dependencies, **changed}
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
     remarks += [f"{count:,} {what}" for what, count in (+changed).items()]
-    options.say(", ".join([f"wrote {len(lines):,} trees of {num_words:,} words to {out}", *remarks]))
-
-
-def _without_punctuation(sentence: TreebankSentence, by: Literal["tag", "form"]) -> TreebankSentence | None:
-    """The sentence without punctuation; None if no word is left."""
-    from hf_synlm.data.punctuation import keep_words
-
-    is_word = keep_words(sentence.words, sentence.tags, by)
-    return sentence.select_words(is_word) if any(is_word) else None
+    options.say(", ".join([f"wrote {len(kept):,} trees of {num_words:,} words to {out}", *remarks]))
 
 
 def silver(

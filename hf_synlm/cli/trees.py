@@ -31,6 +31,39 @@ FormatOption = Annotated[
 Out = Annotated[Path | None, typer.Option(help="File to write (svg of several sentences: folder); default: print.")]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreesOptions:
+    """Which trees of a beam `parse` prints."""
+
+    num_trees: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
+            "count once. With --consensus: how many of each beam count; default: all.",
+        ),
+    ] = None
+    consensus: Annotated[
+        bool,
+        typer.Option(
+            "--consensus", help="Print the average of the trees in the beam by their probability, not the best tree."
+        ),
+    ] = False
+
+    def count(self, model: Any, parsing: options.Parsing, among_several: bool) -> int | None:
+        """How many trees of a sentence to ask a model for; `among_several`: models without a beam give one tree."""
+        if self.num_trees in (None, 1) and not self.consensus:
+            return None
+        if among_several and not hasattr(model, "word_search"):
+            return None
+        width = parsing.beam(model, f"--num-trees {self.num_trees}" if self.num_trees else "--consensus")
+        if self.num_trees and self.num_trees > width:
+            raise ValueError(
+                f"--num-trees {self.num_trees}: the beam holds {width}. Give --num-beams of at least as many."
+            )
+        return self.num_trees or width
+
+
 def parse(
     texts: options.Sentences,
     model: Annotated[
@@ -44,20 +77,8 @@ def parse(
     style: FormatOption = "brackets",
     out: Out = None,
     overwrite: options.Overwrite = False,
-    num_trees: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
-            "count once. With --consensus: how many of each beam count; default: all.",
-        ),
-    ] = None,
-    consensus: Annotated[
-        bool,
-        typer.Option(
-            "--consensus", help="Print the average of the trees in the beam by their probability, not the best tree."
-        ),
-    ] = False,
+    *,
+    wanted: TreesOptions,
     tokenize: options.Tokenize = None,
 ) -> None:
     """Parse sentences into trees.
@@ -79,18 +100,9 @@ def parse(
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'}: of use with one --model only. Leave it out.")
     sentences = _read_sentences(texts)
     _check_drawings(sentences, style, out, overwrite)
-    from hf_synlm.evaluation.text.words import encode_sentences, split_sentences
+    from hf_synlm.evaluation.text.words import split_sentences
     from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-
-    def count(parser: Any) -> int | None:
-        """How many trees to ask for."""
-        if (num_trees in (None, 1) and not consensus) or (len(model) > 1 and not hasattr(parser, "word_search")):
-            return None
-        width = parsing.beam(parser, f"--num-trees {num_trees}" if num_trees else "--consensus")
-        if num_trees and num_trees > width:
-            raise ValueError(f"--num-trees {num_trees}: the beam holds {width}. Give --num-beams of at least as many.")
-        return num_trees or width
 
     runs: dict[str, list[ParsedSentence]] = {}
     for name in model:
@@ -104,20 +116,28 @@ def parse(
             [words for words in sentences if words],
             progress=f"parse: {scorer.name}",
             **parsing.computation(),
-            **parsing.chosen(num_return_sequences=count(scorer.model)),
+            **parsing.chosen(num_return_sequences=wanted.count(scorer.model, parsing, among_several=len(model) > 1)),
         )
     options.leave_output_to_first_process()
-    found = average_parses(runs) if consensus or len(model) > 1 else runs[model[0]]
-    missing = sum(not sentence.hypotheses for sentence in found)
-    if missing:
+    found = average_parses(runs) if wanted.consensus or len(model) > 1 else runs[model[0]]
+    if missing := sum(not sentence.hypotheses for sentence in found):
         options.say(f"no complete tree for {missing} of {len(found)} sentences; a wider beam may find more")
     if style == "html" and len(model) == 1:
-        encoded = encode_sentences(scorer.tokenizer, [list(sentence.words) for sentence in found])
-        unknown = [tuple(sorted(text.unknown)) for text in encoded]
-        found = [dataclasses.replace(s, unknown_words=places) for s, places in zip(found, unknown, strict=True)]
+        found = _with_unknown_words(found, scorer.tokenizer)
     remaining = iter(found)
     parsed = [next(remaining) if words else ParsedSentence(()) for words in sentences]
     _write_drawings(parsed, style, out, title=f"{texts}, parsed by {', '.join(runs)}")
+
+
+def _with_unknown_words(sentences: Sequence[ParsedSentence], tokenizer: Any) -> list[ParsedSentence]:
+    """Sentences that say which of their words the tokenizer does not know."""
+    from hf_synlm.evaluation.text.words import encode_sentences
+
+    texts = encode_sentences(tokenizer, [list(sentence.words) for sentence in sentences])
+    return [
+        dataclasses.replace(sentence, unknown_words=tuple(sorted(text.unknown)))
+        for sentence, text in zip(sentences, texts, strict=True)
+    ]
 
 
 def _read_sentences(path: Path) -> list[list[str]]:

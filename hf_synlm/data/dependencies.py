@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hf_synlm.data.text import PathLike, file_ending, read_lines
 
@@ -255,16 +255,20 @@ def _join_ranges(sentence: DependencySentence, ranges: Sequence[_Range]) -> Depe
             forms[len(speakers)] = inside[first].row
         token_of += [len(speakers)] * (last - first)
         speakers.append(min(range(first, last), key=depths.__getitem__))
-    rows = range(len(speakers))
+    kept = _select(sentence, speakers)
     return dataclasses.replace(
-        sentence,
-        words=tuple(forms[k].word if k in forms else sentence.words[speakers[k]] for k in rows),
-        spaces=tuple(forms[k].space if k in forms else sentence.spaces[speakers[k]] for k in rows),
-        heads=tuple(-1 if sentence.heads[word] < 0 else token_of[sentence.heads[word]] for word in speakers),
-        tags=tuple(sentence.tags[word] for word in speakers),
-        own_tags=tuple(sentence.own_tags[word] for word in speakers),
-        relations=tuple(sentence.relations[word] for word in speakers),
+        kept,
+        words=tuple(forms[k].word if k in forms else word for k, word in enumerate(kept.words)),
+        spaces=tuple(forms[k].space if k in forms else space for k, space in enumerate(kept.spaces)),
+        heads=tuple(-1 if head < 0 else token_of[head] for head in kept.heads),
     )
+
+
+def _select(sentence: DependencySentence, places: Sequence[int]) -> DependencySentence:
+    """Some words of a sentence; their heads are still places in the whole one."""
+    names = ("words", "tags", "own_tags", "heads", "relations", "spaces")
+    columns: dict[str, Any] = {name: tuple(getattr(sentence, name)[k] for k in places) for name in names}
+    return dataclasses.replace(sentence, **columns)
 
 
 # ---------------------------------------------------------------------------------------------------- trees
@@ -286,19 +290,12 @@ def drop_punctuation(sentence: DependencySentence, marks: Container[str]) -> Dep
         return places.get(head, -1)
 
     heads = [above(word) for word in kept]
-    relations = [sentence.relations[word] for word in kept]
-    root = heads.index(-1)
-    if sentence.heads[kept[root]] >= 0:
+    selected, root = _select(sentence, kept), heads.index(-1)
+    relations = list(selected.relations)
+    if selected.heads[root] >= 0:
         relations[root] = "root"
-    return dataclasses.replace(
-        sentence,
-        heads=tuple(root if head < 0 and place != root else head for place, head in enumerate(heads)),
-        relations=tuple(relations),
-        words=tuple(sentence.words[word] for word in kept),
-        tags=tuple(sentence.tags[word] for word in kept),
-        own_tags=tuple(sentence.own_tags[word] for word in kept),
-        spaces=tuple(sentence.spaces[word] for word in kept),
-    )
+    heads = [root if head < 0 and place != root else head for place, head in enumerate(heads)]
+    return dataclasses.replace(selected, heads=tuple(heads), relations=tuple(relations))
 
 
 def crossing_arcs(heads: Sequence[int], below: Sequence[int] | None = None) -> list[int]:

@@ -284,7 +284,7 @@ def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
     parse_sentences(model, tokenizer, sentences, method="inside", batch_size=2)
     assert sizes == [4, 1, 1, 1, 1, 2, 2]  # the two equal ones are parsed once
     sizes.clear()
-    monkeypatch.setattr("hf_synlm.evaluation.text.scoring._MAX_DERIVED_TOKENS", 600)
+    monkeypatch.setattr("hf_synlm.evaluation.text.batches._MAX_DERIVED_TOKENS", 600)
     parse_sentences(model, tokenizer, sentences[:4], num_beams=5)
     assert sizes == [2, 2]
     # What is refused leaves the model as it was.

@@ -18,8 +18,10 @@ from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
-from hf_synlm.evaluation.text import scoring
-from hf_synlm.evaluation.text.scoring import TextScorer, batches_by_cost
+from hf_synlm.evaluation.text import batches
+from hf_synlm.evaluation.text.batches import batches_by_cost
+from hf_synlm.evaluation.text.readers import LogitReader
+from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import (
     can_correct_words,
     columns,
@@ -234,7 +236,7 @@ def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
     assert together == pytest.approx(alone, abs=1e-3)
     assert together[:3] == together[5:2:-1] and together[6] == together[1]
     rows.clear()
-    monkeypatch.setattr(scoring, "_MAX_DERIVED_TOKENS", model.config.scoring_num_beams)
+    monkeypatch.setattr(batches, "_MAX_DERIVED_TOKENS", model.config.scoring_num_beams)
     assert totals(score_words(scorer_of("gpst", batch_size=8), many)) == pytest.approx(alone, abs=1e-3)
     assert max(rows) == 1 and sum(rows) == len(ITEMS)  # on a CPU, fewer texts go together where beams are wide
 
@@ -660,8 +662,8 @@ def test_scores_of_the_first_texts_come_before_the_last_are_read(monkeypatch):
     items = [TextItem(str(k), " ".join(["we"] * length)) for k, length in enumerate(lengths)]
     scorer = scorer_of("gpt2", batch_size=2)
     read: list[int] = []
-    original = scorer._score_batch
-    monkeypatch.setattr(scorer, "_score_batch", lambda *given: (read.append(len(given[-1])), original(*given))[1])
+    score = LogitReader.score
+    monkeypatch.setattr(LogitReader, "score", lambda self, batch: (read.append(len(batch)), score(self, batch))[1])
     found = iterate_words(scorer, items, first_texts_first=True)
     first = next(found)
     assert read == [1]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,6 +46,24 @@ class MinimalPair:
     phenomenon: str | None = None
     number: int | None = field(default=None, compare=False)
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+class _ScoredPair(NamedTuple):
+    """A pair with the log-probabilities of its sentences in nats."""
+
+    pair: MinimalPair
+    good: float
+    bad: float
+    has_unknown_words: bool
+
+    def row(self) -> Row:
+        """What is written of every pair."""
+        return {
+            "pair": self.pair.number, "group": self.pair.group, "phenomenon": self.pair.phenomenon,
+            "sentence_good": self.pair.good, "sentence_bad": self.pair.bad, "logprob_good_nats": self.good,
+            "logprob_bad_nats": self.bad, "correct": self.good > self.bad, "oov": self.has_unknown_words,
+            **self.pair.columns,
+        }  # fmt: skip
 
 
 def read_pairs(
@@ -189,63 +207,63 @@ def evaluate_pairs(
         raise ValueError("there are no pairs to score: give at least one")
     start = time.perf_counter()
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    settings = {
-        "end_of_text": scorer.end_of_text if end else "not counted",
-        **({"tokenize": tokenize} if tokenize else {}),
-    }
     if proposals is None:
+        settings: dict[str, Any] = {"end_of_text": scorer.end_of_text if end else "not counted"}
+        settings |= {"tokenize": tokenize} if tokenize else {}
         places = [f"pair {pair.number or k} ({pair.group})" for k, pair in enumerate(pairs, 1) for _ in range(2)]
-        scored = _score_sentences(scorer, both, places, end, f"{task}: {scorer.name}", tokenize)
+        found = _score_sentences(scorer, both, places, end, f"{task}: {scorer.name}", tokenize)
     else:
         settings = proposals.settings(scorer, tokenize)
         data = {**(data or {}), "proposals": proposals.files}
         sums = proposals.score(scorer, both, f"{task}: {scorer.name}")
-        scored = [(score.log_prob, score.has_unknown_words) for score in sums]
+        found = [(score.log_prob, score.has_unknown_words) for score in sums]
     seconds = time.perf_counter() - start
-    of_pairs = list(zip(pairs, scored[::2], scored[1::2], strict=True))
-    groups: dict[tuple[str | None, str], list[tuple[float, bool]]] = {}
-    for pair, (good, unknown_good), (bad, unknown_bad) in of_pairs:
-        groups.setdefault((pair.phenomenon, pair.group), []).append((good - bad, unknown_good or unknown_bad))
-    rows: list[Row] = [
-        {
-            "phenomenon": phenomenon,
-            "group": group,
-            "pairs": len(values),
-            "accuracy": statistics.fmean(value > 0 for value, _ in values),
-            "mean_difference_bits": statistics.fmean(value for value, _ in values) / NATS["bits"],
-            "pairs_with_unknown_words": sum(is_unknown for _, is_unknown in values),
-        }
-        for (phenomenon, group), values in groups.items()
+    scored = [
+        _ScoredPair(pair, good, bad, unknown_good or unknown_bad)
+        for pair, (good, unknown_good), (bad, unknown_bad) in zip(pairs, found[::2], found[1::2], strict=True)
     ]
-    items: list[Row] = [
-        {
-            "pair": pair.number, "group": pair.group, "phenomenon": pair.phenomenon, "sentence_good": pair.good,
-            "sentence_bad": pair.bad, "logprob_good_nats": good, "logprob_bad_nats": bad, "correct": good > bad,
-            "oov": unknown_good or unknown_bad, **pair.columns,
-        }
-        for pair, (good, unknown_good), (bad, unknown_bad) in of_pairs
-    ]  # fmt: skip
-    scores = {
-        "accuracy": statistics.fmean(value > 0 for values in groups.values() for value, _ in values),
-        "mean_over_groups": statistics.fmean(row["accuracy"] for row in rows),
-    }
-    names = dict.fromkeys(row["phenomenon"] for row in rows if row["phenomenon"] is not None)
-    by_phenomenon = {
-        f"phenomenon {name}": statistics.fmean(row["accuracy"] for row in rows if row["phenomenon"] == name)
-        for name in names
-    }
-    if by_phenomenon:
-        scores["mean_over_phenomena"] = statistics.fmean(by_phenomenon.values())
+    rows = _rows_of_groups(scored)
     return EvaluationResult.of(
         scorer,
         task,
-        scores | by_phenomenon,
+        _means(scored, rows),
         {**settings, **(options or {})},
         data={"pairs": len(pairs), **(data or {})},
         tables={"Groups": rows},
-        items=items,
+        items=[one.row() for one in scored],
         seconds=seconds,
     )
+
+
+def _rows_of_groups(scored: Sequence[_ScoredPair]) -> list[Row]:
+    groups: dict[tuple[str | None, str], list[_ScoredPair]] = {}
+    for one in scored:
+        groups.setdefault((one.pair.phenomenon, one.pair.group), []).append(one)
+    return [
+        {
+            "phenomenon": phenomenon,
+            "group": group,
+            "pairs": len(members),
+            "accuracy": statistics.fmean(one.good > one.bad for one in members),
+            "mean_difference_bits": statistics.fmean(one.good - one.bad for one in members) / NATS["bits"],
+            "pairs_with_unknown_words": sum(one.has_unknown_words for one in members),
+        }
+        for (phenomenon, group), members in groups.items()
+    ]
+
+
+def _means(scored: Sequence[_ScoredPair], rows: Sequence[Row]) -> dict[str, float]:
+    """Accuracy over pairs, over groups and over phenomena, and that of each phenomenon."""
+    scores = {
+        "accuracy": statistics.fmean(one.good > one.bad for one in scored),
+        "mean_over_groups": statistics.fmean(row["accuracy"] for row in rows),
+    }
+    phenomena: dict[str, list[float]] = {}
+    for row in rows:
+        if row["phenomenon"] is not None:
+            phenomena.setdefault(f"phenomenon {row['phenomenon']}", []).append(row["accuracy"])
+    means = {name: statistics.fmean(accuracies) for name, accuracies in phenomena.items()}
+    return scores | ({"mean_over_phenomena": statistics.fmean(means.values())} if means else {}) | means
 
 
 def evaluate_blimp(

@@ -21,11 +21,13 @@ from hf_synlm.data.brackets import plain_word
 from hf_synlm.data.gold_trees import system_constituents
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.text.batches import batches_by_cost
 from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.evaluation.text.proposals import Proposals, batch_given_trees, encode_given_trees
-from hf_synlm.evaluation.text.scoring import TextScorer, TokenScores, batches_by_cost
+from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import WordScores, by_words, words_of
 from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.evaluation.text.words import EncodedText, Word, encode_sentences
 from hf_synlm.models.rnng.actions import PAD, SHIFT
 from hf_synlm.trees.actions import GEN, PAD_ACTION, spans_to_actions

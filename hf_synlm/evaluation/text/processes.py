@@ -66,6 +66,22 @@ def device_of_process(name: str | None) -> torch.device:
     return torch.device(name or state.device)
 
 
+def checked_device(name: str | None) -> torch.device:
+    """The device of that name, by default a GPU if there is one."""
+    if is_launched():
+        return device_of_process(name)
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    # What torch raises depends on how it was built.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        problem = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used ({problem}): choose cpu, or leave it out") from error
+    return device
+
+
 def iterate_batches(
     compute: Compute,
     batches: Sequence[Sequence[Any]],

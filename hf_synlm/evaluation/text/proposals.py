@@ -261,18 +261,18 @@ class Proposals:
     def score(self, scorer: TextScorer, sentences: Sequence[str], progress: str | None = None) -> list[ProposalScore]:
         """Sum the probabilities of sentences over their trees; equal sentences are scored once."""
         check_list("sentences", sentences)
-        given = {sentence: self.trees_of(sentence, sentences.index(sentence) + 1) for sentence in sentences}
-        for sentence in given:
-            words = {tree.words for tree in given[sentence]}
+        given = {sentence: self.trees_of(sentence, number) for number, sentence in enumerate(sentences, 1)}
+        for sentence, trees in given.items():
+            words = {tree.words for tree in trees}
             if len(words) > 1:
                 raise ValueError(
                     f"trees of {sentence!r} split its words in {len(words)} ways, of which two are "
                     f"{' | '.join(map(' '.join, sorted(words)[:2]))}: take one"
                 )
-        found = {}
-        for sentence in progress_bar(given, progress, unit="sentences"):
-            trees = given[sentence]
-            found[sentence] = score_proposals(scorer, trees[0].words, trees, self.max_trees)
+        found = {
+            sentence: score_proposals(scorer, given[sentence][0].words, given[sentence], self.max_trees)
+            for sentence in progress_bar(given, progress, unit="sentences")
+        }
         return [found[sentence] for sentence in sentences]
 
 

@@ -18,73 +18,28 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 """
 
 import copy
-import dataclasses
 import inspect
-import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_synlm.data.files import find_model
 from hf_synlm.data.text import PathLike, check_list
 from hf_synlm.evaluation.results import describe_files
+from hf_synlm.evaluation.text.batches import Window, batches_by_cost, cut_windows, growing_blocks, token_budget
 from hf_synlm.evaluation.text.cache import Result, ResultCache
-from hf_synlm.evaluation.text.processes import Text, device_of_process, is_launched, iterate_batches
+from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
+from hf_synlm.evaluation.text.readers import Entropy, LogitReader, SearchReader
+from hf_synlm.evaluation.text.token_scores import TokenScores, joined
 from hf_synlm.evaluation.text.words import EncodedText, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
-from hf_synlm.search.parsing import cache_after_context, marginal_logits
 
-T = TypeVar("T", bound=Text)
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
-Entropy = Literal["shannon", "renyi"]
-# Fields of `TokenScores` with one value per token.
-PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy")
 # Most numbers in the logits of one call: 1 GiB in float32.
 _MAX_LOGITS = 1 << 28
-# Most tokens, times derivations, that a call reads on a CPU.
-_MAX_DERIVED_TOKENS = 12_000
-
-
-@dataclasses.dataclass
-class TokenScores:
-    """Scores of one text of n tokens.
-
-    Attributes:
-        log_probs: [n] log p(token | prefix) in nats; NaN where there is no prefix (no begin token).
-        lexical: [n] part of the words in `log_probs`, or None.
-        beam_entropy: [n] entropy in nats of the derivations in the beam after the token, or None.
-        num_actions: [n] expected structural actions before the token, or None.
-        stack_depth: [n] expected number of trees on the stack after the token, or None.
-        entropy: [n] entropy in nats of the token given everything before it, or None.
-        end: log p(the text ends | text) in nats, or None.
-        word_start: [n + 1] log p(the next token begins a word or ends the text) before every token and at the end.
-    """
-
-    log_probs: Tensor
-    lexical: Tensor | None = None
-    beam_entropy: Tensor | None = None
-    num_actions: Tensor | None = None
-    stack_depth: Tensor | None = None
-    entropy: Tensor | None = None
-    end: float | None = None
-    word_start: Tensor | None = None
-
-    def to_dict(self) -> Result:
-        """The scores as plain data for JSON, without those that are None."""
-        values = {name: value for name, value in vars(self).items() if value is not None}
-        return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
-
-    @classmethod
-    def from_dict(cls, values: Result) -> Self:
-        """Inverse of `to_dict`."""
-        tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items() if name != "end"}
-        return cls(**tensors, end=values.get("end"))
 
 
 class TextScorer:
@@ -146,7 +101,7 @@ class TextScorer:
             raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
         self.estimator: Estimator = self._checked_estimator(estimator)
         self.begin_id = self._begin_id(begin_token) if begin else None
-        if (not begin or begin_token is not None) and self._begins_itself:
+        if (not begin or begin_token is not None) and self.begins_itself:
             raise ValueError(
                 f"begin={begin}, begin_token={begin_token!r} (--no-first-word, --begin-token): {type(model).__name__} "
                 "reads every sentence from its own begin token. Leave both options out, and drop the first word from "
@@ -186,7 +141,7 @@ class TextScorer:
         Raises:
             ValueError: the model or the device does not exist; see also `TextScorer`.
         """
-        name, device = find_model(name), _checked_device(device)
+        name, device = find_model(name), checked_device(device)
         set_seed(seed)
         model, tokenizer = load_pretrained(
             name,
@@ -237,7 +192,7 @@ class TextScorer:
         own = (config.bos_token_id, self.tokenizer.bos_token_id)
         # Elsewhere what minicons and lm-eval take goes first: the tokenizer's.
         candidates = (
-            *(own if self._begins_itself else reversed(own)),
+            *(own if self.begins_itself else reversed(own)),
             self.tokenizer.eos_token_id,
             *self.end_ids,
         )
@@ -250,7 +205,7 @@ class TextScorer:
         return found
 
     @property
-    def _begins_itself(self) -> bool:
+    def begins_itself(self) -> bool:
         """Whether the model is one of this library, which begins every text with the token of its configuration."""
         return self._sentence_end is not None
 
@@ -383,319 +338,64 @@ class TextScorer:
         budget = token_budget(self.model, width)
         if self.estimator != "beam_marginal" or self.entropy is not None:
             budget = min(budget, self.max_rows)
-        cache = None
-        if self.cache is not None:
-            options = {**self.options(), "details": self.details, "end": end, "starts": starts}
-            options |= {} if self.entropy is None else {"entropy": self.entropy}
-            reads_end = self.searches and self.closing_ids and (end or starts)
-            options |= {"closing_ids": self.closing_ids} if reads_end else {}
-            cache = ResultCache(self.cache, self.model, options)
-        blocks = _growing_blocks(unique, 64 * self.batch_size) if first_texts_first else [unique]
+        reader = SearchReader if self.searches else LogitReader
+        blocks = growing_blocks(unique, 64 * self.batch_size) if first_texts_first else [unique]
         computed = iterate_batches(
-            partial(self._score_batch, end, starting),
+            reader(self, end, starting),
             [batch for block in blocks for batch in batches_by_cost(block, self.batch_size, budget)],
             self.model,
             num_processes=self.num_processes,
             num_beams=width,
-            cache=cache,
+            cache=self._result_cache(end, starts),
             progress=progress,
         )
-        results: dict[_Window, TokenScores] = {}
-        places: dict[_Window, list[int]] = {}
-        missing = [{window for window in row if window.ids} for row in windows]
-        for place, needed in enumerate(missing):
-            for window in needed:
-                places.setdefault(window, []).append(place)
-            if not needed:
-                yield place, _joined([])
-        for window, values in computed:
-            results[window] = TokenScores.from_dict(values)
-            for place in places[window]:
-                missing[place].remove(window)
-                if not missing[place]:
-                    yield place, _joined([(window, results.get(window)) for window in windows[place]])
+        yield from _by_text(windows, computed)
+
+    def _result_cache(self, end: bool, starts: bool) -> ResultCache | None:
+        """The file of results, under everything that changes them."""
+        if self.cache is None:
+            return None
+        options = {**self.options(), "details": self.details, "end": end, "starts": starts}
+        options |= {} if self.entropy is None else {"entropy": self.entropy}
+        reads_end = self.searches and self.closing_ids and (end or starts)
+        options |= {"closing_ids": self.closing_ids} if reads_end else {}
+        return ResultCache(self.cache, self.model, options)
 
     @property
     def max_rows(self) -> int:
         """Most tokens of one call whose logits are in memory together."""
         return max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
 
-    @torch.no_grad()
-    def _score_batch(self, end: bool, starting: Tensor | None, batch: list["_Window"]) -> list[Result]:
-        score = self._score_by_search if self.searches else self._score_by_logits
-        return [scores.to_dict() for scores in score(batch, end, starting)]
-
-    def _windows(self, text: EncodedText) -> list["_Window"]:
-        """Cut a text into pieces that the model can read; keep as much of its context as fits."""
-        limit, context, length = self.max_tokens, tuple(map(tuple, text.context)), len(text.ids)
-        if context and not self.reads_context:
-            raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
-        if limit is None or length <= limit:
-            while limit is not None and sum(map(len, context)) + length > limit:
-                context = context[1:]
-            self.cuts["contexts_cut"] += len(context) < len(text.context)
-            return [_Window(tuple(text.ids), context, 0)]
-        self.cuts["texts_in_windows"] += 1
-        stride = max(1, limit // 2)
-        windows, stop = [], 0
-        while stop < length:
-            start = max(0, stop - (limit - stride))
-            windows.append(_Window(tuple(text.ids[start : start + limit]), (), stop - start))
-            stop = start + limit
-        return windows
-
-    def _padded(self, batch: list["_Window"], closing: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Ids and mask [B, T] of context and text after a begin token, `closing` behind, padded on the right."""
-        begin = [] if self.begin_id is None else [self.begin_id]
-        rows = [torch.tensor([*begin, *(t for s in w.context for t in s), *w.ids, *closing]) for w in batch]
-        ids = pad_sequence(rows, batch_first=True)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-        return ids.to(self.model.device), mask.to(self.model.device)
-
-    # ---- exact next-token logits
-    def _score_by_logits(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> list[TokenScores]:
-        """Scores from exact next-token logits; long texts in segments, by models that can continue from a cache."""
-        ids, mask = self._padded(batch)
-        # Texts of other models are at most as long as their positions, and not every cache takes several tokens.
-        if self._begins_itself and len(batch) == 1 and ids.shape[1] > self.max_rows:
-            return [self._scores(self._read_segments(ids, mask, starting), batch[0], end)]
-        return self._read_logits(self.model(ids, attention_mask=mask).logits, batch, end, starting)
-
-    def _read_segments(self, ids: Tensor, mask: Tensor, starting: Tensor | None) -> dict[str, Tensor]:
-        """Read one text [1, T] in segments, each after the hidden-state cache of the one before."""
-        following = torch.cat([ids[0, 1:], ids.new_zeros(1)])
-        cache, parts = None, []
-        for start in range(0, ids.shape[1], self.max_rows):
-            part = slice(start, start + self.max_rows)
-            output = self.model(ids[:, part], attention_mask=mask[:, part], past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            parts.append(self._read(output.logits[0], following[part], starting))
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def _read_logits(
-        self, logits: Tensor, batch: list["_Window"], end: bool, starting: Tensor | None
-    ) -> list[TokenScores]:
-        scores = []
-        for row, window in zip(logits, batch, strict=True):
-            # Nothing follows the last token.
-            following = torch.tensor([*window.ids[1 - self._num_begin :], 0], device=row.device)
-            scores.append(self._scores(self._read(row[: len(following)], following, starting), window, end))
-        return scores
-
-    def _read(self, logits: Tensor, following: Tensor, starting: Tensor | None) -> dict[str, Tensor]:
-        """Log-probabilities [n] after every token, given logits [n, V] and the id that follows each.
-
-        `following`: of the next token; `ends`: that the text ends; `starts`: that a word begins or the text ends. And
-        the entropy of the next token.
-        """
-        logits = logits.float()
-        norm = logits.logsumexp(-1)
-        reading = {"following": _on_host(logits.gather(1, following[:, None]).squeeze(1) - norm)}
-        if self.end_ids:
-            reading["ends"] = _on_host(logits[:, torch.tensor(self.end_ids, device=logits.device)].logsumexp(1) - norm)
-        if starting is not None:
-            which = starting.nonzero().squeeze(1).to(logits.device)
-            reading["starts"] = _on_host(logits.index_select(1, which).logsumexp(1) - norm)
-        if self.entropy is not None:
-            reading["entropy"] = _on_host(_entropy(logits - norm[:, None], self.entropy))
-        return reading
-
-    def _scores(self, reading: dict[str, Tensor], window: "_Window", end: bool) -> TokenScores:
-        """Scores of a text that was read with its begin token, if it has one."""
-        length = len(window.ids)
-        scores = TokenScores(_without_prefix(reading["following"][:-1], length))
-        if end and "ends" in reading:
-            scores.end = float(reading["ends"][-1])
-        if "starts" in reading:
-            scores.word_start = _without_prefix(reading["starts"], length + 1)
-        if "entropy" in reading:
-            scores.entropy = _without_prefix(reading["entropy"][:-1], length)
-        if scores.log_probs[1 - self._num_begin :].isnan().any():
-            raise ValueError(
-                f"{self.name} gives tokens probabilities that are not numbers. Its weights are damaged, or values "
-                f"overflow in {self.model.dtype}: load the model in float32."
-            )
-        return scores
-
-    # ---- beam of derivations
-    def _score_by_search(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> list[TokenScores]:
-        """Scores from a beam of derivations: of `parse`, or with `starting` from the beam's next-token logits.
-
-        Entropies are always of these logits.
-        """
-        reads_logits = starting is not None or self.entropy is not None
-        by_logits = self._score_by_beam_logits(batch, starting) if reads_logits else []
-        found = by_logits
-        if starting is not None and not self.details and not end:
-            return found
-        stepwise = self.estimator == "stepwise"
-        parsed = self._parse(batch, stepwise, self.closing_ids if end else ())
-        if starting is None:
-            chosen = parsed.stepwise_log_probs if stepwise else parsed.token_log_probs
-            found = [TokenScores(values) for values in self._own_columns(chosen, batch)]
-            for scores, read in zip(found, by_logits, strict=reads_logits):
-                scores.entropy = read.entropy
-        if self.details:
-            names = {"beam_entropy": "beam_entropy", "num_actions": "num_actions", "stack_depth": "stack_depth"}
-            for name, source in (names if stepwise else names | {"lexical": "lexical_log_probs"}).items():
-                for scores, values in zip(found, self._own_columns(getattr(parsed, source), batch), strict=True):
-                    setattr(scores, name, values)
-        if end:
-            self._add_ends(found, parsed, batch, stepwise)
-        return found
-
-    def _parse(self, batch: list["_Window"], stepwise: bool, closing: Sequence[int]) -> Any:
-        """What `parse` gives for texts after their context, with what ends them behind."""
-        sentence_ids = self._context_sentence_ids(batch)
-        return self.model.parse(
-            *self._padded(batch, closing),
-            num_beams=self.num_beams,
-            stepwise=stepwise,
-            lexical=self.details and not stepwise,
-            **self.search_options,
-            **({} if sentence_ids is None else {"context_sentence_ids": sentence_ids}),
-        )
-
-    def _add_ends(self, found: list[TokenScores], parsed: Any, batch: list["_Window"], stepwise: bool) -> None:
-        if stepwise and self.closing_ids:
-            for scores, values, window in zip(found, _on_host(parsed.stepwise_log_probs), batch, strict=True):
-                stop = self._num_begin + window.num_tokens
-                scores.end = float(values[stop : stop + len(self.closing_ids)].sum())
-            return
-        texts = self._own_columns(parsed.token_log_probs, batch)
-        for scores, words, whole in zip(found, texts, _on_host(parsed.text_log_probs).tolist(), strict=True):
-            scores.end = whole - float(words.sum())
-
-    def _context_sentence_ids(self, batch: list["_Window"]) -> Tensor | None:
-        """[B, T] 1, 2, ... in the sentences of the context and 0 elsewhere; None if no text has context."""
-        if not any(window.context for window in batch):
-            return None
-        rows = []
-        for window in batch:
-            numbers = [k for k, sentence in enumerate(window.context, 1) for _ in sentence]
-            rows.append(torch.tensor([0] * self._num_begin + numbers + [0] * len(window.ids)))
-        return pad_sequence(rows, batch_first=True).to(self.model.device)
-
-    def _score_by_beam_logits(self, batch: list["_Window"], starting: Tensor | None) -> list[TokenScores]:
-        """Stepwise scores with `word_start` and entropies, which need the beam's distribution over all next tokens."""
-        search = self.model.word_search(self.num_beams, **self.search_options)
-        begin_id = self.model.config.bos_token_id
-        ids, mask = self._padded(batch)
-        sentence_ids, cache = self._context_sentence_ids(batch), None
-        if sentence_ids is not None:
-            cache = cache_after_context(search, ids, mask, sentence_ids, begin_id)
-            ids, mask = self._padded([window._replace(context=()) for window in batch])
-        logits, _ = marginal_logits(search, ids, mask, cache=cache, bos_token_id=begin_id)
-        return self._read_logits(logits, batch, False, starting)
-
-    def _own_columns(self, values: Tensor, batch: list["_Window"]) -> list[Tensor]:
-        """The columns of the texts' own tokens, without begin token, context and what closes them, on the host."""
-        cut = []
-        for row, window in zip(_on_host(values), batch, strict=True):
-            stop = self._num_begin + window.num_tokens
-            cut.append(row[stop - len(window.ids) : stop])
-        return cut
-
-    @property
-    def _num_begin(self) -> int:
-        """Number of begin tokens before a text."""
-        return int(self.begin_id is not None)
-
     @property
     def reads_context(self) -> bool:
         """Whether the model reads complete sentences before the one that it parses."""
         return self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
 
-
-class _Window(NamedTuple):
-    """Tokens of a text that are read together; the first `skip` are scored in an earlier window."""
-
-    ids: tuple[int, ...]
-    context: tuple[tuple[int, ...], ...]
-    skip: int
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.ids) + sum(map(len, self.context))
+    def _windows(self, text: EncodedText) -> list[Window]:
+        """Pieces of a text that the model can read; `cuts` counts texts and contexts that do not fit."""
+        if text.context and not self.reads_context:
+            raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
+        windows = cut_windows(text, self.max_tokens)
+        self.cuts["texts_in_windows"] += len(windows) > 1
+        self.cuts["contexts_cut"] += len(windows) == 1 and len(windows[0].context) < len(text.context)
+        return windows
 
 
-def token_budget(model: PreTrainedModel, width: int) -> int:
-    """How many tokens a call should read with a beam of this width: number of its texts times length of the longest.
-
-    On a CPU 12,000 / width: with more, each token takes longer. On other devices, memory decides.
-    """
-    return _MAX_DERIVED_TOKENS // width if model.device.type == "cpu" else sys.maxsize
-
-
-def batches_by_cost(texts: Sequence[T], batch_size: int, budget: int) -> list[list[T]]:
-    """Group texts so that the cost of a call, its number of texts times the longest, stays in a budget.
-
-    A single text may exceed it. The longest come first, so that a lack of memory shows at once. Of equally long texts,
-    those that begin alike stand side by side, because a search reads a common beginning once.
-    """
-    left = sorted(texts, key=lambda text: (-text.num_tokens, text.ids))
-    batches = []
-    while left:
-        size = max(1, min(batch_size, budget // left[0].num_tokens))
-        batches.append(left[:size])
-        left = left[size:]
-    return batches
-
-
-def _growing_blocks(texts: list[T], most: int) -> list[list[T]]:
-    """1, 2, 4, ..., `most` texts at a time, in their order: the first are read soon, and most with others as long."""
-    blocks, first = [], 0
-    while first < len(texts):
-        last = first + min(first + 1, most)
-        blocks.append(texts[first:last])
-        first = last
-    return blocks
-
-
-def _checked_device(name: str | None) -> torch.device:
-    """The device of that name, by default a GPU if there is one."""
-    if is_launched():
-        return device_of_process(name)
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    # What torch raises depends on how it was built.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        problem = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} cannot be used ({problem}): choose cpu, or leave it out") from error
-    return device
-
-
-def _entropy(log_probs: Tensor, kind: Entropy) -> Tensor:
-    """Entropy [n] in nats of distributions [n, V]."""
-    if kind == "renyi":
-        return 2 * (log_probs / 2).logsumexp(-1)
-    return torch.special.entr(log_probs.exp()).sum(-1)
-
-
-def _on_host(values: Tensor) -> Tensor:
-    return values.cpu().double()
-
-
-def _without_prefix(values: Tensor, length: int) -> Tensor:
-    """[length] values of the last tokens of a text; NaN for the first token if it has no prefix."""
-    return torch.cat([values.new_full((length - len(values),), float("nan")), values])
-
-
-def _joined(windows: list[tuple[_Window, TokenScores | None]]) -> TokenScores:
-    """Scores of a text from those of its windows."""
-    parts = [(window.skip, scores) for window, scores in windows if scores is not None]
-    if not parts:  # a text without tokens
-        nothing = torch.zeros(0, dtype=torch.float64)
-        return TokenScores(nothing, nothing, nothing, nothing, nothing)
-    last = parts[-1][1]
-    joined = dataclasses.replace(last)
-    for name in PER_TOKEN:
-        if getattr(last, name) is not None:
-            setattr(joined, name, torch.cat([getattr(scores, name)[skip:] for skip, scores in parts]))
-    if last.word_start is not None:
-        inner = [scores.word_start[skip:-1] for skip, scores in parts if scores.word_start is not None]
-        joined.word_start = torch.cat([*inner, last.word_start[-1:]])
-    return joined
+def _by_text(
+    windows: Sequence[Sequence[Window]], computed: Iterable[tuple[Window, Result]]
+) -> Iterator[tuple[int, TokenScores]]:
+    """The place and the scores of each text, as soon as its windows are computed; at first of texts without tokens."""
+    results: dict[Window, TokenScores] = {}
+    places: dict[Window, list[int]] = {}
+    missing = [{window for window in row if window.ids} for row in windows]
+    for place, needed in enumerate(missing):
+        for window in needed:
+            places.setdefault(window, []).append(place)
+        if not needed:
+            yield place, joined([])
+    for window, values in computed:
+        results[window] = TokenScores.from_dict(values)
+        for place in places[window]:
+            missing[place].remove(window)
+            if not missing[place]:
+                yield place, joined([(one, results.get(one)) for one in windows[place]])

@@ -32,8 +32,9 @@ import torch
 from torch import Tensor
 
 from hf_synlm.data.text import Tokenization, check_list
-from hf_synlm.evaluation.text.scoring import TextScorer, TokenScores
+from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.evaluation.text.words import (
     EncodedText,
     Word,

@@ -63,6 +63,11 @@ class EncodedText:
     unknown: frozenset[int] = frozenset()
 
 
+def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokens are words, and not pieces of words."""
+    return tokenizer.is_fast and type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
+
+
 def split_words(text: str) -> list[Word]:
     """Words of a text, as `text.split()` gives them, with their positions."""
     return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
@@ -95,9 +100,8 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
         raise ImportError("splitting words as the treebank does needs nltk: pip install 'hf_synlm[eval]'") from error
     check_list("sentences", sentences, '["the", "dog"]')
     treebank = TreebankWordTokenizer()
-    has_words = type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
     has_period = bool(_spelled(tokenizer, {"."}))
-    split = partial(_split_of_words if has_words else _split_of_pieces, tokenizer, treebank)
+    split = partial(_split_of_words if has_words(tokenizer) else _split_of_pieces, tokenizer, treebank)
     keys = [
         [(word, not has_period or place in ends) for place, word in enumerate(sentence)]
         for sentence, ends in ((sentence, _sentence_ends(sentence)) for sentence in sentences)
@@ -313,7 +317,7 @@ def unknown_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 def _classes_of_unknown_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Tokens of a vocabulary of words that stand for classes of unknown words."""
-    if not tokenizer.is_fast or json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"] != "WordLevel":
+    if not has_words(tokenizer):
         return {}
     return {index: token for token, index in tokenizer.get_vocab().items() if _UNKNOWN_CLASS.fullmatch(token)}
 
@@ -332,10 +336,10 @@ def word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_i
     Returns:
         [V] bool; None where tokens are words or mark the end of words, so that the end of a word is known.
     """
+    if has_words(tokenizer):
+        return None
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()
-    if backend["model"]["type"] == "WordLevel":
-        return None
     continuing = backend["model"].get("continuing_subword_prefix") or ""
     final = backend["model"].get("end_of_word_suffix") or ""
     if backend["model"]["type"] == "WordPiece":

@@ -23,9 +23,9 @@ from hf_synlm.data.punctuation import Punctuation, check_tags, keep_words
 from hf_synlm.data.text import PathLike, check_list, errors_at
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.results import F1_TITLES, Row
+from hf_synlm.evaluation.text.batches import batches_by_cost, token_budget
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import iterate_batches
-from hf_synlm.evaluation.text.scoring import batches_by_cost, token_budget
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbTree, labeled_f1
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
@@ -444,17 +444,7 @@ def report_parsing(
         name: {key: round(value, 2) for key, value in tree_statistics(found, lengths).items()}
         for name, found in shown.items()
     }
-    numbers = [
-        {
-            **score.numbers(),
-            "precision": round(100 * score.precision, 2),
-            "recall": round(100 * score.recall, 2),
-            **shapes[name],
-            "num_sentences": score.num_sentences,
-            "num_without_tree": sum(not sentence.hypotheses for sentence in runs[name]),
-        }
-        for name, score in scores.items()
-    ]
+    numbers = [_numbers_of_run(score, shapes[name], runs[name]) for name, score in scores.items()]
     pairs = pairwise_f1(list(trees.values()), lengths, convention)
     values = numbers[0]
     if count > 1:
@@ -464,21 +454,33 @@ def report_parsing(
     if average is not None:
         values["consensus_f1"] = numbers[-1]["f1"]
     first = next(iter(trees))
-    f1_rows = {
-        name: {**score.numbers(), "recall": round(100 * score.recall, 2)}
-        for name, score in (scores | baselines).items()
-    }
     tables = {
-        "unlabeled F1 (%)": [
-            {"trees": name, **{title: row[key] for key, title in F1_TITLES.items()}, "recall": row["recall"]}
-            for name, row in f1_rows.items()
-        ],
+        "unlabeled F1 (%)": [_f1_row(name, score) for name, score in (scores | baselines).items()],
         "shape of the trees": [{"trees": name, **shape} for name, shape in shapes.items()],
         **_recall_tables(trees[first], gold, treebank, convention, "" if len(runs) == 1 else f", {first}"),
     }
     if pairs:
         tables["F1 between the runs (%)"] = pair_rows(list(runs), count, pairs)
     return values, tables
+
+
+def _numbers_of_run(
+    score: ParsingScores, shape: Mapping[str, float], run: Sequence[ParsedSentence]
+) -> dict[str, float]:
+    return {
+        **score.numbers(),
+        "precision": round(100 * score.precision, 2),
+        "recall": round(100 * score.recall, 2),
+        **shape,
+        "num_sentences": score.num_sentences,
+        "num_without_tree": sum(not sentence.hypotheses for sentence in run),
+    }
+
+
+def _f1_row(name: str, score: ParsingScores) -> Row:
+    numbers = score.numbers()
+    titled = {title: numbers[key] for key, title in F1_TITLES.items()}
+    return {"trees": name, **titled, "recall": round(100 * score.recall, 2)}
 
 
 def _with_average(runs: Mapping[str, Any], average: Sequence[ParsedSentence] | None) -> dict[str, Any]:
