@@ -22,7 +22,7 @@ def _check_folder(out: Path, overwrite: bool, *reads: Path | None, model: str | 
 
 def convert(
     architecture: Annotated[
-        Literal["gpst", "on_lstm", "palm", "prpn", "pushdown", "rnng"],
+        Literal["gpst", "on_lstm", "palm", "pcfg", "prpn", "pushdown", "rnng"],
         typer.Argument(help="Architecture of the checkpoint."),
     ],
     weights: Annotated[
@@ -34,7 +34,7 @@ def convert(
         list[Path] | None,
         typer.Option(
             help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config "
-            "(davidarps/silm: once, config.json). Needed without --vocabulary.",
+            "(davidarps/silm: once, config.json). Not needed with --vocabulary and for checkpoints of compound-pcfg.",
             **options.INPUT_FILE,
         ),
     ] = None,
@@ -61,10 +61,11 @@ def convert(
     Examples:
         synlm convert gpst --weights model.bin --config r2d2.json --config gpt.json --tokenizer gpst-vocab --out gpst
         synlm convert rnng --weights weights.pt --config config.json --out rnng
+        synlm convert pcfg --weights compound-pcfg.pt --out compound-pcfg
         synlm convert pushdown --weights model.pt --vocabulary vocab.pkl --tokenizer gpt2 --out pushdown-bllip
     """
     configs = config or []
-    if not configs and vocabulary is None:
+    if not configs and vocabulary is None and architecture != "pcfg":
         raise ValueError("give --config, or for pushdown --vocabulary")
     _check_folder(out, overwrite, weights, *configs, vocabulary, model=tokenizer)
     from hf_synlm.conversion.files import convert_files

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.conversion.gpst import convert_gpst
 from hf_synlm.conversion.on_lstm import convert_on_lstm
 from hf_synlm.conversion.palm import convert_palm
-from hf_synlm.conversion.pcfg import convert_pcfg
+from hf_synlm.conversion.pcfg import convert_pcfg, pcfg_tokenizer
 from hf_synlm.conversion.prpn import convert_prpn
 from hf_synlm.conversion.pushdown import convert_pushdown
 from hf_synlm.conversion.rnng import convert_rnng, rnng_tokenizer
@@ -24,7 +24,10 @@ CONVERTERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any]], PreTra
     "rnng": convert_rnng,
 }
 # Where the authors' configuration holds the vocabulary.
-TOKENIZERS: dict[str, Callable[[Mapping[str, Any]], PreTrainedTokenizerBase | None]] = {"rnng": rnng_tokenizer}
+TOKENIZERS: dict[str, Callable[[Mapping[str, Any]], PreTrainedTokenizerBase | None]] = {
+    "pcfg": pcfg_tokenizer,
+    "rnng": rnng_tokenizer,
+}
 
 
 def convert_state_dict(arch: str, state_dict: dict[str, Tensor], original_config: dict) -> PreTrainedModel:

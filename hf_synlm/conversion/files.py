@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -9,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, prpn, pushdown, rnng
+from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, pcfg, prpn, pushdown, rnng
 from hf_synlm.data.files import read_json
 from hf_synlm.hub.export import check_target, export_model
 
@@ -85,16 +86,25 @@ def convert_files(
     check_target(output_dir, overwrite, [path for path in (weights, *configs, vocabulary) if path is not None])
     if arch != "gpst" and len(configs) > 1:
         raise ValueError(f"{len(configs)} configuration files were given; {arch} takes one.")
-    if vocabulary is None:
-        config = read_config(configs)
-    else:
-        config = read_config(configs) if configs else dict(pushdown.BLLIP_CONFIG)
+    state, config = _read_checkpoint(arch, weights, configs, vocabulary is not None)
+    if vocabulary is not None:
         if arch != "pushdown" or tokenizer is None:
             raise ValueError("A vocabulary is for pushdown, with GPT-2's tokenizer. Pass --tokenizer gpt2, too.")
         pieces = pushdown.read_vocabulary(vocabulary)
         tokenizer = pushdown.pushdown_tokenizer(pieces, tokenizer)
         config = {"vocab_size": len(pieces) + 2, "end_word_id": pieces.index(pushdown.END_WORD), **config}
-    model = convert_state_dict(arch, read_state_dict(weights, _REMEDIES.get(arch, _PLAIN)), config)
+    model = convert_state_dict(arch, state, config)
     if tokenizer is None and arch in TOKENIZERS:
         tokenizer = TOKENIZERS[arch](config)
     return export_model(model, tokenizer, output_dir, overwrite=overwrite)
+
+
+def _read_checkpoint(
+    arch: str, weights: Path, configs: Sequence[Path], is_bllip: bool
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and configuration; without `configs` those of a pickled PCFG, or of the authors' BLLIP model."""
+    pickled = pcfg.read_pickled_model(weights) if arch == "pcfg" and weights.suffix != ".safetensors" else None
+    if pickled is not None:
+        return pickled[0], {**pickled[1], **(read_config(configs) if configs else {})}
+    config = read_config(configs) if configs or not is_bllip else dict(pushdown.BLLIP_CONFIG)
+    return read_state_dict(weights, _REMEDIES.get(arch, _PLAIN)), config

@@ -1,9 +1,16 @@
 """The authors' checkpoints of PCFGs (harvardnlp/compound-pcfg, sustcsonglin/TN-PCFG) -> `PCFGForCausalLM`."""
 
+import pickle
+import re
+import warnings
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.conversion.rename import (
     boundary_ids,
@@ -13,6 +20,7 @@ from hf_synlm.conversion.rename import (
     rename_state_dict,
     require,
 )
+from hf_synlm.data.vocabulary import END_TOKEN, PAD_TOKEN, UNKNOWN_TOKEN, tokenizer_of_words
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.modeling_pcfg import PCFGForCausalLM
 
@@ -90,7 +98,11 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
     fields: dict[str, Any] = {"symbol_size": rows("root", 1), "latent_size": 0}
     fields["vocab_size"] = rows("emission_head" if has("emission_head") else "emission_head.3")
     if has("rule_head"):
-        fields |= {"grammar": "dense", "num_nonterminals": rows("nonterminals"), "num_preterminals": rows("preterminals")}
+        fields |= {
+            "grammar": "dense",
+            "num_nonterminals": rows("nonterminals"),
+            "num_preterminals": rows("preterminals"),
+        }
     elif has("projections.0"):
         fields |= {"grammar": "tensor" if has("projections.1") else "tensor_shared", "rank": rows("projections.0")}
         fields["num_nonterminals"] = rows("root_head.3")
@@ -117,4 +129,77 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
     check_sizes(sizes, options)
     return PCFGConfig(
         **fields, **boundary_ids(options), pad_token_id=options.get("pad_token_id"), mask_special_tokens=False
+    )
+
+
+# -------------------------------------------------------------------------------------- files of compound-pcfg
+# Classes whose objects a checkpoint of harvardnlp/compound-pcfg consists of, and functions that make its tensors.
+_CLASSES = (
+    "models.CompPCFG models.ResidualLayer PCFG.PCFG torch.nn.modules.linear.Linear torch.nn.modules.sparse.Embedding "
+    "torch.nn.modules.container.Sequential torch.nn.modules.activation.ReLU torch.nn.modules.rnn.LSTM "
+    "torch.nn.modules.container.ModuleList torch.nn.modules.dropout.Dropout"
+).split()
+_TENSORS = {
+    "collections.OrderedDict", "builtins.set", "__builtin__.set", "torch.FloatStorage", "torch.LongStorage",
+    "torch._utils._rebuild_parameter", "torch._utils._rebuild_tensor_v2", "torch.nn.parameter.Parameter",
+}  # fmt: skip
+
+
+class _Holder:
+    """Stands for an object of a checkpoint: attributes without code."""
+
+
+class _ModelUnpickler(pickle.Unpickler):
+    """Reads tensors and objects without their code; every other class is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The function or class that a pickle names."""
+        if f"{module}.{name}" in _CLASSES:
+            return type(name, (_Holder,), {})
+        if f"{module}.{name}" in _TENSORS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+
+    @classmethod
+    def load_file(cls, file: Any, **options: Any) -> Any:
+        """Read a pickle from an open file."""
+        return cls(file, **options).load()
+
+
+def read_pickled_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Tensors and options of a checkpoint of harvardnlp/compound-pcfg, a pickle of the model; None for other files.
+
+    Every class but those of its model is refused, and these are replaced by empty ones, so no code of the file runs.
+    The options are those of its training, with `vocabulary`, the words by id.
+    """
+    reader: Any = SimpleNamespace(Unpickler=_ModelUnpickler, load=_ModelUnpickler.load_file, __name__="pickle")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the code of the classes is not there
+            found = torch.load(path, map_location="cpu", pickle_module=reader, weights_only=False)
+    except Exception:  # the reader of plain files says what is wrong
+        return None
+    if not isinstance(found, Mapping) or not isinstance(found.get("model"), _Holder):
+        return None
+    options = dict(found.get("args", {}))
+    words = found.get("word2idx")
+    if words:
+        options["vocabulary"] = sorted(words, key=words.__getitem__)
+        options |= {"pad_token_id": words.get(PAD_TOKEN), "eos_token_id": words.get(END_TOKEN)}
+    return dict(_tensors(found["model"], "")), options
+
+
+def _tensors(module: Any, prefix: str) -> list[tuple[str, Tensor]]:
+    """Parameters of a module without code, by their names."""
+    own = [(prefix + name, value.detach()) for name, value in module._parameters.items() if value is not None]
+    return own + [pair for name, part in module._modules.items() for pair in _tensors(part, f"{prefix}{name}.")]
+
+
+def pcfg_tokenizer(original_config: Mapping[str, Any]) -> PreTrainedTokenizerFast | None:
+    """Tokenizer with the ids of a checkpoint, by `vocabulary`: lower case, numbers as N; None without a vocabulary."""
+    if "vocabulary" not in original_config:
+        return None
+    tokens = [re.sub(r"\AN(?=#*\Z)", "N#", word) for word in original_config["vocabulary"]]
+    boundary = END_TOKEN if END_TOKEN in tokens else PAD_TOKEN
+    return tokenizer_of_words(
+        tokens, unknown_token=UNKNOWN_TOKEN, lowercase=True, replace_numbers=True, boundary=boundary
     )

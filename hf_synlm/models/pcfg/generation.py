@@ -114,7 +114,9 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         if not config.return_dict_in_generate:
             return sequences
         trees = [one.tree() for one in drawn]
-        steps = [spans_to_actions([span for span, _ in tree], len(one.words)) for tree, one in zip(trees, drawn, strict=True)]
+        steps = [
+            spans_to_actions([span for span, _ in tree], len(one.words)) for tree, one in zip(trees, drawn, strict=True)
+        ]
         longest = max(map(len, steps))
         return PCFGGenerateOutput(
             sequences=sequences,

@@ -272,7 +272,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if config.num_prior_samples > 1:
             seeded = torch.Generator().manual_seed(config.prior_seed)
             latents = torch.randn(config.num_prior_samples, config.latent_size, generator=seeded)
-        grammars = [self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.latent_dtype)]
+        grammars = [
+            self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.latent_dtype)
+        ]
         return [grammar.single() for grammar in grammars]
 
     def _mixture(self, text: Sentences) -> list[tuple[Grammar, Chart, Tensor, Tensor, Tensor]]:
@@ -337,7 +339,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         """Rows [B] that count in the loss: sentences of two or more words, with labels."""
         words = counted_words(input_ids, labels, text.columns).sum(1)
         if ((words > 0) & (words < text.lengths)).any():
-            raise ValueError("labels leave out single words, but a sentence counts as a whole. Set all to -100, or none.")
+            raise ValueError(
+                "labels leave out single words, but a sentence counts as a whole. Set all to -100, or none."
+            )
         return (words > 1).to(text.lengths.device)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:

@@ -123,7 +123,8 @@ class SimpleGrammar(nn.Module):
         nonterminals, preterminals = symbols[:size], symbols[size:]
         parents = self.parent(_with_latent(nonterminals, latent)).relu() + nonterminals
         left, right = (
-            _softmax((side(symbols).relu() + symbols) @ parents.transpose(-1, -2), -2) for side in (self.left, self.right)
+            _softmax((side(symbols).relu() + symbols) @ parents.transpose(-1, -2), -2)
+            for side in (self.left, self.right)
         )
         if latent is None:
             preterminals = self.preterminal_layers(preterminals) + preterminals

@@ -113,7 +113,11 @@ class PrefixState:
         last = rules.of_words(emission)
         left = self.left.new_zeros(*self.left.shape[:2], self.left.shape[3])  # [B, T, d] of spans that end here
         right, scale = torch.zeros_like(left), F.pad(word_scale, (num_words, 0))
-        root, begin, whole = rules.of_root(grammar.root), num_words - self.count, torch.full_like(self.whole, -torch.inf)
+        root, begin, whole = (
+            rules.of_root(grammar.root),
+            num_words - self.count,
+            torch.full_like(self.whole, -torch.inf),
+        )
         for start in reversed(range(num_words)):
             first = Words(*(part[:, start : start + 1] for part in (self.pairs, last.right, self.begins, last.ends)))
             scales = self.scale[:, start, start:] + scale[:, start + 1 :]

@@ -58,7 +58,9 @@ def read_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | No
     lengths = columns.sum(1)
     size = max(1, int(lengths.max()))
     ids = tokens_first(input_ids.long().masked_fill(~columns, 0), columns)[:, :size]
-    return Sentences(ids, torch.arange(size, device=ids.device) < lengths[:, None], lengths, columns, ended, ended & attended)
+    return Sentences(
+        ids, torch.arange(size, device=ids.device) < lengths[:, None], lengths, columns, ended, ended & attended
+    )
 
 
 def read_whole_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Sentences:
