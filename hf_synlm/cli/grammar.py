@@ -52,6 +52,8 @@ def grammar(
         num_nonterminals=nonterminals,
         num_preterminals=preterminals,
     )
+    if loaded.config.is_compound:
+        options.say("every sentence has a grammar of its own; this is the one of z = 0, the mean of the prior")
     if style == "json":
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2, ensure_ascii=False))
     else:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm import PCFGConfig, PCFGForCausalLM
+from hf_synlm.cli import main
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.models.pcfg.inside import Grammar
 from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
@@ -185,6 +186,18 @@ def test_command(saved: Path, tmp_path: Path, capsys):
     run(capsys, "grammar", saved, "--plot", picture)
     drawn = {text.strip() for text in ElementTree.parse(picture).getroot().itertext()}
     assert {"NT0 (2 uses)", "NT1 T2 (sleeps)", "0.750", "NT0 NT0", "T0 (the, a) T1 (cat)"} <= drawn
+
+
+def test_compound_grammar_is_said(tmp_path: Path, capsys):
+    sizes = {"latent_size": 2, "encoder_embedding_size": 3, "encoder_hidden_size": 3}
+    model = PCFGForCausalLM(
+        PCFGConfig(vocab_size=len(TOKENIZER), num_nonterminals=2, num_preterminals=3, symbol_size=4, **sizes)
+    )
+    model.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    assert main(["grammar", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == grammar_to_text(read_grammar(model, TOKENIZER)) + "\n" and "z = 0" in captured.err
 
 
 def test_refusals(saved: Path, saved_models: Path, tmp_path: Path, capsys):
