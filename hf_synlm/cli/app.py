@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import evaluate, evaluate_trees, hub, options, reading, surprisal, train, treebanks, trees
+from hf_synlm.cli import evaluate, evaluate_trees, grammar, hub, options, reading, surprisal, train, treebanks, trees
 
 for _library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
     logging.getLogger(_library).setLevel(logging.ERROR)
@@ -95,6 +95,7 @@ def _add(group: typer.Typer, *commands: Callable[..., None], reads_text: bool = 
 
 _add(app, trees.parse, surprisal.surprisal, trees.generate, trees.draw, reads_text=True)
 _add(app, treebanks.silver, treebanks.treebank, reads_text=True)
+_add(app, grammar.grammar)
 _add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
 _add(
     evaluations,

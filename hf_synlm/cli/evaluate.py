@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import check_output
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
 from hf_synlm.evaluation.text.text_items import read_items, read_treebank_items
@@ -248,12 +247,6 @@ def summary(results: Results, out: options.Output = None, overwrite: options.Ove
     typer.echo(text, nl=False)
 
 
-def _check_picture(out: Path, overwrite: bool) -> None:
-    if out.suffix.lower() not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"--out {out}: choose a name in .svg, .png or .pdf")
-    check_output(out, overwrite)
-
-
 def plot(
     results: Results,
     out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) is the format.")],
@@ -282,7 +275,7 @@ def plot(
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
     """
-    options.check_out(out, overwrite, *results, check=_check_picture)
+    options.check_out(out, overwrite, *results, check=options.check_picture)
     loaded = load_runs(results)
     if loaded[0].task == "reading" and len(loaded) == 1 and not (label or score):
         _plot_reading(loaded[0], out)

@@ -462,6 +462,13 @@ def check_with_meta(out: Path, overwrite: bool) -> None:
     check_output(meta_file(out), overwrite)
 
 
+def check_picture(out: Path, overwrite: bool) -> None:
+    """As `check_output`, for a picture by matplotlib."""
+    if out.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"{out} is no name of a picture: choose one in .svg, .png or .pdf")
+    check_output(out, overwrite)
+
+
 def check_results(
     out: Path | None, overwrite: bool, *reads: Path | None, model: str | None = None, items_out: Path | None = None
 ) -> None:

@@ -1,10 +1,11 @@
-"""Pictures of what the models compute: trees, surprisals, charts, distances, attention, and bars of scores.
+"""Pictures of what the models compute: trees, surprisals, charts, distances, attention, grammars, and bars of scores.
 
 Bars and heat maps need matplotlib. `show` gives an object that draws itself in notebooks. Functions whose names end in
 `_to_text`, `_to_svg`, `_to_latex`, `_to_html` and `_to_page` return text in that format, with everything escaped.
 """
 
 from hf_synlm.data.parsed import posteriors
+from hf_synlm.viz.grammar import InducedGrammar, grammar_to_text, plot_grammar, read_grammar
 from hf_synlm.viz.html import sentence_to_html, sentence_to_page, sentences_to_page, surprisals_in_bits
 from hf_synlm.viz.latex import escape_latex, tree_to_latex
 from hf_synlm.viz.plots import (
@@ -14,6 +15,7 @@ from hf_synlm.viz.plots import (
     heatmap_to_svg,
     plot_bars,
     plot_effects,
+    plot_panels,
     span_attention_to_svg,
 )
 from hf_synlm.viz.svg import tree_to_svg
@@ -21,15 +23,20 @@ from hf_synlm.viz.text import tree_to_text
 from hf_synlm.viz.view import SentenceView, show
 
 __all__ = [
+    "InducedGrammar",
     "SentenceView",
     "chart_scores",
     "chart_to_svg",
     "distances_to_svg",
     "escape_latex",
+    "grammar_to_text",
     "heatmap_to_svg",
     "plot_bars",
     "plot_effects",
+    "plot_grammar",
+    "plot_panels",
     "posteriors",
+    "read_grammar",
     "sentence_to_html",
     "sentence_to_page",
     "sentences_to_page",

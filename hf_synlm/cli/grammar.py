@@ -1,0 +1,63 @@
+"""`synlm grammar`: the rules that a PCFG has learned."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_synlm.cli import options
+
+
+def grammar(
+    model: options.ModelName,
+    rules: Annotated[int, typer.Option(min=1, help="Rules per nonterminal, and first symbols.")] = 5,
+    words: Annotated[int, typer.Option(min=1, help="Words per preterminal.")] = 8,
+    nonterminals: Annotated[int, typer.Option(min=1, help="Nonterminals, those with the most uses.")] = 30,
+    preterminals: Annotated[int, typer.Option(min=1, help="Preterminals, those with the most uses.")] = 60,
+    style: options.ReportFormat = "table",
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Picture of the rules to write, too; its ending (.svg, .png, .pdf) is the format."),
+    ] = None,
+    overwrite: options.Overwrite = False,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+) -> None:
+    """Show the likely rules and words of a PCFG.
+
+    Symbols are named as in the trees of `synlm parse --method viterbi`: NT3 is a nonterminal, T17 a preterminal, shown
+    with its likeliest words. Rules have their probability given the parent. Symbols are sorted by their uses: how often
+    they stand in a derivation, on average. Growth is how many times more nonterminals a deep level of a derivation has
+    than the one above; from 1 on, derivations need not end, and uses are those in the first 20 levels. Of a compound
+    grammar, all this is for z = 0, the mean of the prior.
+
+    Examples:
+        synlm grammar runs/pcfg
+        synlm grammar runs/pcfg --nonterminals 12 --plot rules.svg
+        synlm grammar runs/pcfg --rules 100 --words 100 --format json > grammar.json
+    """
+    options.check_out(plot, overwrite, model=model, check=options.check_picture, flag="--plot")
+    from hf_synlm.hub.checkpoint import load_pretrained
+    from hf_synlm.viz import grammar_to_text, plot_grammar, read_grammar
+
+    options.hide_bars_of_weights()
+    loaded, tokenizer = load_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
+    found = read_grammar(
+        loaded,
+        tokenizer,
+        num_rules=rules,
+        num_words=words,
+        num_nonterminals=nonterminals,
+        num_preterminals=preterminals,
+    )
+    if loaded.config.is_compound:
+        options.say("every sentence has a grammar of its own; this is the one of z = 0, the mean of the prior")
+    if style == "json":
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(grammar_to_text(found))
+    if plot is not None:
+        plot_grammar(plot, found, title=f"likely rules of {model}")
+        options.say(f"wrote {plot}")
