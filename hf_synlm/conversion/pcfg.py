@@ -98,11 +98,8 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
     fields: dict[str, Any] = {"symbol_size": rows("root", 1), "latent_size": 0}
     fields["vocab_size"] = rows("emission_head" if has("emission_head") else "emission_head.3")
     if has("rule_head"):
-        fields |= {
-            "grammar": "dense",
-            "num_nonterminals": rows("nonterminals"),
-            "num_preterminals": rows("preterminals"),
-        }
+        fields |= {"grammar": "dense", "num_nonterminals": rows("nonterminals")}
+        fields["num_preterminals"] = rows("preterminals")
     elif has("projections.0"):
         fields |= {"grammar": "tensor" if has("projections.1") else "tensor_shared", "rank": rows("projections.0")}
         fields["num_nonterminals"] = rows("root_head.3")

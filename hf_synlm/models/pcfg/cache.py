@@ -87,7 +87,8 @@ class PCFGCache(StateCache):
         return next_token_log_probs(
             config,
             [(grammar, state.preterminals, state.state_scale[:, -1]) for state, grammar in pairs],
-            *(torch.stack([getattr(state, name) for state in self.state]) for name in ("whole", "prefix")),
+            torch.stack([state.whole for state in self.state]),
+            torch.stack([state.prefix for state in self.state]),
             self.ended,
         )
 
@@ -95,14 +96,11 @@ class PCFGCache(StateCache):
 def next_token_log_probs(
     config: PCFGConfig, expected: list[tuple[Grammar, Tensor, Tensor]], whole: Tensor, prefix: Tensor, ended: Tensor
 ) -> Tensor:
-    """log p(next token) [..., V] of a mixture of K grammars.
+    """Log p(next token) [..., V] of a mixture of K grammars.
 
-    Args:
-        config: names the end token.
-        expected: by grammar, itself, weights [..., X] of the preterminals and their log scale [...].
-        whole: [K, ...] log p(words so far are the sentence).
-        prefix: [K, ...] log p(words so far).
-        ended: [...] where the end token was read: it follows for ever.
+    `expected` are by grammar itself, weights [..., X] of the preterminals and their log scale [...]; `whole` [K, ...]
+    log p(words so far are the sentence), `prefix` [K, ...] log p(words so far); `ended` [...] where the end token was
+    read: it follows for ever.
     """
     read = prefix.logsumexp(0)
     parts = [prefix_log_probs(grammar, weights, scale - read) for grammar, weights, scale in expected]

@@ -114,14 +114,13 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         if not config.return_dict_in_generate:
             return sequences
         trees = [one.tree() for one in drawn]
-        steps = [
-            spans_to_actions([span for span, _ in tree], len(one.words)) for tree, one in zip(trees, drawn, strict=True)
-        ]
+        spans = [[span for span, _ in tree] for tree in trees]
+        steps = [spans_to_actions(tree, len(one.words)) for tree, one in zip(spans, drawn, strict=True)]
         longest = max(map(len, steps))
         return PCFGGenerateOutput(
             sequences=sequences,
             actions=torch.tensor([row + [PAD_ACTION] * (longest - len(row)) for row in steps], device=self.device),
-            spans=[[(i + 1, j + 1) for (i, j), _ in tree] for tree in trees],
+            spans=[[(i + 1, j + 1) for i, j in tree] for tree in spans],
             labels=[[f"NT{symbol}" for _, symbol in tree] for tree in trees],
             offsets=[1] * count,
             lengths=[len(one.words) for one in drawn],

@@ -42,7 +42,7 @@ from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.generation import PCFGGenerationMixin
 from hf_synlm.models.pcfg.inside import Chart, Grammar, inside
 from hf_synlm.models.pcfg.networks import GRAMMARS, LatentEncoder
-from hf_synlm.models.pcfg.prefix import prefix_log_probs, read_sentences
+from hf_synlm.models.pcfg.prefix import read_sentences
 from hf_synlm.models.pcfg.sentences import Sentences, read_rows, read_whole_rows
 from hf_synlm.models.pcfg.trees import Derivation, best_trees, sample, span_posteriors, tree_log_probs, viterbi
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
@@ -90,7 +90,7 @@ class PCFGPreTrainedModel(SyntacticPreTrainedModel):
         """Initialize as the authors do; see `PCFGConfig`."""
         kind = self.config.init
         fan_in = getattr(module, "in_features", getattr(module, "hidden_size", 1))
-        for name, parameter in module.named_parameters(recurse=False):
+        for parameter in module.parameters(recurse=False):
             if parameter.dim() > 1 and kind != "default":
                 getattr(init, f"{kind}_")(parameter)
             elif isinstance(module, nn.Embedding):
@@ -132,7 +132,7 @@ class PCFGModel(PCFGPreTrainedModel):
     @property
     def latent_dtype(self) -> torch.dtype:
         """Type of z: that of the weights."""
-        return self.grammar.root.weight.dtype
+        return self.dtype
 
     @can_return_tuple
     def forward(
@@ -272,10 +272,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if config.num_prior_samples > 1:
             seeded = torch.Generator().manual_seed(config.prior_seed)
             latents = torch.randn(config.num_prior_samples, config.latent_size, generator=seeded)
-        grammars = [
-            self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.latent_dtype)
-        ]
-        return [grammar.single() for grammar in grammars]
+        latents = latents.to(self.device, self.model.latent_dtype)
+        return [self.model.make_grammar(latent[None]).single() for latent in latents]
 
     def _mixture(self, text: Sentences) -> list[tuple[Grammar, Chart, Tensor, Tensor, Tensor]]:
         """By grammar of the mixture: chart, weights of preterminals, their scales, and log p of all prefixes."""
@@ -289,7 +287,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         return found
 
     def _next_tokens(self, text: Sentences, places: Tensor, ended: Tensor) -> Tensor:
-        """log p(next token) [B, P, V] after so many words `places` [B, P]; `ended` [B, P]."""
+        """Log p(next token) [B, P, V] after so many words `places` [B, P]; `ended` [B, P]."""
         rows = torch.arange(len(places), device=places.device)[:, None]
         found = self._mixture(text)
         return next_token_log_probs(
@@ -321,16 +319,17 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
                 noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
             latent = mean + (log_variance / 2).exp() * noise
             divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
-        log_prob = self._log_probs(text, latent)
+        log_prob = self._sentence_log_probs(text, latent)
         losses = {"language_model": -log_prob[counted].mean()}
         if mean is not None:
             losses["kl"] = divergence[counted].mean()
         losses = {name: value * share_of(loss_shares, name) for name, value in losses.items()}
-        result.loss, result.joint_log_prob = sum(losses.values()), (log_prob - divergence).detach()
+        result.loss = torch.stack(list(losses.values())).sum()
+        result.joint_log_prob = (log_prob - divergence).detach()
         result.losses = {name: value.detach() for name, value in losses.items()}
 
-    def _log_probs(self, text: Sentences, latent: Tensor | None) -> Tensor:
-        """log p(x) or log p(x | z) [B]."""
+    def _sentence_log_probs(self, text: Sentences, latent: Tensor | None) -> Tensor:
+        """Log p(x) or log p(x | z) [B]."""
         grammar = self.model.make_grammar(None if latent is None else latent.to(self.model.latent_dtype))
         chart = inside(grammar, text.emission(grammar.of_words(text.ids)))
         return chart.whole.gather(1, text.lengths[:, None] - 1).squeeze(1)
@@ -339,9 +338,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         """Rows [B] that count in the loss: sentences of two or more words, with labels."""
         words = counted_words(input_ids, labels, text.columns).sum(1)
         if ((words > 0) & (words < text.lengths)).any():
-            raise ValueError(
-                "labels leave out single words, but a sentence counts as a whole. Set all to -100, or none."
-            )
+            raise ValueError("labels leave out single words, but a sentence counts as a whole: all are -100, or none.")
         return (words > 1).to(text.lengths.device)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
@@ -363,7 +360,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
     @torch.no_grad()
     def log_likelihood(self, input_ids: Tensor, attention_mask: Tensor | None = None, num_samples: int = 1) -> Tensor:
-        """log p(sentence) [B] in nats, with all trees; -inf for one word.
+        """Log p(sentence) [B] in nats, with all trees; -inf for one word.
 
         With z: log of the mean over `num_samples` z drawn from q of p(x | z) p(z) / q(z | x), a lower bound on the
         average, which tightens with their number.
@@ -387,14 +384,14 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         with evaluation_mode(self):
             mean, log_variance = self.model.infer(text)
             if mean is None:
-                return self._log_probs(text, None)
+                return self._sentence_log_probs(text, None)
             found = []
             for _ in range(num_samples):
                 noise = torch.randn_like(mean)
                 latent = mean + (log_variance / 2).exp() * noise
                 # log p(z) - log q(z | x)
                 ratio = (noise.square() + log_variance - latent.square()).sum(1) / 2
-                found.append(self._log_probs(text, latent) + ratio)
+                found.append(self._sentence_log_probs(text, latent) + ratio)
         samples = torch.stack(found)
         return samples.logsumexp(0) - math.log(num_samples)
 

@@ -110,6 +110,7 @@ class SimpleGrammar(nn.Module):
         self.root = nn.Embedding(1, size)
         self.symbols = nn.Embedding(config.num_nonterminals + config.num_preterminals, size)
         self.parent, self.left, self.right = nn.Linear(inputs, size), nn.Linear(size, size), nn.Linear(size, size)
+        self.emission_head: nn.Module
         if config.latent_size:
             self.emission_head = _mlp(inputs, size, config.vocab_size)
         else:
@@ -122,10 +123,8 @@ class SimpleGrammar(nn.Module):
         symbols, size = self.symbols.weight, self.num_nonterminals
         nonterminals, preterminals = symbols[:size], symbols[size:]
         parents = self.parent(_with_latent(nonterminals, latent)).relu() + nonterminals
-        left, right = (
-            _softmax((side(symbols).relu() + symbols) @ parents.transpose(-1, -2), -2)
-            for side in (self.left, self.right)
-        )
+        children = (side(symbols).relu() + symbols for side in (self.left, self.right))
+        left, right = (_softmax(child @ parents.transpose(-1, -2), -2) for child in children)
         if latent is None:
             preterminals = self.preterminal_layers(preterminals) + preterminals
         root = (self.root.weight @ nonterminals.t()).squeeze(0)

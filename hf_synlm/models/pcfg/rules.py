@@ -50,14 +50,10 @@ class DenseRules:
         return Words(pairs, emission, begins, (emission @ ends).unflatten(-1, (size, size)))
 
     def combine(self, first: Words, last: Words, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
-        """Values [B, K, Y] of spans, summed over their W splits.
+        """Values [B, K, Y] of spans, summed over their W splits with `weight` [B, K, W].
 
-        Args:
-            first: the first words of the spans.
-            last: their last words.
-            left: [B, K, W - 1, Y] left children of two or more words, the narrowest first.
-            right: [B, K, W - 1, Y] right children of two or more words, the widest first.
-            weight: [B, K, W] scales of the splits.
+        `first` and `last` are the first and the last words of the spans; `left` and `right` [B, K, W - 1, Y] their
+        children of two or more words, the narrowest left one first, the widest right one first.
         """
         if weight.shape[2] == 1:
             return _apply(first.left, last.right)
@@ -107,11 +103,8 @@ class DenseRules:
     def follow(self, states: Tensor, word: Tensor, left: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """State and preterminals after the words read: a right sister begins.
 
-        Args:
-            states: [B, T, Y] before each word.
-            word: [B, X] probabilities of the last word.
-            left: [B, T - 1, Y] constituents that begin at each word but the last, and end with the last.
-            weight: [B, T] scales.
+        `states` [B, T, Y] are those before each word, `word` [B, X] the probabilities of the last word, `left`
+        [B, T - 1, Y] the constituents that begin at each word but the last and end with it, `weight` [B, T] scales.
         """
         states, rule, size = states * weight[..., None], self.rule, self.size
         pairs = states[:, -1, :, None] * word[:, None]
@@ -146,7 +139,7 @@ class DenseRules:
         return drawn // count, drawn % count
 
     def sample_split(self, parent: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """Draw split and children of nonterminals [R], given all left and right children [R, W, S] and [R, W] scales."""
+        """Draw split and children of nonterminals [R], given left and right children [R, W, S] and scales [R, W]."""
         rows = torch.arange(len(parent), device=parent.device)
         rule = _rows_of(self.rule.flatten(-2), parent).unflatten(-1, self.rule.shape[-2:])
         sisters = (left @ rule) * right

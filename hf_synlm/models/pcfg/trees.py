@@ -30,7 +30,7 @@ class Derivation:
 
 
 def span_posteriors(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """log p(sentence) [B] and the posteriors [B, T + 1, T + 1] of spans (i, j) of two or more words.
+    """Log p(sentence) [B] and the posteriors [B, T + 1, T + 1] of spans (i, j) of two or more words.
 
     They are the gradient of log p with respect to the logarithm of a span's scale: one backward pass.
     """
@@ -60,7 +60,7 @@ def _post_order(span: Span) -> tuple[int, int]:
 
 
 def tree_log_probs(grammar: Grammar, log_emission: Tensor, lengths: Tensor, trees: list[list[Span]]) -> Tensor:
-    """log p(sentence, tree) [B] of binary trees, labels summed out."""
+    """Log p(sentence, tree) [B] of binary trees, labels summed out."""
     size = log_emission.shape[1] + 1
     places = [[row, i, j] for row, tree in enumerate(trees) for i, j in tree]
     allowed = torch.zeros(len(trees), size, size, dtype=torch.bool)
@@ -74,10 +74,8 @@ def tree_log_probs(grammar: Grammar, log_emission: Tensor, lengths: Tensor, tree
 def viterbi(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> tuple[list[Derivation], Tensor]:
     """The best derivations, and their log-probabilities [B].
 
-    Ties: the smallest split, then the smallest pair of children. Cost: O(n^3 S^2 + n^2 Y S^2).
-
-    Raises:
-        ValueError: a table of the rules would be too large.
+    Ties: the smallest split, then the smallest pair of children. A table of the rules that would be too large raises
+    ValueError. Cost: O(n^3 S^2 + n^2 Y S^2).
     """
     rules, num_preterminals = grammar.rules, log_emission.shape[2]
     num_symbols = rules.size + num_preterminals

@@ -21,21 +21,23 @@ from hf_synlm import PCFGForCausalLM
 from hf_synlm.core.losses import share_of
 from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import collate_framed
+from hf_synlm.evaluation.trees.parsing import CONVENTIONS
 from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_minimum
 from hf_synlm.training.engine.checkpoints import BestModel
-from hf_synlm.training.engine.recipe import Recipe, Splits
+from hf_synlm.training.engine.recipe import Splits
 from hf_synlm.training.engine.run import new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import model_loss
-from hf_synlm.training.programs.train_recurrent import RecurrentRecipe
 from hf_synlm.training.tasks.stream_batches import (
+    SentenceDataset,
     TextDataArguments,
     load_stream,
     make_stream_tokenizer,
     stream_fingerprint,
 )
 from hf_synlm.training.tasks.stream_evaluation import ParsingArguments
+from hf_synlm.training.tasks.text_recipe import TextRecipe
 
 
 @dataclass
@@ -62,9 +64,9 @@ class PCFGDataArguments(TextDataArguments):
 
 @dataclass
 class PCFGParsingArguments(ParsingArguments):
-    """As for the recurrent models; spans are counted as in the papers of the grammars."""
+    """Which trees are compared with the grammar's; spans are counted as in the papers of the grammars."""
 
-    parsing_convention: str = option("compound-pcfg", "How spans are counted; see the recurrent models.")
+    parsing_convention: str = option("compound-pcfg", f"How spans are counted: {', '.join(CONVENTIONS)}.")
 
 
 @dataclass
@@ -111,7 +113,7 @@ class CurriculumSampler(PaddedBatchSampler):
         return samples[: np.searchsorted(self.lengths[samples], self.first + epoch * self.growth, side="right")]
 
 
-class PCFGRecipe(RecurrentRecipe):
+class PCFGRecipe(TextRecipe):
     """Train a PCFG on words; keep the best validation likelihood."""
 
     program = "train_pcfg"
@@ -128,7 +130,7 @@ class PCFGRecipe(RecurrentRecipe):
             raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but a PCFG is over words. Leave it out.")
         self.parsing.complete(self.data, self.model_arguments.architecture)
 
-    def load_data(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
+    def load_text(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
         """Encoded text, tokenizer and model."""
         data, source = self.data, self.data.tokenizer_name or self.model_arguments.model_name_or_path
         tokenizer = make_stream_tokenizer(self.accelerator, data, source, Path(self.arguments.output_dir))
@@ -138,9 +140,11 @@ class PCFGRecipe(RecurrentRecipe):
         parts = (data.train_files, data.validation_files, data.test_files)
         return Splits(*(load_stream(data, files, tokenizer) for files in parts if files)), tokenizer, model
 
-    def collator(self) -> Any:
-        """Batches of sentences between boundaries."""
-        return partial(collate_framed, self.streams.train, pad_token_id=self.tokenizer.pad_token_id)
+    def set_examples(self) -> None:
+        """Sentences between boundaries."""
+        train = self.streams.train
+        self.examples = SentenceDataset(train)
+        self.collate = partial(collate_framed, train, pad_token_id=self.tokenizer.pad_token_id)
 
     def sampler(self, consumed: int = 0) -> CurriculumSampler:
         """Sentences of similar length, short ones first."""
@@ -166,10 +170,6 @@ class PCFGRecipe(RecurrentRecipe):
             **asdict(self.curriculum),
             **{name: getattr(self.data, name) for name in ("max_batch_tokens", "batch_group_size")},
         }
-
-    def prepare(self, model: PreTrainedModel) -> tuple[nn.Module, Any, Any]:
-        """AdamW and its schedule."""
-        return Recipe.prepare(self, model)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """-log p of the sentences, or its bound; and their mean length, with their ends."""

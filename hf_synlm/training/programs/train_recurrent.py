@@ -20,28 +20,22 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_synlm import ONLSTMForCausalLM, OrderedMemoryForCausalLM, PaLMForCausalLM, PRPNForCausalLM
 from hf_synlm.data.arguments import option
-from hf_synlm.data.streams import TokenStream
-from hf_synlm.evaluation.trees.treebank_parsing import score_baselines, score_numbers, score_table
 from hf_synlm.training.engine.arguments import ModelArguments
-from hf_synlm.training.engine.export import hub_facts
-from hf_synlm.training.engine.final_report import report_saved_model
-from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
-from hf_synlm.training.engine.run import Run, new_or_pretrained
+from hf_synlm.training.engine.recipe import Splits
+from hf_synlm.training.engine.run import new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
-from hf_synlm.training.engine.samplers import EpochEnds, EpochSampler
+from hf_synlm.training.engine.samplers import EpochSampler
 from hf_synlm.training.tasks.stream_batches import (
     FramedCollator,
     SegmentDataset,
     SegmentSampler,
     SentenceDataset,
     StreamDataArguments,
-    describe_stream,
     first_item,
     load_stream,
     make_stream_tokenizer,
     stream_fingerprint,
 )
-from hf_synlm.training.tasks.stream_evaluation import ParsingArguments, TextEvaluator, TreeScorer
 from hf_synlm.training.tasks.stream_schedule import (
     EpochControl,
     PhasedOptimizer,
@@ -51,6 +45,7 @@ from hf_synlm.training.tasks.stream_schedule import (
     StreamObjective,
     make_phased_optimizer,
 )
+from hf_synlm.training.tasks.text_recipe import TextRecipe
 
 MODELS: dict[str, Any] = {
     "on_lstm": ONLSTMForCausalLM,
@@ -59,7 +54,6 @@ MODELS: dict[str, Any] = {
     "ordered_memory": OrderedMemoryForCausalLM,
     "awd_lstm": PaLMForCausalLM,
 }
-REPORT_SENTENCES = 20
 
 
 @dataclass
@@ -124,21 +118,15 @@ def load_data(
     return Splits(load_stream(data, data.train_files, tokenizer, gold), *held_out), tokenizer, model
 
 
-class RecurrentRecipe(Recipe):
+class RecurrentRecipe(TextRecipe):
     """Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models; keep the best validation likelihood."""
 
     program = "train_recurrent"
     parts = ("model_arguments", "data", "parsing", "schedule", "arguments")
-    mappings = ("config_overrides", "parse_options")
     model_arguments: RecurrentModelArguments
     data: StreamDataArguments
-    parsing: ParsingArguments
     schedule: ScheduleArguments
     arguments: RecurrentTrainingArguments
-    streams: Splits
-    validation: TextEvaluator
-    test: TextEvaluator | None = None
-    final_trees: TreeScorer | None
     objective: StreamObjective
     control: EpochControl
 
@@ -158,56 +146,19 @@ class RecurrentRecipe(Recipe):
                 "larger per_device_train_batch_size."
             )
 
-    def load(self) -> PreTrainedModel:
-        """Make or load tokenizer and model, encode the text, and try what will be measured."""
-        accelerator, data, parsing = self.accelerator, self.data, self.parsing
-        self.streams, tokenizer, model = self.load_data()
-        self.tokenizer = tokenizer
-        accelerator.print(data.describe_splits(self.streams, describe_stream))
-        rows = self.accelerator.num_processes * self.arguments.per_device_train_batch_size
-        if data.batching == "stream":
-            self.examples, self.collate = SegmentDataset(self.streams.train, rows, self._rows()), first_item
-        else:
-            self.examples = SentenceDataset(self.streams.train)
-            self.collate = self.collator()
-        sampler = self.sampler()
-        per_step = sampler.consumed_per_micro_step * self.arguments.gradient_accumulation_steps
-        self.ends = EpochEnds(sampler, per_step)
-        self.ends.step(0)  # refuses steps longer than an epoch
-        size = self.arguments.per_device_eval_batch_size
-        trees = self._scorer(model, parsing.parsing_files, parsing.parse_sentences)
-        self.validation = self._evaluator("validation", self.streams.validation, size, trees)
-        if self.streams.test is not None:
-            self.test = self._evaluator("test", self.streams.test, data.test_batch_size or size)
-        self.final_trees = self._scorer(model, parsing.final_parsing_files)
-        return model
-
-    def load_data(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
-        """Encoded text, tokenizer and model."""
+    def load_text(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
+        """Encoded text, with gold trees if they are learned from; tokenizer and model."""
         return load_data(self.accelerator, self.model_arguments, self.data, Path(self.arguments.output_dir))
 
-    def collator(self) -> Any:
-        """What makes batches of sentences."""
-        return FramedCollator(self.streams.train, self.tokenizer.pad_token_id)
-
-    def _rows(self) -> range:
-        """Rows of the stream that this process reads."""
-        rank, size = self.accelerator.process_index, self.arguments.per_device_train_batch_size
-        return range(rank * size, (rank + 1) * size)
-
-    def _evaluator(self, name: str, stream: TokenStream, size: int, trees: TreeScorer | None = None) -> TextEvaluator:
-        return TextEvaluator(self.accelerator, name, stream, self.data, self.tokenizer.pad_token_id, size, trees)
-
-    def _scorer(self, model: PreTrainedModel, paths: list[str], limit: int | None = None) -> TreeScorer | None:
-        """The scorer of a treebank, tried on one sentence."""
-        parsing = self.parsing
-        if not model.config.gives_trees or not paths or limit == 0:
-            return None
-        bank, size = parsing.treebank(paths, self.data.reading), parsing.parse_batch_size
-        options: Any = parsing.parse_options  # a mapping, once the command line is parsed
-        scorer = TreeScorer(bank, self.tokenizer, parsing.parsing_convention, options, size, limit)
-        scorer.rehearse(model)
-        return scorer
+    def set_examples(self) -> None:
+        """Segments of the stream, or sentences."""
+        train, size = self.streams.train, self.arguments.per_device_train_batch_size
+        if self.data.batching == "stream":
+            rank, count = self.accelerator.process_index, self.accelerator.num_processes
+            rows = range(rank * size, (rank + 1) * size)
+            self.examples, self.collate = SegmentDataset(train, count * size, rows), first_item
+        else:
+            self.examples, self.collate = SentenceDataset(train), FramedCollator(train, self.tokenizer.pad_token_id)
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Fingerprints of the text, how it is read, and the schedule."""
@@ -246,53 +197,9 @@ class RecurrentRecipe(Recipe):
         with self.control.optimizer.averaged_weights():
             return self.validation.run(model, step)
 
-    def evaluation_due(self, step: int) -> bool:
-        """At the end of every epoch."""
-        return step in self.ends
-
     def best_model(self) -> EpochControl:
         """The epoch with the lowest validation loss; it decides about the phases of the schedule, too."""
         return self.control
-
-    def card_facts(self, run: Run) -> dict[str, Any]:
-        """Files, steps and epochs."""
-        best, num_epochs = run.state.notes["best"]["step"], len(run.state.notes["evaluations"]) - 1
-        return {
-            **hub_facts(self.model_arguments.model_name_or_path),
-            "training_data": self.data.describe(),
-            "training_procedure": f"The best of {run.state.step} steps ({num_epochs} epochs) of "
-            f"`training/{self.program}.py` by validation likelihood, that of step {best}; seed {self.arguments.seed}.",
-        }
-
-    def final_results(self, run: Run, step: int) -> dict[str, Any]:
-        """Likelihood of the test text and F1 of the induced trees."""
-        test: dict[str, Any] = {} if self.test is None else self.test.run(run.model, step)
-        scorer = self.final_trees
-        if scorer is not None:
-            bank = scorer.treebank
-            scores = {"model": scorer.run(run.accelerator, run.model), **score_baselines(bank, scorer.convention)}
-            run.accelerator.print(f"final trees, all {len(bank.words):,} sentences:\n{score_table(scores, bank)}")
-            used = {"convention": scores["model"].convention, "punctuation": bank.convention}
-            test["trees"] = {**used, **score_numbers(scores)}
-        return {"test": test} if test else {}
-
-    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
-        """Parse the first test sentences with the saved model, as its users will, and generate one."""
-        parsing, test = self.parsing, results.get("test", {})
-        if parsing.final_report:
-            bank = parsing.treebank(parsing.report_files, self.data.reading, REPORT_SENTENCES)
-            methods: dict[str, Any] = {"model": parsing.parse_options}
-            banks, convention = {str(parsing.punctuation): bank}, parsing.parsing_convention
-            seed = self.arguments.seed
-            test["saved_model"] = report_saved_model(folder, banks, methods, seed, convention)
-        unit = "bits_per_character" if self.data.tokenizer_type == "characters" else "perplexity"
-        line = improvement(results, unit)
-        if "losses" in test:
-            line += f"; test {unit.replace('_', ' ')} {test['losses'][unit]:.2f}"
-        if "trees" in test:
-            model, right = (test["trees"][name]["sentence_f1"] for name in ("model", "right"))
-            line += f"; sentence F1 {model:.2f}, right branching {right:.2f}"
-        return line
 
 
 main = partial(run_recipe, RecurrentRecipe)
