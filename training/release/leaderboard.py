@@ -51,7 +51,9 @@ DATA = {
     "train_rnng.py": _SEARCHED,
     "train_tree_lm.py": _SEARCHED,
     "train_pushdown.py": _SEARCHED,
-    "train_recurrent.py": f"{_TREES} --preprocessing none --parse_sentences 0 {SHARED}",
+    **dict.fromkeys(
+        ("train_recurrent.py", "train_pcfg.py"), f"{_TREES} --preprocessing none --parse_sentences 0 {SHARED}"
+    ),
     **dict.fromkeys(OF_TRAINER, f"{_TREES} --tokenizer_name {{corpus}}/tokenizer --num_train_epochs {EPOCHS}"),
     "train_urnng.py": f"{_TREES} --test_files {{corpus}}/test.txt --tokenizer_name {{corpus}}/tokenizer "
     f"--num_train_epochs {EPOCHS}",
