@@ -166,6 +166,14 @@ def surprisal(
             "distribution, by a second search."
         ),
     ] = None,
+    attention_entropy: Annotated[
+        Literal["projected", "raw"] | None,
+        typer.Option(
+            help="Tree LM and Transformer Grammars: add nae, the normalized attention entropy where the word is read, "
+            "summed over the heads of the top layer and the tokens of the word; expected over the beam, or of the tree "
+            "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are."
+        ),
+    ] = None,
     frequencies: Annotated[
         Path | None,
         typer.Option(
@@ -188,8 +196,8 @@ def surprisal(
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
-    --entropy adds entropy_bits; --frequencies adds length and log_frequency. With several --num-beams there is a column
-    for each, such as surprisal_bits_b5; the other columns are of the widest beam.
+    --entropy adds entropy_bits, --attention-entropy adds nae; --frequencies adds length and log_frequency. With several
+    --num-beams there is a column for each, such as surprisal_bits_b5; the other columns are of the widest beam.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
@@ -204,7 +212,7 @@ def surprisal(
     by_width = scoring.by_width()
     _check_places(texts, out)
     if lmzoo:
-        _check_lmzoo(texts, unit, more=len(by_width) > 1 or bool(entropy or frequencies))
+        _check_lmzoo(texts, unit, more=len(by_width) > 1 or bool(entropy or attention_entropy or frequencies))
     how: dict[str, Any] = {"context": context, "word_correction": word_correction, "tokenize": tokenize}
     given.check(scoring, **how | {"context": context != "sentence"}, entropy=entropy)
     data: dict[str, Any] = {"files": describe_files(found)}
@@ -216,8 +224,9 @@ def surprisal(
         counts_of_words, data["frequencies"] = read_counts(frequencies), describe_files([frequencies])
     if not lmzoo and not items[0].rows:
         _say_repeated_items(items)
+    entropies: dict[str, Any] = {"entropy": entropy, "attention_entropy": attention_entropy}
     widest = max(by_width, key=lambda width: width or 0)
-    scorer = by_width[widest].scorer(model, begin=first_word, details=not lmzoo, entropy=entropy)
+    scorer = by_width[widest].scorer(model, begin=first_word, details=not lmzoo, **entropies)
     if tokenize is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
     from hf_synlm.evaluation.text import surprisal as words
@@ -235,7 +244,7 @@ def surprisal(
         scores = _with_frequencies(scores, counts_of_words)
     data["columns"], counts = _write_words(items, scores, out, None if lmzoo else unit)
     seconds = time.perf_counter() - start
-    settings = {"unit": unit, **how, "first_word": first_word, "entropy": entropy, "seed": scoring.seed, **described}
+    settings = {"unit": unit, **how, "first_word": first_word, **entropies, "seed": scoring.seed, **described}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
     result.command = options.command_line.get()
     if out is not None:
@@ -286,7 +295,10 @@ def _check_lmzoo(texts: Sequence[Path], unit: str, more: bool) -> None:
     if unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
     if more:
-        raise ValueError("--lmzoo has four columns: give one --num-beams, and neither --entropy nor --frequencies")
+        raise ValueError(
+            "--lmzoo has four columns: give one --num-beams, and neither --entropy nor --attention-entropy nor "
+            "--frequencies"
+        )
 
 
 def _check_places(texts: Sequence[Path], out: Path | None) -> None:

@@ -141,6 +141,38 @@ def test_entropies_are_those_of_the_logits(architecture):
     assert [row[at] * math.log(2) for row in rows] == pytest.approx(scores[0].more[column].tolist())
 
 
+@pytest.mark.parametrize("estimator", ["beam_marginal", "stepwise"])
+def test_attention_entropies_are_those_of_parse(estimator, tmp_path):
+    """Sums over the tokens of a word, in batches and from a cache, beside word correction; they change nothing else."""
+    model, tokenizer = model_and_tokenizer("tree_lm")
+    items = [TextItem("1", "We can't ask"), TextItem("2", "America"), TextItem("3", "")]
+    how = {"tokenize": "ptb", "word_correction": estimator == "stepwise"}
+    plain = score_words(scorer_of("tree_lm", estimator=estimator, num_beams=3), items, **how)
+    for kind, column in (("projected", "nae"), ("raw", "nae_raw")):
+        given = {"estimator": estimator, "num_beams": 3, "attention_entropy": kind}
+        for _ in range(2):
+            found = score_words(scorer_of("tree_lm", **given, cache=tmp_path / kind), items, **how)
+            for item, one, without in zip(items[:2], found, plain, strict=False):
+                ids = torch.tensor([tokenizer(item.text.replace("can't", "ca n't"))["input_ids"]])
+                tokens = model.parse(ids, num_beams=3, attention_entropy=kind).attention_entropy[0].tolist()
+                expected = tokens if len(tokens) == 1 else [tokens[0], tokens[1] + tokens[2], tokens[3]]
+                assert one.more[column].tolist() == pytest.approx(expected, abs=1e-4)
+                assert torch.equal(one.log_probs, without.log_probs) and not without.more
+            assert found[2].more[column].shape == (0,)
+    with pytest.raises(ValueError, match="attention_entropy"):
+        score_words(scorer_of("tree_lm", **given, cache=tmp_path / "projected"), items, **how)
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "tree_lm"])
+def test_attention_entropies_are_of_models_that_attend_to_derivations(architecture):
+    with pytest.raises(ValueError, match=r"\(--attention-entropy\): \w+ does not attend to derivations"):
+        scorer_of(architecture, attention_entropy="raw")
+    if architecture.startswith("rnng"):
+        model, _ = model_and_tokenizer(architecture)
+        with pytest.raises(ValueError, match=r"attention_entropy='raw' .*RNNG\w* does not attend to derivations"):
+            model.parse(torch.tensor([[3, 4]]), attention_entropy="raw")
+
+
 def test_beams_are_compared_on_words_with_values():
     """In bits, whatever the unit of the table; one word says nothing."""
     narrow, wide = torch.tensor([3.0, math.nan, 2.0, 5.0]), torch.tensor([1.0, 2.0, 2.0, 4.9])

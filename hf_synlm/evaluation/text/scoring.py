@@ -43,8 +43,9 @@ from hf_synlm.search.parsing import cache_after_context, marginal_logits
 T = TypeVar("T", bound=Text)
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
 Entropy = Literal["shannon", "renyi"]
+AttentionEntropy = Literal["projected", "raw"]
 # Fields of `TokenScores` with one value per token.
-PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy")
+PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy", "attention_entropy")
 # Most numbers in the logits of one call: 1 GiB in float32.
 _MAX_LOGITS = 1 << 28
 # Most tokens, times derivations, that a call reads on a CPU.
@@ -62,6 +63,7 @@ class TokenScores:
         num_actions: [n] expected structural actions before the token, or None.
         stack_depth: [n] expected number of trees on the stack after the token, or None.
         entropy: [n] entropy in nats of the token given everything before it, or None.
+        attention_entropy: [n] expected normalized attention entropy where the token is read, or None.
         end: log p(the text ends | text) in nats, or None.
         word_start: [n + 1] log p(the next token begins a word or ends the text) before every token and at the end.
     """
@@ -72,6 +74,7 @@ class TokenScores:
     num_actions: Tensor | None = None
     stack_depth: Tensor | None = None
     entropy: Tensor | None = None
+    attention_entropy: Tensor | None = None
     end: float | None = None
     word_start: Tensor | None = None
 
@@ -106,6 +109,8 @@ class TextScorer:
         details: also give lexical parts and beam statistics where the model has them.
         entropy: also give the entropy of every token before it is read: "shannon", -sum_v p_v log p_v, or "renyi" of
             order 1/2, 2 log sum_v sqrt(p_v). Of models that search it is that of the "stepwise" distribution.
+        attention_entropy: also give the normalized attention entropy of every token (Tree LM): of "raw" attention
+            weights, or "projected", in which each counts by the length of the vector that it adds to the output.
         name: what results call the model.
         revision: revision of the model, for results.
         num_processes: how many processes score on a CPU, with one thread each; None = as many as are worth it, and
@@ -129,6 +134,7 @@ class TextScorer:
         begin_token: str | None = None,
         details: bool = False,
         entropy: Entropy | None = None,
+        attention_entropy: AttentionEntropy | None = None,
         name: str | None = None,
         revision: str | None = None,
         num_processes: int | None = 1,
@@ -137,6 +143,7 @@ class TextScorer:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.num_processes, self.cache = num_processes, cache
         self.batch_size, self.details, self.entropy = batch_size, details, entropy
+        self.attention_entropy = attention_entropy
         self.name, self.revision = name or model.config._name_or_path, revision
         self.searches = hasattr(model, "word_search")
         self.search_options = {k: v for k, v in (search_options or {}).items() if v is not None}
@@ -144,6 +151,11 @@ class TextScorer:
         self.cuts = {"texts_in_windows": 0, "contexts_cut": 0}
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+        if attention_entropy is not None and not hasattr(model, "attention_entropy"):
+            raise ValueError(
+                f"attention_entropy {attention_entropy!r} (--attention-entropy): {type(model).__name__} does not "
+                "attend to derivations; Tree LM and Transformer Grammars do. Leave it out."
+            )
         self.estimator: Estimator = self._checked_estimator(estimator)
         self.begin_id = self._begin_id(begin_token) if begin else None
         if (not begin or begin_token is not None) and self._begins_itself:
@@ -207,7 +219,7 @@ class TextScorer:
         """A scorer of the same model with another beam, without details and entropies."""
         other = copy.copy(self)
         other.num_beams, other.cuts = num_beams, dict(self.cuts)
-        other.details, other.entropy = False, None
+        other.details, other.entropy, other.attention_entropy = False, None, None
         return other
 
     # ------------------------------------------------------------------------------------------- what the model has
@@ -386,7 +398,8 @@ class TextScorer:
         cache = None
         if self.cache is not None:
             options = {**self.options(), "details": self.details, "end": end, "starts": starts}
-            options |= {} if self.entropy is None else {"entropy": self.entropy}
+            more = {"entropy": self.entropy, "attention_entropy": self.attention_entropy}
+            options |= {name: kind for name, kind in more.items() if kind is not None}
             reads_end = self.searches and self.closing_ids and (end or starts)
             options |= {"closing_ids": self.closing_ids} if reads_end else {}
             cache = ResultCache(self.cache, self.model, options)
@@ -526,7 +539,7 @@ class TextScorer:
         reads_logits = starting is not None or self.entropy is not None
         by_logits = self._score_by_beam_logits(batch, starting) if reads_logits else []
         found = by_logits
-        if starting is not None and not self.details and not end:
+        if starting is not None and not self.details and not end and self.attention_entropy is None:
             return found
         stepwise = self.estimator == "stepwise"
         parsed = self._parse(batch, stepwise, self.closing_ids if end else ())
@@ -540,6 +553,9 @@ class TextScorer:
             for name, source in (names if stepwise else names | {"lexical": "lexical_log_probs"}).items():
                 for scores, values in zip(found, self._own_columns(getattr(parsed, source), batch), strict=True):
                     setattr(scores, name, values)
+        if self.attention_entropy is not None:
+            for scores, values in zip(found, self._own_columns(parsed.attention_entropy, batch), strict=True):
+                scores.attention_entropy = values
         if end:
             self._add_ends(found, parsed, batch, stepwise)
         return found
@@ -553,6 +569,7 @@ class TextScorer:
             stepwise=stepwise,
             lexical=self.details and not stepwise,
             **self.search_options,
+            **({} if self.attention_entropy is None else {"attention_entropy": self.attention_entropy}),
             **({} if sentence_ids is None else {"context_sentence_ids": sentence_ids}),
         )
 

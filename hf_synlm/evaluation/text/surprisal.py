@@ -51,6 +51,8 @@ Context = Literal["sentence", "document"]
 _Encode = Callable[[Sequence[Sequence[str]]], list[EncodedText]]
 ENTROPY_COLUMNS = {"shannon": "entropy_{}", "renyi": "renyi_entropy_{}"}
 """Names of the entropies of `TextScorer` in `WordScores.more`: of the first token of a word, before it is read."""
+ATTENTION_COLUMNS = {"projected": "nae", "raw": "nae_raw"}
+"""Names of the attention entropies of `TextScorer` in `WordScores.more`: sums over the tokens of a word."""
 NATS = {"bits": math.log(2), "nats": 1.0}
 """Nats in one unit."""
 
@@ -284,6 +286,9 @@ def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: T
             return torch.full((len(words),), math.nan, dtype=torch.float64)
         return values[places].masked_fill(count == 0, math.nan)
 
+    more = {} if scorer.entropy is None else {ENTROPY_COLUMNS[scorer.entropy]: at(first, scores.entropy)}
+    if scorer.attention_entropy is not None:
+        more[ATTENTION_COLUMNS[scorer.attention_entropy]] = sums(scores.attention_entropy)
     pieces = zip(scorer.tokenizer.convert_ids_to_tokens(text.ids), log_probs.tolist(), strict=True)
     return WordScores(
         words=words,
@@ -296,7 +301,7 @@ def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: T
         stack_depth=at(last, scores.stack_depth),
         tokens=[piece for piece, w in zip(pieces, text.word_of_token, strict=True) if w >= 0],
         end=scores.end,
-        more={} if scorer.entropy is None else {ENTROPY_COLUMNS[scorer.entropy]: at(first, scores.entropy)},
+        more=more,
     )
 
 

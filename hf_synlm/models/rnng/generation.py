@@ -371,6 +371,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         normalization: str | None = None,
         stepwise: bool = False,
         lexical: bool = False,
+        attention_entropy: str | None = None,
     ) -> ParseOutput:
         """Parse given text: n-best labeled trees, and prefix probabilities.
 
@@ -394,6 +395,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
                 more for an untrained one.
             stepwise: also return `stepwise_log_probs`.
             lexical: also return `lexical_log_probs`.
+            attention_entropy: "projected" or "raw": also return `attention_entropy` (Tree LM only).
 
         Returns:
             `ParseOutput` with `labels`; spans and labels list every constituent, unary chains from the bottom up.
@@ -412,6 +414,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             search = self._parsing_search(
                 method, num_particles, num_beams, action_beam_size, fast_track_size, normalization, stepwise
             )
+            if attention_entropy is not None:
+                search.machine.watch_attention(attention_entropy)
             return parse_with_search(
                 search,
                 input_ids,

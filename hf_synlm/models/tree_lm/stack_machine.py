@@ -23,6 +23,7 @@ from transformers import PreTrainedConfig
 
 from hf_synlm.models.rnng.actions import REDUCE
 from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen
+from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width
 from hf_synlm.models.tree_lm.linearization import relative_depths
 from hf_synlm.search.stack import NodePool, Nodes
@@ -70,7 +71,13 @@ class TreeLMStackMachine(RNNGStackMachine):
 
     def _prepare(self, model: Any) -> None:
         self.label_logits, self.composes = model.label_logits, self.config.structure_attention == "stack_compose"
+        self._watches = False
+        self._products: Tensor | None = None
         self._make_tables()
+
+    def watch_attention(self, kind: str) -> None:
+        """Note the attention entropy of every word, "projected" or "raw"."""
+        self._watches, self._products = True, output_products(self.model, kind)
 
     # ---------------------------------------------------------------------------------------------------- nodes
     @in_full_precision
@@ -80,6 +87,8 @@ class TreeLMStackMachine(RNNGStackMachine):
         kept = 2 * width if self.config.backbone_config is None else cache_width(self.config.backbone_config)
         features = {f"layer_{number}": (kept, self.dtype) for number in range(self.config.num_hidden_layers)}
         features["predictor"] = width + _NUM_SUMS, torch.float32
+        if self._watches:
+            features["attention_entropy"] = 1, torch.float32
         pool = NodePool(batch_size, features, device, links=LINKS, counts=COUNTS)
         if self.config.backbone_config is not None:
             pool.products = PackedProducts(self.model.backbone)
@@ -117,11 +126,18 @@ class TreeLMStackMachine(RNNGStackMachine):
     ) -> Tensor:
         """Generate a word from each of R states; see `RNNGStackMachine.shift`."""
         own = self._append_words(pool, nodes, tokens, num_tokens, edges)
-        self._execute(pool, nodes, own, tokens, torch.zeros_like(live), live)
+        self._execute(pool, nodes, own, tokens, torch.zeros_like(live), live, are_words=True)
         return own
 
     def _execute(
-        self, pool: NodePool, parents: Tensor, own: Tensor, tokens: Tensor, reduces: Tensor, live: Tensor
+        self,
+        pool: NodePool,
+        parents: Tensor,
+        own: Tensor,
+        tokens: Tensor,
+        reduces: Tensor,
+        live: Tensor,
+        are_words: bool = False,
     ) -> None:
         """Run the layers on the new nodes `own` [B, R] that are `live`, which write `tokens` after `parents`."""
         paths, places = self._paths(pool, parents, live), pool.places(own)
@@ -131,7 +147,7 @@ class TreeLMStackMachine(RNNGStackMachine):
             parts = (values[chosen].split(size) for values in (places, paths, tokens))
             for part in zip(*parts, strict=True):
                 if len(part[0]):  # a backbone may not take empty batches
-                    self._read(pool, *part, composes=composes)
+                    self._read(pool, *part, composes=composes, are_words=are_words)
 
     def _paths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
         """Flat places [B, R, L] of the nodes that the states `parents` [B, R] may see; -1 = none."""
@@ -140,7 +156,9 @@ class TreeLMStackMachine(RNNGStackMachine):
         exists = torch.arange(path.shape[2], device=path.device) <= length[..., None]
         return torch.where(exists, pool.places(path), -1)
 
-    def _read(self, pool: NodePool, own: Tensor, path: Tensor, tokens: Tensor, composes: bool) -> None:
+    def _read(
+        self, pool: NodePool, own: Tensor, path: Tensor, tokens: Tensor, composes: bool, are_words: bool = False
+    ) -> None:
         """Run the layers on new nodes at the flat places `own` [M], which write `tokens` [M] after `path` [M, L]."""
         fields = pool.fields.flatten(0, 1)
         names = {name: fields[:, pool.names.index(name)] for name in ("action", "depth", "length", "num_open")}
@@ -160,6 +178,10 @@ class TreeLMStackMachine(RNNGStackMachine):
         embedded = self.model.embed(tokens)[:, None].expand(-1, count, -1)
         with pool.products:
             hidden = self.model.decode(embedded, mask, index, PathCache(pool, before, own))[-1][:, -1].to(self.dtype)
+        if self._watches and are_words:
+            cache = PathCache(pool, before, own, writes=False)
+            found = entropy_of_positions(self.model, embedded, mask, index, self._products, cache)
+            pool.features["attention_entropy"].flatten(0, 1)[own] = found
         parts = hidden.split(rows_at_once(hidden, self.config.vocab_size))
         sums = torch.cat([self._sum_words(part) for part in parts])
         pool.features["predictor"].flatten(0, 1)[own] = torch.cat([hidden.float(), sums], 1)
