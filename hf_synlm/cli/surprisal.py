@@ -227,6 +227,7 @@ def surprisal(
     entropies: dict[str, Any] = {"entropy": entropy, "attention_entropy": attention_entropy}
     widest = max(by_width, key=lambda width: width or 0)
     scorer = by_width[widest].scorer(model, begin=first_word, details=not lmzoo, **entropies)
+    options.say_plain_context(scorer, context)
     if tokenize is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
     from hf_synlm.evaluation.text import surprisal as words

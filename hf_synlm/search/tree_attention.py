@@ -77,8 +77,11 @@ class PathCache:
         new = torch.stack([key, value], 1).transpose(2, 3)  # [M, 2, C, H, d]
         if self.writes:
             store[self.own] = new[:, :, 0].flatten(1).to(store.dtype)
-        columns = torch.cat([self.before, self.own[:, None]], 1)
-        kept = store[columns].unflatten(2, (2, *new.shape[3:])).to(new.dtype).permute(2, 0, 3, 1, 4)
+        kept = store[torch.cat([self.before, self.own[:, None]], 1)]
+        if self.pool.context:
+            sentence = self.own // self.pool.fields.shape[1]
+            kept = torch.cat([self.pool.context[f"layer_{number}"][sentence], kept], 1)
+        kept = kept.unflatten(2, (2, *new.shape[3:])).to(new.dtype).permute(2, 0, 3, 1, 4)
         if new.shape[2] > 1:  # of the second position, which nobody sees later, nothing is kept
             kept = torch.cat([kept, new[:, :, 1:].permute(1, 0, 3, 2, 4)], 3)
         keys, values = kept.unbind(0)

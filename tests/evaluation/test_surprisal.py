@@ -26,6 +26,7 @@ from hf_synlm.evaluation.text.surprisal import (
     compare_beams,
     iterate_words,
     score_words,
+    why_sentences_alone,
     word_table,
 )
 from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
@@ -355,6 +356,27 @@ def test_document_context_of_gpst():
     assert totals(scores)[0] == pytest.approx(totals(score_words(scorer_of("gpst"), documents))[0], abs=1e-3)
 
 
+def test_document_context_of_a_tree_lm_on_a_backbone(monkeypatch):
+    """The tokens before a sentence; its first sentences are left out where positions are few."""
+    scorer, documents = scorer_of("tree_lm_gpt2"), [TextItem(str(k), text) for k, text in enumerate(SENTENCES[:2])]
+    scores = score_words(scorer, documents, context="document")
+    first, second = (scorer.tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
+    numbers = torch.tensor([[1] * len(first) + [0] * len(second)])
+    expected = scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers)
+    expected = expected.token_log_probs[0, len(first) :].tolist()
+    assert [p for _, p in scores[1].tokens] == pytest.approx(expected, abs=1e-4)
+    alone = score_words(scorer, documents)
+    assert totals(scores)[0] == pytest.approx(totals(alone)[0], abs=1e-4)
+    assert totals(scores)[1] != pytest.approx(totals(alone)[1], abs=1e-3)
+    monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2 * len(first))
+    assert totals(score_words(scorer, documents, context="document"))[1] == pytest.approx(totals(alone)[1], abs=1e-4)
+    assert scorer.cuts["contexts_cut"] == 1
+    monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2)
+    with pytest.raises(ValueError, match=r"A context of \d+ tokens leaves too few positions .* at most 1, half"):
+        scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers)
+    assert why_sentences_alone(scorer) == "TreeLMForCausalLM is trained on single sentences"
+
+
 def test_beginnings_of_words_after_context():
     """`starts` reads logits, which have to be those behind the context."""
     scorer = scorer_of("gpst", estimator="stepwise", num_beams=3)
@@ -563,6 +585,7 @@ def test_begin_token_can_be_chosen():
         ("gpst", {}, {"word_correction": True}, "'stepwise'"),
         ("rnng", {}, {"context": "document"}, "context 'sentence'"),
         ("lstm", {}, {"context": "document"}, "context 'sentence'"),
+        ("tree_lm", {}, {"context": "document"}, "reads one sentence: choose the context 'sentence'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(architecture, options, scoring, message):

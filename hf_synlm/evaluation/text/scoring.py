@@ -444,8 +444,11 @@ class TextScorer:
         if context and not self.reads_context:
             raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
         if limit is None or length <= limit:
-            while limit is not None and sum(map(len, context)) + length > limit:
-                context = context[1:]
+            if context:
+                machine = self.model.word_search(1).machine
+                room = getattr(machine, "max_with_context", machine.max_tokens)
+                while context and sum(map(len, context)) + length > room:
+                    context = context[1:]
             self.cuts["contexts_cut"] += len(context) < len(text.context)
             return [_Window(tuple(text.ids), context, 0)]
         self.cuts["texts_in_windows"] += 1
@@ -621,7 +624,8 @@ class TextScorer:
     @property
     def reads_context(self) -> bool:
         """Whether the model reads complete sentences before the one that it parses."""
-        return self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
+        known = self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
+        return known and getattr(self.model, "reads_plain_context", True)
 
 
 class _Window(NamedTuple):

@@ -112,8 +112,8 @@ def iterate_words(
         scorer: the model.
         items: the texts; they may be empty.
         context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
-            GPST with their trees, a recurrent model with an end token between texts, other models as running text,
-            joined by spaces, in windows where it is long.
+            GPST with their trees, a Tree LM on a backbone as plain text before its begin token, a recurrent model with
+            an end token between texts, other models as running text, joined by spaces, in windows where it is long.
         word_correction: give the probability of words instead of that of their tokens, see the top of this file.
             No effect where `can_correct_words` is false.
         tokenize: how the model reads words, see `encode_sentences`.
@@ -207,10 +207,10 @@ def can_correct_words(scorer: TextScorer) -> bool:
 
 
 def why_sentences_alone(scorer: TextScorer) -> str | None:
-    """Why a model does not read documents, or None if it does."""
+    """Why a model does not read documents, or has not learned to; None if it has."""
     if scorer.searches and not scorer.reads_context:
         return f"{type(scorer.model).__name__} reads one sentence"
-    if scorer.end_of_text == "not modeled":
+    if scorer.end_of_text == "not modeled" or getattr(scorer.model, "reads_plain_context", False):
         return f"{type(scorer.model).__name__} is trained on single sentences"
     return None
 
@@ -234,7 +234,7 @@ def _encode(
     sentences = [[word.text for word in sentence] for sentence in words]
     if context == "sentence":
         return encode(sentences)
-    if reason := why_sentences_alone(scorer):
+    if not scorer.reads_context and (reason := why_sentences_alone(scorer)):
         raise ValueError(f"{reason}: choose the context 'sentence'")
     if not scorer.reads_context and not hasattr(scorer.model, "parse"):
         return encode([[word for k in group for word in sentences[k]] for group in groups])
