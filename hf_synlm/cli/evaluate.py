@@ -99,9 +99,9 @@ def perplexity(
         return options.report(result, out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 
-    result = evaluate_perplexity(
-        scoring.scorer(model), items, context=context, tokenize=tokenize, data=data, options=settings
-    )
+    scorer = scoring.scorer(model)
+    options.say_plain_context(scorer, context)
+    result = evaluate_perplexity(scorer, items, context=context, tokenize=tokenize, data=data, options=settings)
     share = result.scores["unknown_words"] / max(1, result.scores["words"])
     if share > 0.1:
         options.say(

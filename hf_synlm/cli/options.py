@@ -523,6 +523,15 @@ def say_odd_texts(texts: Iterable[str]) -> None:
         say(remark)
 
 
+def say_plain_context(scorer: "TextScorer", context: str) -> None:
+    """Remark on documents for a model that has learned to read single sentences."""
+    if context == "document" and getattr(scorer.model, "reads_plain_context", False):
+        say(
+            "--context document: the words before a sentence stand as plain text before its begin token, which a Tree "
+            "LM does not see in training. Compare with --context sentence"
+        )
+
+
 def hide_bars_of_weights() -> None:
     """Show no bars for the loading and writing of weights; bars of downloads stay."""
     from transformers.utils import logging

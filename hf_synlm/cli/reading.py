@@ -153,6 +153,7 @@ class ComputingOptions(options.ScoringByBeams):
                 context = "sentence" if reason else preferred
                 if context != preferred:
                     options.say(f"each sentence is read alone (--context sentence): {reason}")
+            options.say_plain_context(scorer, context)
             correct = self.word_correction and words.can_correct_words(scorer)
             scores = words.score_words(
                 scorer, texts, context=context, word_correction=correct, tokenize=self.tokenize,

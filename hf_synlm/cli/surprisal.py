@@ -100,6 +100,14 @@ class MeasureOptions:
             "distribution, by a second search."
         ),
     ] = None
+    attention_entropy: Annotated[
+        Literal["projected", "raw"] | None,
+        typer.Option(
+            help="Tree LM and Transformer Grammars: add nae, the normalized attention entropy where the word is read, "
+            "summed over the heads of the top layer and the tokens of the word; expected over the beam, or of the tree "
+            "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are."
+        ),
+    ] = None
     frequencies: Annotated[
         Path | None,
         typer.Option(
@@ -121,8 +129,16 @@ class MeasureOptions:
             raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
         if self.unit != "bits":
             raise ValueError(f"--unit {self.unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-        if several_beams or self.entropy or self.frequencies:
-            raise ValueError("--lmzoo has four columns: give one --num-beams, and neither --entropy nor --frequencies")
+        if several_beams or self.frequencies or any(self.entropies.values()):
+            raise ValueError(
+                "--lmzoo has four columns: give one --num-beams, and neither --entropy nor --attention-entropy nor "
+                "--frequencies"
+            )
+
+    @property
+    def entropies(self) -> dict[str, Any]:
+        """What kinds of entropy are asked for, by option."""
+        return {"entropy": self.entropy, "attention_entropy": self.attention_entropy}
 
     def counts(self) -> Mapping[str, float] | None:
         """How often words occur, if --frequencies says it."""
@@ -134,7 +150,7 @@ class MeasureOptions:
 
     def scorer(self, scoring: options.Scoring, model: str) -> "TextScorer":
         """The model, which gives these measures."""
-        return scoring.scorer(model, begin=self.first_word, details=not self.lmzoo, entropy=self.entropy)
+        return scoring.scorer(model, begin=self.first_word, details=not self.lmzoo, **self.entropies)
 
     def how(self, scorer: "TextScorer") -> dict[str, Any]:
         """The options of `score_words`, with a remark where one does not apply."""
@@ -230,8 +246,8 @@ def surprisal(
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
-    --entropy adds entropy_bits; --frequencies adds length and log_frequency. With several --num-beams there is a column
-    for each, such as surprisal_bits_b5; the other columns are of the widest beam.
+    --entropy adds entropy_bits, --attention-entropy adds nae; --frequencies adds length and log_frequency. With several
+    --num-beams there is a column for each, such as surprisal_bits_b5; the other columns are of the widest beam.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
@@ -256,6 +272,7 @@ def surprisal(
         _say_repeated_items(items)
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
     scorer = measures.scorer(widest, model)
+    options.say_plain_context(scorer, measures.context)
     if measures.tokenize is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
     how = measures.how(scorer)
@@ -268,7 +285,7 @@ def surprisal(
     if counts_of_words is not None:
         scores = _with_frequencies(scores, counts_of_words)
     data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
-    settings = {"unit": measures.unit, **how, "first_word": measures.first_word, "entropy": measures.entropy}
+    settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
     settings |= {"seed": scoring.seed, **described}
     seconds = time.perf_counter() - start
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)

@@ -117,6 +117,7 @@ class ParseOutput(ModelOutput):
         beam_entropy: [B, T] entropy in nats of the beam's posterior after each token.
         num_actions: [B, T] expected number of structural actions between the previous token and this one.
         stack_depth: [B, T] expected number of trees on the stack after each token.
+        attention_entropy: [B, T] expected normalized attention entropy where each token is read (on request; Tree LM).
         labels: labels of `spans` (models with labeled trees).
         offsets: per sentence the position of its first token in the input row (left padding, begin token).
         lengths: per sentence its number of tokens.
@@ -133,6 +134,7 @@ class ParseOutput(ModelOutput):
     beam_entropy: Tensor | None = None
     num_actions: Tensor | None = None
     stack_depth: Tensor | None = None
+    attention_entropy: Tensor | None = None
     labels: list[list[list[str]]] | None = None
     offsets: list[int] | None = None
     lengths: list[int] | None = None

@@ -312,6 +312,7 @@ class _Notes:
         self.depth: list[Tensor] = []
         self.stepwise: list[Tensor] = []
         self.lexical: list[Tensor] = []
+        self.attention: list[Tensor] = []
 
     def add(
         self,
@@ -335,6 +336,9 @@ class _Notes:
         self.entropy.append(-(posterior * log_posterior.clamp(min=-1e4)).sum(1)[place])
         self.structural.append((posterior * chosen.num_structural.gather(1, order)).sum(1)[place])
         self.depth.append((posterior * state.pool.field("depth", state.nodes)).sum(1)[place])
+        if "attention_entropy" in state.pool.features:
+            of_words = state.pool.feature("attention_entropy", state.nodes)[..., 0]
+            self.attention.append((posterior * of_words).sum(1)[place])
         if words is not None:
             # Of the same derivations just before the word; nothing is left after an impossible one.
             before = (state.scores - words.gather(1, order)).nan_to_num(nan=NEG_INF, posinf=NEG_INF).logsumexp(1)
@@ -358,6 +362,8 @@ class _Notes:
             output.stepwise_log_probs = columns(self.stepwise)
         if self.lexical:
             output.lexical_log_probs = columns(self.lexical)
+        if self.attention:
+            output.attention_entropy = columns(self.attention)
 
 
 def _parse_output(

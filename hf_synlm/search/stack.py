@@ -136,6 +136,8 @@ class NodePool:
         self._first, self._capacity = torch.arange(batch_size, device=device) * capacity, capacity
         # Tokens before the derivation [B]: positions of its own tokens count from here.
         self.num_context = torch.zeros(batch_size, dtype=torch.long, device=device)
+        # Features of these tokens [B, C, D], if every node of a sentence attends to them.
+        self.context: dict[str, torch.Tensor] = {}
 
     @property
     def batch_size(self) -> int:
@@ -220,6 +222,7 @@ class NodePool:
         self.fields = self.fields.index_select(0, index)
         self.num_context = self.num_context.index_select(0, index)
         self.features = {name: value.index_select(0, index) for name, value in self.features.items()}
+        self.context = {name: value.index_select(0, index) for name, value in self.context.items()}
 
     def truncate(self, size: int) -> None:
         """Forget the nodes from `size` on; no node that stays may point to them."""

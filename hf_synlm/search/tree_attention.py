@@ -41,32 +41,47 @@ def tree_attention(
 
     Every row must see something. Cost: O(T S d) multiplications and O(T R d) for each term; H T S numbers for the bias.
     """
-    scale = query.shape[-1] ** -0.5
+    bias, scale = _bias(query, mask, terms), query.shape[-1] ** -0.5
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=scale)
+
+
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor, terms: Sequence[RelativeTerm]) -> Tensor:
+    """Weights [B, H, T, S] with which `tree_attention` attends, float32."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5 + _bias(query, mask, terms)
+    return scores.float().softmax(-1)
+
+
+def _bias(query: Tensor, mask: Tensor, terms: Sequence[RelativeTerm]) -> Tensor:
+    """What is added to the scaled products of queries and keys: -inf where `mask` is False."""
     bias = query.new_zeros(()).masked_fill(~mask[:, None], float("-inf"))
     for term in terms:
         products = torch.einsum("bhtd,hrd->bhtr", term.query, term.table.expand(query.shape[1], -1, -1))
         index = term.relative[:, None].expand(-1, query.shape[1], -1, -1)
-        bias = bias + products.gather(3, index) * scale
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=scale)
+        bias = bias + products.gather(3, index) * query.shape[-1] ** -0.5
+    return bias
 
 
 class PathCache:
     """Keys and values of the nodes before new ones, for one call of the layers in a search.
 
     The features `layer_0`, `layer_1`, ... of the pool hold them; `before` [M, L] and `own` [M] are flat places of the
-    nodes before each row, and of the new nodes.
+    nodes before each row, and of the new nodes. Unless it `writes`, the nodes are in the pool already.
     """
 
-    def __init__(self, pool: NodePool, before: Tensor, own: Tensor) -> None:
-        self.pool, self.before, self.own = pool, before, own
+    def __init__(self, pool: NodePool, before: Tensor, own: Tensor, writes: bool = True) -> None:
+        self.pool, self.before, self.own, self.writes = pool, before, own, writes
 
     def update(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """Write keys and values [M, H, C, d] of the first position of every row; return those of all columns."""
         store = self.pool.features[f"layer_{number}"].flatten(0, 1)
         new = torch.stack([key, value], 1).transpose(2, 3)  # [M, 2, C, H, d]
-        store[self.own] = new[:, :, 0].flatten(1).to(store.dtype)
-        columns = torch.cat([self.before, self.own[:, None]], 1)
-        kept = store[columns].unflatten(2, (2, *new.shape[3:])).to(new.dtype).permute(2, 0, 3, 1, 4)
+        if self.writes:
+            store[self.own] = new[:, :, 0].flatten(1).to(store.dtype)
+        kept = store[torch.cat([self.before, self.own[:, None]], 1)]
+        if self.pool.context:
+            sentence = self.own // self.pool.fields.shape[1]
+            kept = torch.cat([self.pool.context[f"layer_{number}"][sentence], kept], 1)
+        kept = kept.unflatten(2, (2, *new.shape[3:])).to(new.dtype).permute(2, 0, 3, 1, 4)
         if new.shape[2] > 1:  # of the second position, which nobody sees later, nothing is kept
             kept = torch.cat([kept, new[:, :, 1:].permute(1, 0, 3, 2, 4)], 3)
         keys, values = kept.unbind(0)

@@ -13,7 +13,7 @@ from hf_synlm.evaluation.text.proposals import Proposals, batch_given_trees, enc
 from hf_synlm.evaluation.text.surprisal import word_table
 from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
 from tests.helpers.commands import fail, run
-from tests.helpers.scoring_models import scorer_of
+from tests.helpers.scoring_models import model_and_tokenizer, scorer_of
 
 TREES = """(S (NP (X the) (X people)) (VP (X ask) (NP (X for) (X peace))) (X .))
 (S (X We) (VP (X ask)))
@@ -57,6 +57,24 @@ def test_parts_add_up_to_the_joint_probability(architecture: str, trees: Path) -
     structural = [(one[0] - one[1]).tolist() for one in (first, second)]
     if architecture not in ("gpst", "rnng_pieces"):  # these read words of several tokens
         assert structural[0] == pytest.approx(structural[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["tree_lm", "tree_lm_no_opening", "tree_lm_gpt2"])
+def test_attention_entropies_of_given_trees(architecture: str, trees: Path) -> None:
+    """Of the tree of each text, in batches; leaves of one word are added."""
+    scorer = scorer_of(architecture, attention_entropy="projected")
+    given = find_trees(Proposals([trees]), ITEMS)
+    scores = score_given_trees(scorer, ITEMS, given)
+    for tree, found in zip(given, scores, strict=True):
+        expected = []
+        if tree is not None:
+            batch = batch_given_trees(scorer, encode_given_trees(scorer, [tree]))
+            del batch["labels"]
+            tokens = scorer.model.attention_entropy(**batch)[0].tolist()
+            expected = [*tokens[: len(found.words) - 1], sum(tokens[len(found.words) - 1 : len(tree.words)])]
+        assert found.more["nae"].tolist() == pytest.approx(expected, abs=1e-5)
+    same = scores[0].more["nae"].tolist() == pytest.approx(scores[4].more["nae"].tolist(), abs=1e-3)
+    assert same == (architecture == "tree_lm_no_opening")  # labels stand after words
 
 
 def test_a_text_has_one_tree(trees: Path) -> None:
@@ -157,6 +175,27 @@ def test_command(trees: Path, saved_models: Path, capsys: pytest.CaptureFixture)
     for refused in (["--context", "document"], ["--num-beams", "3"], ["--tokenize", "ptb"], ["--word-correction"]):
         assert f"{refused[0]}: with --trees every sentence" in fail(capsys, *command, *refused)
     assert "--unknown-labels belongs to --trees" in fail(capsys, *command[:-2], "--unknown-labels", "drop")
+
+
+def test_attention_entropies_by_the_command(trees: Path, capsys: pytest.CaptureFixture) -> None:
+    """Over a beam, or of given trees; others are refused before anything is read."""
+    for part in model_and_tokenizer("tree_lm"):
+        part.save_pretrained(trees.with_name("model"))
+    texts, out = _file(trees.with_name("in.txt"), "the people ask for peace.\nAmerica\n"), trees.with_name("out.tsv")
+    command = ["surprisal", texts, "--model", trees.with_name("model"), "--out", out, "--overwrite"]
+    tables = []
+    for where in ([], ["--trees", trees]):
+        run(capsys, *command, "--attention-entropy", "raw", *where)
+        header, *rows = (line.split("\t") for line in out.read_text().splitlines())
+        tables.append([float(row[header.index("nae_raw")]) for row in rows])
+        assert len(rows) == 6 and min(tables[-1]) > 0
+        assert json.loads(Path(f"{out}.meta.json").read_text())["options"]["attention_entropy"] == "raw"
+    scorer, given = scorer_of("tree_lm", attention_entropy="raw"), find_trees(Proposals([trees]), ITEMS[1:2])
+    [whole] = score_given_trees(scorer, ITEMS[1:2], given)
+    assert tables[1][:5] == pytest.approx(whole.more["nae_raw"].tolist(), abs=1e-5) and tables[0] != tables[1]
+    assert "and neither --entropy nor --attention-entropy" in fail(
+        capsys, *command, "--attention-entropy", "raw", "--lmzoo"
+    )
 
 
 def _file(path: Path, text: str) -> Path:

@@ -28,6 +28,7 @@ from hf_synlm.evaluation.text.surprisal import (
     compare_beams,
     iterate_words,
     score_words,
+    why_sentences_alone,
     word_table,
 )
 from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
@@ -141,6 +142,38 @@ def test_entropies_are_those_of_the_logits(architecture):
     rows = word_table(ITEMS[:1], scores[:1])
     at = columns("bits", ITEMS, scores[0].more).index("renyi_entropy_bits")
     assert [row[at] * math.log(2) for row in rows] == pytest.approx(scores[0].more[column].tolist())
+
+
+@pytest.mark.parametrize("estimator", ["beam_marginal", "stepwise"])
+def test_attention_entropies_are_those_of_parse(estimator, tmp_path):
+    """Sums over the tokens of a word, in batches and from a cache, beside word correction; they change nothing else."""
+    model, tokenizer = model_and_tokenizer("tree_lm")
+    items = [TextItem("1", "We can't ask"), TextItem("2", "America"), TextItem("3", "")]
+    how = {"tokenize": "ptb", "word_correction": estimator == "stepwise"}
+    plain = score_words(scorer_of("tree_lm", estimator=estimator, num_beams=3), items, **how)
+    for kind, column in (("projected", "nae"), ("raw", "nae_raw")):
+        given = {"estimator": estimator, "num_beams": 3, "attention_entropy": kind}
+        for _ in range(2):
+            found = score_words(scorer_of("tree_lm", **given, cache=tmp_path / kind), items, **how)
+            for item, one, without in zip(items[:2], found, plain, strict=False):
+                ids = torch.tensor([tokenizer(item.text.replace("can't", "ca n't"))["input_ids"]])
+                tokens = model.parse(ids, num_beams=3, attention_entropy=kind).attention_entropy[0].tolist()
+                expected = tokens if len(tokens) == 1 else [tokens[0], tokens[1] + tokens[2], tokens[3]]
+                assert one.more[column].tolist() == pytest.approx(expected, abs=1e-4)
+                assert torch.equal(one.log_probs, without.log_probs) and not without.more
+            assert found[2].more[column].shape == (0,)
+    with pytest.raises(ValueError, match="attention_entropy"):
+        score_words(scorer_of("tree_lm", **given, cache=tmp_path / "projected"), items, **how)
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "tree_lm"])
+def test_attention_entropies_are_of_models_that_attend_to_derivations(architecture):
+    with pytest.raises(ValueError, match=r"\(--attention-entropy\): \w+ does not attend to derivations"):
+        scorer_of(architecture, attention_entropy="raw")
+    if architecture.startswith("rnng"):
+        model, _ = model_and_tokenizer(architecture)
+        with pytest.raises(ValueError, match=r"attention_entropy='raw' .*RNNG\w* does not attend to derivations"):
+            model.parse(torch.tensor([[3, 4]]), attention_entropy="raw")
 
 
 def test_beams_are_compared_on_words_with_values():
@@ -323,6 +356,27 @@ def test_document_context_of_gpst():
     expected = model.parse(ids, context_sentence_ids=context).token_log_probs[0, len(first) :]
     assert [p for _, p in scores[1].tokens] == pytest.approx(expected.tolist(), abs=1e-4)
     assert totals(scores)[0] == pytest.approx(totals(score_words(scorer_of("gpst"), documents))[0], abs=1e-3)
+
+
+def test_document_context_of_a_tree_lm_on_a_backbone(monkeypatch):
+    """The tokens before a sentence; its first sentences are left out where positions are few."""
+    scorer, documents = scorer_of("tree_lm_gpt2"), [TextItem(str(k), text) for k, text in enumerate(SENTENCES[:2])]
+    scores = score_words(scorer, documents, context="document")
+    first, second = (scorer.tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
+    numbers = torch.tensor([[1] * len(first) + [0] * len(second)])
+    expected = scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers)
+    expected = expected.token_log_probs[0, len(first) :].tolist()
+    assert [p for _, p in scores[1].tokens] == pytest.approx(expected, abs=1e-4)
+    alone = score_words(scorer, documents)
+    assert totals(scores)[0] == pytest.approx(totals(alone)[0], abs=1e-4)
+    assert totals(scores)[1] != pytest.approx(totals(alone)[1], abs=1e-3)
+    monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2 * len(first))
+    assert totals(score_words(scorer, documents, context="document"))[1] == pytest.approx(totals(alone)[1], abs=1e-4)
+    assert scorer.cuts["contexts_cut"] == 1
+    monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2)
+    with pytest.raises(ValueError, match=r"A context of \d+ tokens leaves too few positions .* at most 1, half"):
+        scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers)
+    assert why_sentences_alone(scorer) == "TreeLMForCausalLM is trained on single sentences"
 
 
 def test_beginnings_of_words_after_context():
@@ -533,6 +587,7 @@ def test_begin_token_can_be_chosen():
         ("gpst", {}, {"word_correction": True}, "'stepwise'"),
         ("rnng", {}, {"context": "document"}, "context 'sentence'"),
         ("lstm", {}, {"context": "document"}, "context 'sentence'"),
+        ("tree_lm", {}, {"context": "document"}, "reads one sentence: choose the context 'sentence'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(architecture, options, scoring, message):

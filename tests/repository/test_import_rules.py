@@ -59,15 +59,15 @@ LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particl
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine", 7630),
-    "rnng": (SHARED + SEARCH + "trees_given", 8350),
+    "gpst": (SHARED + SEARCH + "search_level_machine", 7650),
+    "rnng": (SHARED + SEARCH + "trees_given", 8380),
     "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5650),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3690),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4130),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3380),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9360),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5720),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9620),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5750),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 2840),
 }
 

@@ -27,11 +27,15 @@ class Window(NamedTuple):
         return len(self.ids) + sum(map(len, self.context))
 
 
-def cut_windows(text: EncodedText, limit: int | None) -> list[Window]:
-    """Cut a text into pieces of at most `limit` tokens, which overlap by half; keep as much of its context as fits."""
+def cut_windows(text: EncodedText, limit: int | None, with_context: float | None = None) -> list[Window]:
+    """Cut a text into pieces of at most `limit` tokens, which overlap by half; keep as much of its context as fits.
+
+    `with_context` is the largest number of tokens of a text with its context; None = `limit`.
+    """
     context, length = tuple(map(tuple, text.context)), len(text.ids)
     if limit is None or length <= limit:
-        while limit is not None and sum(map(len, context)) + length > limit:
+        room = limit if with_context is None else with_context
+        while context and room is not None and sum(map(len, context)) + length > room:
             context = context[1:]
         return [Window(tuple(text.ids), context, 0)]
     stride = max(1, limit // 2)

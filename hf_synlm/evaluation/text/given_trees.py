@@ -158,7 +158,7 @@ def score_given_trees(
     Raises:
         ValueError: the model gives no probability to trees, or a tree does not fit it or its text.
 
-    Cost: one forward pass over trees of about equal length, and their logits.
+    Cost: one forward pass over trees of about equal length, and their logits; a second one for attention entropies.
     """
     fit_labels(scorer, trees)  # raises ValueError for others
     given = [tree for tree in trees if tree is not None]
@@ -237,6 +237,11 @@ def _read_trees(scorer: TextScorer, rows: Sequence[dict[str, Any]]) -> list[Toke
         own, every_id = len(row["word_ends"]), len(row["input_ids"])
         end = of_words[own:every_id].sum() + of_tree[own:].sum()
         found.append(TokenScores(of_words[:own] + of_tree[:own], lexical=of_words[:own], end=float(end)))
+    if scorer.attention_entropy is not None:
+        given = {name: batch[name] for name in ("input_ids", "actions", "attention_mask", "word_ends")}
+        entropies = scorer.model.attention_entropy(**given, kind=scorer.attention_entropy).cpu().double()
+        for scores, row, values in zip(found, rows, entropies, strict=True):
+            scores.attention_entropy = values[: len(row["word_ends"])]
     return found
 
 

@@ -16,6 +16,7 @@ from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.search.parsing import cache_after_context, marginal_logits
 
 Entropy = Literal["shannon", "renyi"]
+AttentionEntropy = Literal["projected", "raw"]
 
 
 class LogitReader:
@@ -120,7 +121,8 @@ class SearchReader(LogitReader):
         reads_logits = self.starting is not None or self.scorer.entropy is not None
         by_logits = self._score_by_beam_logits(batch) if reads_logits else []
         found = by_logits
-        if self.starting is not None and not self.scorer.details and not self.end:
+        attention = self.scorer.attention_entropy
+        if self.starting is not None and not self.scorer.details and not self.end and attention is None:
             return found
         stepwise = self.scorer.estimator == "stepwise"
         parsed = self._parse(batch, stepwise)
@@ -134,19 +136,23 @@ class SearchReader(LogitReader):
             for name, source in (names if stepwise else names | {"lexical": "lexical_log_probs"}).items():
                 for scores, values in zip(found, self._own_columns(getattr(parsed, source), batch), strict=True):
                     setattr(scores, name, values)
+        if attention is not None:
+            for scores, values in zip(found, self._own_columns(parsed.attention_entropy, batch), strict=True):
+                scores.attention_entropy = values
         if self.end:
             self._add_ends(found, parsed, batch, stepwise)
         return found
 
     def _parse(self, batch: list[Window], stepwise: bool) -> Any:
         """What `parse` gives for texts after their context, with what ends them behind."""
-        sentence_ids = self._context_sentence_ids(batch)
+        sentence_ids, attention = self._context_sentence_ids(batch), self.scorer.attention_entropy
         return self.model.parse(
             *self._padded(batch, self.scorer.closing_ids if self.end else ()),
             num_beams=self.scorer.num_beams,
             stepwise=stepwise,
             lexical=self.scorer.details and not stepwise,
             **self.scorer.search_options,
+            **({} if attention is None else {"attention_entropy": attention}),
             **({} if sentence_ids is None else {"context_sentence_ids": sentence_ids}),
         )
 

@@ -32,7 +32,7 @@ from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.batches import Window, batches_by_cost, cut_windows, growing_blocks, token_budget
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
-from hf_synlm.evaluation.text.readers import Entropy, LogitReader, SearchReader
+from hf_synlm.evaluation.text.readers import AttentionEntropy, Entropy, LogitReader, SearchReader
 from hf_synlm.evaluation.text.token_scores import TokenScores, joined
 from hf_synlm.evaluation.text.words import EncodedText, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
@@ -61,6 +61,8 @@ class TextScorer:
         details: also give lexical parts and beam statistics where the model has them.
         entropy: also give the entropy of every token before it is read: "shannon", -sum_v p_v log p_v, or "renyi" of
             order 1/2, 2 log sum_v sqrt(p_v). Of models that search it is that of the "stepwise" distribution.
+        attention_entropy: also give the normalized attention entropy of every token (Tree LM): of "raw" attention
+            weights, or "projected", in which each counts by the length of the vector that it adds to the output.
         name: what results call the model.
         revision: revision of the model, for results.
         num_processes: how many processes score on a CPU, with one thread each; None = as many as are worth it, and
@@ -84,6 +86,7 @@ class TextScorer:
         begin_token: str | None = None,
         details: bool = False,
         entropy: Entropy | None = None,
+        attention_entropy: AttentionEntropy | None = None,
         name: str | None = None,
         revision: str | None = None,
         num_processes: int | None = 1,
@@ -92,6 +95,7 @@ class TextScorer:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.num_processes, self.cache = num_processes, cache
         self.batch_size, self.details, self.entropy = batch_size, details, entropy
+        self.attention_entropy = attention_entropy
         self.name, self.revision = name or model.config._name_or_path, revision
         self.searches = hasattr(model, "word_search")
         self.search_options = {k: v for k, v in (search_options or {}).items() if v is not None}
@@ -99,6 +103,11 @@ class TextScorer:
         self.cuts = {"texts_in_windows": 0, "contexts_cut": 0}
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+        if attention_entropy is not None and not hasattr(model, "attention_entropy"):
+            raise ValueError(
+                f"attention_entropy {attention_entropy!r} (--attention-entropy): {type(model).__name__} does not "
+                "attend to derivations; Tree LM and Transformer Grammars do. Leave it out."
+            )
         self.estimator: Estimator = self._checked_estimator(estimator)
         self.begin_id = self._begin_id(begin_token) if begin else None
         if (not begin or begin_token is not None) and self.begins_itself:
@@ -162,7 +171,7 @@ class TextScorer:
         """A scorer of the same model with another beam, without details and entropies."""
         other = copy.copy(self)
         other.num_beams, other.cuts = num_beams, dict(self.cuts)
-        other.details, other.entropy = False, None
+        other.details, other.entropy, other.attention_entropy = False, None, None
         return other
 
     # ------------------------------------------------------------------------------------------- what the model has
@@ -356,7 +365,8 @@ class TextScorer:
         if self.cache is None:
             return None
         options = {**self.options(), "details": self.details, "end": end, "starts": starts}
-        options |= {} if self.entropy is None else {"entropy": self.entropy}
+        more = {"entropy": self.entropy, "attention_entropy": self.attention_entropy}
+        options |= {name: kind for name, kind in more.items() if kind is not None}
         reads_end = self.searches and self.closing_ids and (end or starts)
         options |= {"closing_ids": self.closing_ids} if reads_end else {}
         return ResultCache(self.cache, self.model, options)
@@ -369,13 +379,15 @@ class TextScorer:
     @property
     def reads_context(self) -> bool:
         """Whether the model reads complete sentences before the one that it parses."""
-        return self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
+        known = self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
+        return known and getattr(self.model, "reads_plain_context", True)
 
     def _windows(self, text: EncodedText) -> list[Window]:
         """Pieces of a text that the model can read; `cuts` counts texts and contexts that do not fit."""
         if text.context and not self.reads_context:
             raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
-        windows = cut_windows(text, self.max_tokens)
+        room = getattr(self.model.word_search(1).machine, "max_with_context", None) if text.context else None
+        windows = cut_windows(text, self.max_tokens, room)
         self.cuts["texts_in_windows"] += len(windows) > 1
         self.cuts["contexts_cut"] += len(windows) == 1 and len(windows[0].context) < len(text.context)
         return windows

@@ -52,6 +52,8 @@ Context = Literal["sentence", "document"]
 _Encode = Callable[[Sequence[Sequence[str]]], list[EncodedText]]
 ENTROPY_COLUMNS = {"shannon": "entropy_{}", "renyi": "renyi_entropy_{}"}
 """Names of the entropies of `TextScorer` in `WordScores.more`: of the first token of a word, before it is read."""
+ATTENTION_COLUMNS = {"projected": "nae", "raw": "nae_raw"}
+"""Names of the attention entropies of `TextScorer` in `WordScores.more`: sums over the tokens of a word."""
 NATS = {"bits": math.log(2), "nats": 1.0}
 """Nats in one unit."""
 
@@ -111,8 +113,8 @@ def iterate_words(
         scorer: the model.
         items: the texts; they may be empty.
         context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
-            GPST with their trees, a recurrent model with an end token between texts, other models as running text,
-            joined by spaces, in windows where it is long.
+            GPST with their trees, a Tree LM on a backbone as plain text before its begin token, a recurrent model with
+            an end token between texts, other models as running text, joined by spaces, in windows where it is long.
         word_correction: give the probability of words instead of that of their tokens, see the top of this file.
             No effect where `can_correct_words` is false.
         tokenize: how the model reads words, see `encode_sentences`.
@@ -206,10 +208,10 @@ def can_correct_words(scorer: TextScorer) -> bool:
 
 
 def why_sentences_alone(scorer: TextScorer) -> str | None:
-    """Why a model does not read documents, or None if it does."""
+    """Why a model does not read documents, or has not learned to; None if it has."""
     if scorer.searches and not scorer.reads_context:
         return f"{type(scorer.model).__name__} reads one sentence"
-    if scorer.end_of_text == "not modeled":
+    if scorer.end_of_text == "not modeled" or getattr(scorer.model, "reads_plain_context", False):
         return f"{type(scorer.model).__name__} is trained on single sentences"
     return None
 
@@ -233,7 +235,7 @@ def _encode(
     sentences = [[word.text for word in sentence] for sentence in words]
     if context == "sentence":
         return encode(sentences)
-    if reason := why_sentences_alone(scorer):
+    if not scorer.reads_context and (reason := why_sentences_alone(scorer)):
         raise ValueError(f"{reason}: choose the context 'sentence'")
     if not scorer.reads_context and not hasattr(scorer.model, "parse"):
         return encode([[word for k in group for word in sentences[k]] for group in groups])
@@ -285,6 +287,9 @@ def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: T
             return torch.full((len(words),), math.nan, dtype=torch.float64)
         return values[places].masked_fill(count == 0, math.nan)
 
+    more = {} if scorer.entropy is None else {ENTROPY_COLUMNS[scorer.entropy]: at(first, scores.entropy)}
+    if scorer.attention_entropy is not None:
+        more[ATTENTION_COLUMNS[scorer.attention_entropy]] = sums(scores.attention_entropy)
     pieces = zip(scorer.tokenizer.convert_ids_to_tokens(text.ids), log_probs.tolist(), strict=True)
     return WordScores(
         words=words,
@@ -297,7 +302,7 @@ def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: T
         stack_depth=at(last, scores.stack_depth),
         tokens=[piece for piece, w in zip(pieces, text.word_of_token, strict=True) if w >= 0],
         end=scores.end,
-        more={} if scorer.entropy is None else {ENTROPY_COLUMNS[scorer.entropy]: at(first, scores.entropy)},
+        more=more,
     )
 
 

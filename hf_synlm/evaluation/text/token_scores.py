@@ -10,7 +10,7 @@ from hf_synlm.evaluation.text.batches import Window
 from hf_synlm.evaluation.text.cache import Result
 
 # Fields of `TokenScores` with one value per token.
-_PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy")
+_PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy", "attention_entropy")
 
 
 @dataclasses.dataclass
@@ -24,6 +24,7 @@ class TokenScores:
         num_actions: [n] expected structural actions before the token, or None.
         stack_depth: [n] expected number of trees on the stack after the token, or None.
         entropy: [n] entropy in nats of the token given everything before it, or None.
+        attention_entropy: [n] expected normalized attention entropy where the token is read, or None.
         end: log p(the text ends | text) in nats, or None.
         word_start: [n + 1] log p(the next token begins a word or ends the text) before every token and at the end.
     """
@@ -34,6 +35,7 @@ class TokenScores:
     num_actions: Tensor | None = None
     stack_depth: Tensor | None = None
     entropy: Tensor | None = None
+    attention_entropy: Tensor | None = None
     end: float | None = None
     word_start: Tensor | None = None
 

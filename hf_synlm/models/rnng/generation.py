@@ -30,6 +30,7 @@ from hf_synlm.search.state import SyntacticCache
 from hf_synlm.trees.given import counted_words
 
 DEFAULT_PARTICLES = 1000
+_ONE_SENTENCE = "context_sentence_ids: {} reads one sentence; leave out what stands before it."
 NO_HIDDEN_STATES = (
     "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."
 )
@@ -291,6 +292,11 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         kind = BestFirstDecoder if self.config.searches_best_first else FastTrackDecoder
         return kind(machine, width, action_beam_size, track, eos_token_ids)
 
+    @property
+    def reads_plain_context(self) -> bool:
+        """Whether `parse` reads plain text before a sentence, which it has not learned: on a decoder that has."""
+        return getattr(self.config, "backbone_config", None) is not None
+
     def _default_width(self, action_beam_size: int | None) -> int:
         """Word beam where none is asked for."""
         width = self.config.scoring_num_beams
@@ -339,9 +345,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         if model_kwargs.get("context_sentence_ids") is not None:
-            raise ValueError(
-                f"context_sentence_ids: {type(self).__name__} reads one sentence; leave out what stands before it."
-            )
+            raise ValueError(_ONE_SENTENCE.format(type(self).__name__))
         super()._validate_model_kwargs(model_kwargs)
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict) -> None:
@@ -371,6 +375,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         normalization: str | None = None,
         stepwise: bool = False,
         lexical: bool = False,
+        attention_entropy: str | None = None,
+        context_sentence_ids: Tensor | None = None,
     ) -> ParseOutput:
         """Parse given text: n-best labeled trees, and prefix probabilities.
 
@@ -394,6 +400,9 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
                 more for an untrained one.
             stepwise: also return `stepwise_log_probs`.
             lexical: also return `lexical_log_probs`.
+            attention_entropy: "projected" or "raw": also return `attention_entropy` (Tree LM only).
+            context_sentence_ids: [B, T], 1, 2, ... at the tokens of text before the sentence, which is read as plain
+                text before the begin token (Tree LM on a backbone only).
 
         Returns:
             `ParseOutput` with `labels`; spans and labels list every constituent, unary chains from the bottom up.
@@ -406,17 +415,22 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
         refuse_empty_rows(mask)
+        if context_sentence_ids is not None and not self.reads_plain_context:
+            raise ValueError(_ONE_SENTENCE.format(type(self).__name__))
         if word_ends is None:
             word_ends = self.word_ends_of(input_ids.masked_fill(~mask, 0))
         with evaluation_mode(self):
             search = self._parsing_search(
                 method, num_particles, num_beams, action_beam_size, fast_track_size, normalization, stepwise
             )
+            if attention_entropy is not None:
+                search.machine.watch_attention(attention_entropy)
             return parse_with_search(
                 search,
                 input_ids,
                 mask,
                 word_ends=word_ends,
+                context_sentence_ids=context_sentence_ids,
                 num_return_sequences=num_return_sequences,
                 stepwise=stepwise,
                 lexical=lexical,

@@ -140,6 +140,13 @@ class RNNGStackMachine(StackMachine):
         self._label_gates = self._pusher.inputs(self._elements)
         self._make_tables()
 
+    def watch_attention(self, kind: str) -> None:
+        """Note the attention entropy of every word, for models that attend to derivations."""
+        raise ValueError(
+            f"attention_entropy={kind!r} (--attention-entropy): {type(self.model).__name__} does not attend to "
+            "derivations; Tree LM and Transformer Grammars do. Leave it out."
+        )
+
     def _make_tables(self) -> None:
         """Tables of what never changes."""
         kinds = torch.arange(self.config.num_actions, device=self.model.device)

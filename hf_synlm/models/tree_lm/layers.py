@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from hf_synlm.search.tree_attention import RelativeTerm, tree_attention
+from hf_synlm.search.tree_attention import RelativeTerm, attention_weights, tree_attention
 
 
 def position_vectors(lowest: int, highest: int, size: int, like: Tensor) -> Tensor:
@@ -47,17 +47,31 @@ class TreeLMAttention(nn.Module):
         """[.., P, D] -> [.., H, P, d]."""
         return value.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
 
-    def forward(self, hidden: Tensor, mask: Tensor, index: Tensor, positions: Tensor, cache: Any = None) -> Tensor:
-        """Attend from `hidden` [B, P, D] where `mask` [B, P, S] is True; `index` are rows of `positions` [R, D]."""
+    def _inputs(
+        self, hidden: Tensor, index: Tensor, positions: Tensor, cache: Any
+    ) -> tuple[Tensor, Tensor, Tensor, RelativeTerm]:
+        """Queries, keys and values [B, H, .., d] of `hidden` [B, P, D], and the term of the positions."""
         query, key, value = self.q_proj(hidden), self._heads(self.k_proj(hidden)), self._heads(self.v_proj(hidden))
         if cache is not None:
             key, value = cache.update(key, value, self.number)
         by_position = RelativeTerm(
             self._heads(query + self.position_bias), self._heads(self.relative_proj(positions)), index
         )
+        return self._heads(query + self.content_bias), key, value, by_position
+
+    def forward(self, hidden: Tensor, mask: Tensor, index: Tensor, positions: Tensor, cache: Any = None) -> Tensor:
+        """Attend from `hidden` [B, P, D] where `mask` [B, P, S] is True; `index` are rows of `positions` [R, D]."""
+        query, key, value, by_position = self._inputs(hidden, index, positions, cache)
         dropout = self.dropout if self.training else 0.0
-        attended = tree_attention(self._heads(query + self.content_bias), key, value, mask, [by_position], dropout)
+        attended = tree_attention(query, key, value, mask, [by_position], dropout)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+    def look(
+        self, hidden: Tensor, mask: Tensor, index: Tensor, positions: Tensor, cache: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Weights [B, H, P, S] with which `forward` attends, and values [B, H, S, d]."""
+        query, key, value, by_position = self._inputs(hidden, index, positions, cache)
+        return attention_weights(query, key, mask, [by_position]), value
 
 
 class TreeLMLayer(nn.Module):

@@ -31,12 +31,14 @@ from hf_synlm.core.hidden_states import (
     wanted_states,
 )
 from hf_synlm.core.losses import linear_cross_entropy
-from hf_synlm.core.module_tools import SyntacticPreTrainedModel, unwrapped, weight_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
+from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.rnng.actions import SHIFT
 from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
 from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
 from hf_synlm.models.tree_lm.adapter import HUB_OPTIONS, BackboneAdapterMixin, load_with_adapter
+from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import make_backbone, run_backbone
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
@@ -190,16 +192,18 @@ class TreeLMModel(DerivationStates, TreeLMPreTrainedModel):
         """
         if self.config.backbone_config is not None:
             return run_backbone(self.backbone, embedded, mask, index, cache, is_causal)
-        config, hidden = self.config, self.dropout(embedded)
-        lowest, highest = 0, mask.shape[2] - 1
-        if config.structure_attention == "stack_compose":
-            lowest, highest = config.min_relative_position, config.max_relative_position
-        positions = self.dropout(position_vectors(lowest, highest, config.hidden_size, hidden))
-        states = [hidden]
+        states, positions = [self.dropout(embedded)], self.position_table(mask, embedded)
         for layer in self.layers:
             states.append(layer(states[-1], mask, index, positions, cache))
         states[-1] = self.dropout(states[-1])
         return states
+
+    def position_table(self, mask: Tensor, like: Tensor) -> Tensor:
+        """Vectors [R, D] of the relative positions under a mask [B, P, S]."""
+        config, lowest, highest = self.config, 0, mask.shape[2] - 1
+        if config.structure_attention == "stack_compose":
+            lowest, highest = config.min_relative_position, config.max_relative_position
+        return self.dropout(position_vectors(lowest, highest, config.hidden_size, like))
 
     def lay_out(self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None) -> Linearization:
         """Check derivations [B, A] and linearize them; `word_ends` = None: every token is a word."""
@@ -337,6 +341,40 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         logits = (states[own] * table[targets]).sum(1).float() + bias[targets]
         log_probs = logits - torch.cat(sums)[own]
         return log_probs.new_zeros(len(actions)).index_add(0, taken.nonzero()[:, 0], log_probs)
+
+    @torch.no_grad()
+    def attention_entropy(
+        self,
+        input_ids: Tensor,
+        actions: Tensor,
+        attention_mask: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        kind: str = "projected",
+    ) -> Tensor:
+        """Normalized attention entropy of given derivations where each token is read: a sum over heads.
+
+        Args:
+            input_ids: [B, T] token ids.
+            actions: [B, A] complete derivations, 0 = padding.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            word_ends: [B, T] as in `forward`.
+            kind: "projected" (weights count by the length of what they add to the output of attention) or "raw".
+
+        Returns:
+            [B, T] between 0 and the number of heads, 0 at padding; see `models/tree_lm/attention_entropy.py`.
+
+        Raises:
+            ValueError: for an unknown kind, and as `forward`.
+
+        Cost: as `forward` without its heads, and the last attention once more.
+        """
+        mask, base = attended_tokens(self.config, input_ids, attention_mask), self.model
+        word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
+        with evaluation_mode(self):
+            plan = base.lay_out(input_ids, actions, mask, word_ends)
+            embedded, products = base.embed(plan.tokens), output_products(base, kind)
+            found = entropy_of_positions(base, embedded, plan.mask, plan.relative, products)
+        return _after_words(found[..., None], plan, actions, mask)[..., 0]
 
     def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
         """Loss and probability of given derivations; see `FastTrackGenerationMixin`."""

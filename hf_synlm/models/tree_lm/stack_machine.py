@@ -14,6 +14,7 @@ V vocabulary, Y labels, A action ids.
 """
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -23,8 +24,10 @@ from transformers import PreTrainedConfig
 
 from hf_synlm.models.rnng.actions import REDUCE
 from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen
+from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width
 from hf_synlm.models.tree_lm.linearization import relative_depths
+from hf_synlm.search.parsing import AlignedText
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
 from hf_synlm.search.tree_attention import PathCache
@@ -70,25 +73,60 @@ class TreeLMStackMachine(RNNGStackMachine):
 
     def _prepare(self, model: Any) -> None:
         self.label_logits, self.composes = model.label_logits, self.config.structure_attention == "stack_compose"
+        self._watches = False
+        self._products: Tensor | None = None
         self._make_tables()
+
+    def watch_attention(self, kind: str) -> None:
+        """Note the attention entropy of every word, "projected" or "raw"."""
+        self._watches, self._products = True, output_products(self.model, kind)
+
+    @property
+    def max_with_context(self) -> float:
+        """Tokens of a sentence and the text before it: half of the positions, of which a tree takes several a token."""
+        return getattr(self.config.backbone_config, "max_position_embeddings", math.inf) / 2
 
     # ---------------------------------------------------------------------------------------------------- nodes
     @in_full_precision
-    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
-        """The pool and the state before the first action [B, 1]."""
+    def begin(
+        self,
+        batch_size: int,
+        device: torch.device,
+        input_ids: Tensor | None = None,
+        context_sentence_ids: Tensor | None = None,
+    ) -> tuple[NodePool, Tensor]:
+        """The pool and the state before the first action [B, 1], behind the tokens where the context ids are not 0."""
         width = self.config.hidden_size
         kept = 2 * width if self.config.backbone_config is None else cache_width(self.config.backbone_config)
         features = {f"layer_{number}": (kept, self.dtype) for number in range(self.config.num_hidden_layers)}
         features["predictor"] = width + _NUM_SUMS, torch.float32
+        if self._watches:
+            features["attention_entropy"] = 1, torch.float32
         pool = NodePool(batch_size, features, device, links=LINKS, counts=COUNTS)
         if self.config.backbone_config is not None:
             pool.products = PackedProducts(self.model.backbone)
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
         pool.append(Nodes(none, none, zero, none, none, none), *[none] * len(LINKS), *[zero] * len(COUNTS))
+        if context_sentence_ids is not None:
+            self._read_context(pool, AlignedText.read(input_ids, context_sentence_ids > 0))
         tokens = torch.full_like(none, self.config.bos_token_id)
         self._read(pool, pool.places(zero)[:, 0], none[:, :0], tokens[:, 0], composes=False)
         return pool, zero
+
+    def _read_context(self, pool: NodePool, text: AlignedText) -> None:
+        """Read plain text before the begin token; keep its keys and values."""
+        if text.tokens.shape[1] > self.max_with_context:
+            raise ValueError(
+                f"A context of {text.tokens.shape[1]} tokens leaves too few positions for a tree: give at most "
+                f"{self.max_with_context:.0f}, half of those of the backbone."
+            )
+        embedded = self.model.embed(text.tokens)
+        cache = self.model.backbone(inputs_embeds=embedded, use_cache=True).past_key_values
+        for number, layer in enumerate(cache.layers):
+            both = torch.stack([layer.keys, layer.values], 1)  # [B, 2, H, C, d]
+            pool.context[f"layer_{number}"] = both.permute(0, 3, 1, 2, 4).flatten(2).to(self.dtype)
+        pool.num_context = text.present.sum(1)
 
     @in_full_precision
     def push(self, pool: NodePool, seen: Seen, actions: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
@@ -117,21 +155,29 @@ class TreeLMStackMachine(RNNGStackMachine):
     ) -> Tensor:
         """Generate a word from each of R states; see `RNNGStackMachine.shift`."""
         own = self._append_words(pool, nodes, tokens, num_tokens, edges)
-        self._execute(pool, nodes, own, tokens, torch.zeros_like(live), live)
+        self._execute(pool, nodes, own, tokens, torch.zeros_like(live), live, are_words=True)
         return own
 
     def _execute(
-        self, pool: NodePool, parents: Tensor, own: Tensor, tokens: Tensor, reduces: Tensor, live: Tensor
+        self,
+        pool: NodePool,
+        parents: Tensor,
+        own: Tensor,
+        tokens: Tensor,
+        reduces: Tensor,
+        live: Tensor,
+        are_words: bool = False,
     ) -> None:
         """Run the layers on the new nodes `own` [B, R] that are `live`, which write `tokens` after `parents`."""
         paths, places = self._paths(pool, parents, live), pool.places(own)
-        size = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * (paths.shape[2] + 2)))
+        before = paths.shape[2] + (pool.context["layer_0"].shape[1] if pool.context else 0)
+        size = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * (before + 2)))
         for composes in (False, True):
             chosen = live & ((reduces & self.composes) == composes)
             parts = (values[chosen].split(size) for values in (places, paths, tokens))
             for part in zip(*parts, strict=True):
                 if len(part[0]):  # a backbone may not take empty batches
-                    self._read(pool, *part, composes=composes)
+                    self._read(pool, *part, composes=composes, are_words=are_words)
 
     def _paths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
         """Flat places [B, R, L] of the nodes that the states `parents` [B, R] may see; -1 = none."""
@@ -140,7 +186,9 @@ class TreeLMStackMachine(RNNGStackMachine):
         exists = torch.arange(path.shape[2], device=path.device) <= length[..., None]
         return torch.where(exists, pool.places(path), -1)
 
-    def _read(self, pool: NodePool, own: Tensor, path: Tensor, tokens: Tensor, composes: bool) -> None:
+    def _read(
+        self, pool: NodePool, own: Tensor, path: Tensor, tokens: Tensor, composes: bool, are_words: bool = False
+    ) -> None:
         """Run the layers on new nodes at the flat places `own` [M], which write `tokens` [M] after `path` [M, L]."""
         fields = pool.fields.flatten(0, 1)
         names = {name: fields[:, pool.names.index(name)] for name in ("action", "depth", "length", "num_open")}
@@ -156,10 +204,19 @@ class TreeLMStackMachine(RNNGStackMachine):
             index = relative_depths(depth[own][:, None] - depth[columns], self.config)
         else:
             index = names["length"][own][:, None] - names["length"][columns]
+        if pool.context:
+            known = pool.num_context[own // pool.fields.shape[1], None]
+            place = torch.arange(pool.context["layer_0"].shape[1], device=own.device)
+            index = torch.cat([names["length"][own][:, None] + known - place, index], 1)
+            mask = torch.cat([(place < known)[:, None], mask], 2)
         index = index[:, None].expand(-1, count, -1)
         embedded = self.model.embed(tokens)[:, None].expand(-1, count, -1)
         with pool.products:
             hidden = self.model.decode(embedded, mask, index, PathCache(pool, before, own))[-1][:, -1].to(self.dtype)
+        if self._watches and are_words:
+            cache = PathCache(pool, before, own, writes=False)
+            found = entropy_of_positions(self.model, embedded, mask, index, self._products, cache)
+            pool.features["attention_entropy"].flatten(0, 1)[own] = found
         parts = hidden.split(rows_at_once(hidden, self.config.vocab_size))
         sums = torch.cat([self._sum_words(part) for part in parts])
         pool.features["predictor"].flatten(0, 1)[own] = torch.cat([hidden.float(), sums], 1)
