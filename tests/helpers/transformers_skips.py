@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
+ARCHITECTURES = (
+    "gpst", "rnng", "tree_lm", "urnng", "pushdown", "pcfg", "on_lstm", "prpn", "palm", "ordered_memory", "lstm"
+)  # fmt: skip
 RECURRENT = ("on_lstm", "prpn", "palm", "ordered_memory", "lstm")
 
 
@@ -25,7 +27,7 @@ class Skip(NamedTuple):
 
 
 DERIVATIONS = ("rnng", "tree_lm", "urnng", "pushdown")
-_NO_ATTENTION = (*DERIVATIONS, *RECURRENT)
+_NO_ATTENTION = (*DERIVATIONS, "pcfg", *RECURRENT)
 _TIED = ("rnng", "urnng", "pushdown", "lstm")
 _CAUSAL = ("ForCausalLM",)
 _HEADS = ("ForCausalLM", "ForSequenceClassification")

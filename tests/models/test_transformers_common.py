@@ -27,6 +27,7 @@ PREFIXES = {
     "tree_lm": "TreeLM",
     "urnng": "URNNG",
     "pushdown": "Pushdown",
+    "pcfg": "PCFG",
     "on_lstm": "ONLSTM",
     "prpn": "PRPN",
     "palm": "PaLM",
