@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_synlm.core.module_tools import weight_of
-from tests.helpers.architectures import TREE_LMS, batch, build, labeled, without_dropout
+from tests.helpers.architectures import PCFGS, TREE_LMS, batch, build, labeled, without_dropout
 
 # What docs/what-works.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -33,12 +33,14 @@ TARGETS: dict[str, dict[str, Any]] = {
         "target_modules": ["projection", "residual_gate"],
         "target_parameters": [f"layers.{n}.weight_{kind}_l0" for n in range(3) for kind in ("ih", "hh")],
     },
+    "pcfg": {"target_modules": ["rule_head", "emission_head.3", "root_head.3", "first", "second"]},
     "lstm": {
         "target_modules": ["projection.1"],
         "target_parameters": ["lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l1", "lstm.weight_hh_l1"],
     },
 }
 NEWER = ("tree_lm", "tree_lm, binary", "tree_lm, gpt2", "urnng", "pushdown", "ordered_memory")
+GRAMMARS = tuple(name for name in PCFGS if name != "pcfg")
 MORE = ("rnng, attention", "on_lstm, split head", "on_lstm, hidden", "prpn, syd", "awd_lstm")
 every_architecture = pytest.mark.parametrize("name", TARGETS)
 
@@ -134,7 +136,7 @@ def check_equal_parses(first, second, **inputs) -> None:
     torch.testing.assert_close(parses[0].token_log_probs, parses[1].token_log_probs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*TARGETS, *MORE, *NEWER])
+@pytest.mark.parametrize("name", [*TARGETS, *MORE, *NEWER, *GRAMMARS])
 def test_no_adapter_is_without_effect(name: str) -> None:
     """Every layer with random adapters: the same as with merged weights, and every adapter gets a gradient."""
     # These always tie their heads to embeddings; adapters of tied layers cannot be merged.

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hf_synlm import URNNGForCausalLM
+from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.programs import train_urnng
 from hf_synlm.training.tasks import variational
-from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
 from tests.helpers.goldens import read_tensors
 from tests.helpers.training_runs import run_here, sample_files
 from tests.models.urnng.test_modeling_urnng import AUTHORS_NAMES, authors_model

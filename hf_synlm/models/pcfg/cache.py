@@ -84,18 +84,15 @@ class PCFGCache(StateCache):
 
     def _next(self, config: PCFGConfig) -> Tensor:
         pairs = list(zip(self.state, self.grammars, strict=True))
-        return next_token_log_probs(
-            config,
-            [(grammar, state.preterminals, state.state_scale[:, -1]) for state, grammar in pairs],
-            *(torch.stack([getattr(state, name) for state in self.state]) for name in ("whole", "prefix")),
-            self.ended,
-        )
+        expected = [(grammar, state.preterminals, state.state_scale[:, -1]) for state, grammar in pairs]
+        whole, prefix = (torch.stack([getattr(state, name) for state in self.state]) for name in ("whole", "prefix"))
+        return next_token_log_probs(config, expected, whole, prefix, self.ended)
 
 
 def next_token_log_probs(
     config: PCFGConfig, expected: list[tuple[Grammar, Tensor, Tensor]], whole: Tensor, prefix: Tensor, ended: Tensor
 ) -> Tensor:
-    """log p(next token) [..., V] of a mixture of K grammars.
+    """Log p(next token) [..., V] of a mixture of K grammars.
 
     Args:
         config: names the end token.

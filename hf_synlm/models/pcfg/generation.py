@@ -114,7 +114,8 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         if not config.return_dict_in_generate:
             return sequences
         trees = [one.tree() for one in drawn]
-        steps = [spans_to_actions([span for span, _ in tree], len(one.words)) for tree, one in zip(trees, drawn, strict=True)]
+        words = [len(one.words) for one in drawn]
+        steps = [spans_to_actions([span for span, _ in tree], n) for tree, n in zip(trees, words, strict=True)]
         longest = max(map(len, steps))
         return PCFGGenerateOutput(
             sequences=sequences,
@@ -122,7 +123,7 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
             spans=[[(i + 1, j + 1) for (i, j), _ in tree] for tree in trees],
             labels=[[f"NT{symbol}" for _, symbol in tree] for tree in trees],
             offsets=[1] * count,
-            lengths=[len(one.words) for one in drawn],
+            lengths=words,
             complete=torch.tensor(complete, device=self.device),
         )
 

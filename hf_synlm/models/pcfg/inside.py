@@ -37,7 +37,7 @@ class Grammar:
     rules: DenseRules | LowRankRules
 
     def of_words(self, ids: Tensor) -> Tensor:
-        """log p(X -> word) [B, T, X] of words [B, T]."""
+        """Log p(X -> word) [B, T, X] of words [B, T]."""
         if self.emission.dim() == 2:
             return self.emission.index_select(1, ids.flatten()).t().unflatten(0, ids.shape)
         places = ids.unsqueeze(1).expand(-1, self.emission.shape[1], -1)

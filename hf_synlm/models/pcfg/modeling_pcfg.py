@@ -42,7 +42,7 @@ from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.generation import PCFGGenerationMixin
 from hf_synlm.models.pcfg.inside import Chart, Grammar, inside
 from hf_synlm.models.pcfg.networks import GRAMMARS, LatentEncoder
-from hf_synlm.models.pcfg.prefix import prefix_log_probs, read_sentences
+from hf_synlm.models.pcfg.prefix import read_sentences
 from hf_synlm.models.pcfg.sentences import Sentences, read_rows, read_whole_rows
 from hf_synlm.models.pcfg.trees import Derivation, best_trees, sample, span_posteriors, tree_log_probs, viterbi
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
@@ -90,13 +90,31 @@ class PCFGPreTrainedModel(SyntacticPreTrainedModel):
         """Initialize as the authors do; see `PCFGConfig`."""
         kind = self.config.init
         fan_in = getattr(module, "in_features", getattr(module, "hidden_size", 1))
-        for name, parameter in module.named_parameters(recurse=False):
+        for parameter in module.parameters(recurse=False):
             if parameter.dim() > 1 and kind != "default":
                 getattr(init, f"{kind}_")(parameter)
             elif isinstance(module, nn.Embedding):
                 init.normal_(parameter)
             else:  # PyTorch's own
                 init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The layer that scores words."""
+        return self.base_model.grammar.emission_head[-1]
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the layer that scores words."""
+        self.base_model.grammar.emission_head[-1] = new_embeddings
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> Any:
+        if self.get_input_embeddings() is not None:
+            return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        head, multiple = self.get_output_embeddings(), pad_to_multiple_of or 1
+        size = math.ceil((new_num_tokens or len(head.weight)) / multiple) * multiple
+        self.set_output_embeddings(self._get_resized_lm_head(head, size, mean_resizing=mean_resizing))
+        return self.get_output_embeddings()
 
 
 class PCFGModel(PCFGPreTrainedModel):
@@ -111,6 +129,10 @@ class PCFGModel(PCFGPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module | None:
         """The encoder's word embeddings; a grammar without z has none."""
         return None if self.encoder is None else self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the encoder's word embeddings."""
+        self.encoder.embed_tokens = value
 
     def make_grammar(self, latent: Tensor | None = None) -> Grammar:
         """Probabilities of all rules: one grammar, or with z [B, Z] one for every sentence."""
@@ -128,11 +150,6 @@ class PCFGModel(PCFGPreTrainedModel):
         mean, log_variance = self.encoder(text.ids, text.lengths)
         wide = torch.promote_types(mean.dtype, torch.float32)
         return mean.to(wide), log_variance.to(wide)
-
-    @property
-    def latent_dtype(self) -> torch.dtype:
-        """Type of z: that of the weights."""
-        return self.grammar.root.weight.dtype
 
     @can_return_tuple
     def forward(
@@ -165,7 +182,7 @@ class PCFGModel(PCFGPreTrainedModel):
         """The grammar of the mean of q(z | sentence), and its log p(X -> word) [B, N, X] of the words."""
         with evaluation_mode(self):
             mean, _ = self.infer(text)
-            grammar = self.make_grammar(None if mean is None else mean.to(self.latent_dtype))
+            grammar = self.make_grammar(None if mean is None else mean.to(self.dtype))
         return grammar, text.emission(grammar.of_words(text.ids))
 
 
@@ -268,7 +285,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if config.num_prior_samples > 1:
             seeded = torch.Generator().manual_seed(config.prior_seed)
             latents = torch.randn(config.num_prior_samples, config.latent_size, generator=seeded)
-        grammars = [self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.latent_dtype)]
+        grammars = [
+            self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.dtype)
+        ]
         return [grammar.single() for grammar in grammars]
 
     def _mixture(self, text: Sentences) -> list[tuple[Grammar, Chart, Tensor, Tensor, Tensor]]:
@@ -283,7 +302,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         return found
 
     def _next_tokens(self, text: Sentences, places: Tensor, ended: Tensor) -> Tensor:
-        """log p(next token) [B, P, V] after so many words `places` [B, P]; `ended` [B, P]."""
+        """Log p(next token) [B, P, V] after so many words `places` [B, P]; `ended` [B, P]."""
         rows = torch.arange(len(places), device=places.device)[:, None]
         found = self._mixture(text)
         return next_token_log_probs(
@@ -315,7 +334,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
                 noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
             latent = mean + (log_variance / 2).exp() * noise
             divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)[counted].mean() / 2
-        log_prob = self._log_probs(text, latent)
+        log_prob = self._sentence_log_probs(text, latent)
         language_model = -log_prob[counted].mean() * share_of(loss_shares, "language_model")
         divergence = divergence * share_of(loss_shares, "kl")
         result.loss, result.joint_log_prob = language_model + divergence, log_prob.detach()
@@ -323,9 +342,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if mean is not None:
             result.losses["kl"] = divergence.detach()
 
-    def _log_probs(self, text: Sentences, latent: Tensor | None) -> Tensor:
-        """log p(x) or log p(x | z) [B]."""
-        grammar = self.model.make_grammar(None if latent is None else latent.to(self.model.latent_dtype))
+    def _sentence_log_probs(self, text: Sentences, latent: Tensor | None) -> Tensor:
+        """Log p(x) or log p(x | z) [B]."""
+        grammar = self.model.make_grammar(None if latent is None else latent.to(self.model.dtype))
         chart = inside(grammar, text.emission(grammar.of_words(text.ids)))
         return chart.whole.gather(1, text.lengths[:, None] - 1).squeeze(1)
 
@@ -333,7 +352,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         """Rows [B] that count in the loss: sentences of two or more words, with labels."""
         words = counted_words(input_ids, labels, text.columns).sum(1)
         if ((words > 0) & (words < text.lengths)).any():
-            raise ValueError("labels leave out single words, but a sentence counts as a whole. Set all to -100, or none.")
+            raise ValueError(
+                "labels leave out single words, but a sentence counts as a whole. Set all to -100, or none."
+            )
         return (words > 1).to(text.lengths.device)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
@@ -354,7 +375,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
     @torch.no_grad()
     def log_likelihood(self, input_ids: Tensor, attention_mask: Tensor | None = None, num_samples: int = 1) -> Tensor:
-        """log p(sentence) [B] in nats, with all trees; -inf for one word.
+        """Log p(sentence) [B] in nats, with all trees; -inf for one word.
 
         With z: log of the mean over `num_samples` z drawn from q of p(x | z) p(z) / q(z | x), a lower bound on the
         average, which tightens with their number.
@@ -378,14 +399,14 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         with evaluation_mode(self):
             mean, log_variance = self.model.infer(text)
             if mean is None:
-                return self._log_probs(text, None)
+                return self._sentence_log_probs(text, None)
             found = []
             for _ in range(num_samples):
                 noise = torch.randn_like(mean)
                 latent = mean + (log_variance / 2).exp() * noise
                 # log p(z) - log q(z | x)
                 ratio = (noise.square() + log_variance - latent.square()).sum(1) / 2
-                found.append(self._log_probs(text, latent) + ratio)
+                found.append(self._sentence_log_probs(text, latent) + ratio)
         samples = torch.stack(found)
         return samples.logsumexp(0) - math.log(num_samples)
 

@@ -33,9 +33,7 @@ class ResidualLayer(nn.Module):
 
 
 def _mlp(inputs: int, size: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, size), ResidualLayer(size), ResidualLayer(size), nn.Linear(size, outputs)
-    )  # fmt: skip
+    return nn.Sequential(nn.Linear(inputs, size), ResidualLayer(size), ResidualLayer(size), nn.Linear(size, outputs))
 
 
 class DenseGrammar(nn.Module):
@@ -115,7 +113,7 @@ class SimpleGrammar(nn.Module):
         else:
             residual = [ResidualLayer(size) for _ in range(3)]
             self.preterminal_layers = nn.Sequential(nn.Linear(size, size), *residual)
-            self.emission_head = nn.Linear(size, config.vocab_size, bias=False)
+            self.emission_head = nn.Sequential(nn.Linear(size, config.vocab_size, bias=False))
 
     def forward(self, latent: Tensor | None) -> tuple[Tensor, Tensor, LowRankRules]:
         """See `DenseGrammar`."""
@@ -123,7 +121,8 @@ class SimpleGrammar(nn.Module):
         nonterminals, preterminals = symbols[:size], symbols[size:]
         parents = self.parent(_with_latent(nonterminals, latent)).relu() + nonterminals
         left, right = (
-            _softmax((side(symbols).relu() + symbols) @ parents.transpose(-1, -2), -2) for side in (self.left, self.right)
+            _softmax((side(symbols).relu() + symbols) @ parents.transpose(-1, -2), -2)
+            for side in (self.left, self.right)
         )
         if latent is None:
             preterminals = self.preterminal_layers(preterminals) + preterminals

@@ -53,7 +53,7 @@ def _scaled_state(state: Tensor, words: Tensor, scale: Tensor) -> tuple[Tensor, 
 
 
 def prefix_log_probs(grammar: Grammar, preterminals: Tensor, scale: Tensor) -> Tensor:
-    """log p(words so far, then v) [..., V] of all words v."""
+    """Log p(words so far, then v) [..., V] of all words v."""
     probs = preterminals @ grammar.probabilities
     if not probs.requires_grad:
         return probs.log_().add_(scale.unsqueeze(-1))
@@ -113,7 +113,8 @@ class PrefixState:
         last = rules.of_words(emission)
         left = self.left.new_zeros(*self.left.shape[:2], self.left.shape[3])  # [B, T, d] of spans that end here
         right, scale = torch.zeros_like(left), F.pad(word_scale, (num_words, 0))
-        root, begin, whole = rules.of_root(grammar.root), num_words - self.count, torch.full_like(self.whole, -torch.inf)
+        root, begin = rules.of_root(grammar.root), num_words - self.count
+        whole = torch.full_like(self.whole, -torch.inf)
         for start in reversed(range(num_words)):
             first = Words(*(part[:, start : start + 1] for part in (self.pairs, last.right, self.begins, last.ends)))
             scales = self.scale[:, start, start:] + scale[:, start + 1 :]

@@ -43,7 +43,7 @@ class Sentences(NamedTuple):
         return moved[:, :width, :width]
 
     def emission(self, log_emission: Tensor) -> Tensor:
-        """log p(X -> word) [B, N, X]; padding has any finite value."""
+        """Log p(X -> word) [B, N, X]; padding has any finite value."""
         return log_emission.masked_fill(~self.mask.unsqueeze(-1), 0.0)
 
 
@@ -58,7 +58,8 @@ def read_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | No
     lengths = columns.sum(1)
     size = max(1, int(lengths.max()))
     ids = tokens_first(input_ids.long().masked_fill(~columns, 0), columns)[:, :size]
-    return Sentences(ids, torch.arange(size, device=ids.device) < lengths[:, None], lengths, columns, ended, ended & attended)
+    mask = torch.arange(size, device=ids.device) < lengths[:, None]
+    return Sentences(ids, mask, lengths, columns, ended, ended & attended)
 
 
 def read_whole_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Sentences:

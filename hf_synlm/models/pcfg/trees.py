@@ -30,7 +30,7 @@ class Derivation:
 
 
 def span_posteriors(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """log p(sentence) [B] and the posteriors [B, T + 1, T + 1] of spans (i, j) of two or more words.
+    """Log p(sentence) [B] and the posteriors [B, T + 1, T + 1] of spans (i, j) of two or more words.
 
     They are the gradient of log p with respect to the logarithm of a span's scale: one backward pass.
     """
@@ -60,7 +60,7 @@ def _post_order(span: Span) -> tuple[int, int]:
 
 
 def tree_log_probs(grammar: Grammar, log_emission: Tensor, lengths: Tensor, trees: list[list[Span]]) -> Tensor:
-    """log p(sentence, tree) [B] of binary trees, labels summed out."""
+    """Log p(sentence, tree) [B] of binary trees, labels summed out."""
     size = log_emission.shape[1] + 1
     places = [[row, i, j] for row, tree in enumerate(trees) for i, j in tree]
     allowed = torch.zeros(len(trees), size, size, dtype=torch.bool)

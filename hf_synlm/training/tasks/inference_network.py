@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from hf_synlm.core.module_tools import saved_whole
 from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
+from hf_synlm.core.module_tools import saved_whole
 
 
 class InferenceNetwork(nn.Module):

@@ -267,6 +267,23 @@ def test_samples_of_the_prior_are_those_of_the_seed() -> None:
     torch.testing.assert_close(single(ids).logits, plain(ids).logits)
 
 
+@every_grammar
+def test_the_vocabulary_grows_and_shrinks(name: str, tmp_path: Any) -> None:
+    """Words that were there keep their probabilities among themselves."""
+    model, ids = tiny(**PCFGS[name]), torch.tensor([[5, 6, 7], [8, 4, 5]])
+    before = model(ids, labels=ids, logits_to_keep=1)
+    model.resize_token_embeddings(14)
+    assert model(torch.tensor([[5, 13]])).logits.shape == (1, 2, 14)
+    model.save_pretrained(tmp_path)
+    loaded = PCFGForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(tensor, loaded.state_dict()[key]) for key, tensor in model.state_dict().items())
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    model.resize_token_embeddings(11)
+    torch.testing.assert_close(model(ids, labels=ids, logits_to_keep=1), before)
+    model.resize_token_embeddings(pad_to_multiple_of=8)
+    assert model.config.vocab_size == model(ids).logits.shape[2] == 16
+
+
 # ------------------------------------------------------------------------------------------------------------ samples
 def check_frequencies(found: Counter, expected: dict, count: int) -> None:
     """Frequencies are those of probabilities, within 4 standard errors; rare outcomes count as one."""
