@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from hf_synlm.core.module_tools import saved_whole
+from hf_synlm.core.module_tools import saved_whole, weight_of
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
 
@@ -56,7 +56,7 @@ class DenseGrammar(nn.Module):
     def forward(self, latent: Tensor | None) -> tuple[Tensor, Tensor, DenseRules]:
         """Scores of the root [*, Y] and of the words [*, X, V], and the rules, given z [B, Z]."""
         root, words, parents = (
-            _with_latent(symbols.weight, latent) for symbols in (self.root, self.preterminals, self.nonterminals)
+            _with_latent(weight_of(symbols), latent) for symbols in (self.root, self.preterminals, self.nonterminals)
         )
         rule = _softmax(self.rule_head(parents), -1).unflatten(-1, (self.num_symbols, -1))
         return self.root_head(root).squeeze(-2), self.emission_head(words), DenseRules(rule)
@@ -84,13 +84,13 @@ class TensorGrammar(nn.Module):
 
     def forward(self, latent: None) -> tuple[Tensor, Tensor, LowRankRules]:
         """See `DenseGrammar`; there is no z."""
-        symbols, size = self.symbols.weight, self.num_nonterminals
+        symbols, size = weight_of(self.symbols), self.num_nonterminals
         hidden = [self.parent(symbols[:size]).relu(), self.left(symbols).relu(), self.right(symbols).relu()]
         projections = [*self.projections] * (3 // len(self.projections))
         head, left, right = (layer(values) for layer, values in zip(projections, hidden, strict=True))
-        words = symbols[size:] if self.preterminals is None else self.preterminals.weight
+        words = symbols[size:] if self.preterminals is None else weight_of(self.preterminals)
         rules = LowRankRules(_softmax(head, -1), _softmax(left, 0), _softmax(right, 0))
-        return self.root_head(self.root.weight).squeeze(-2), self.emission_head(words), rules
+        return self.root_head(weight_of(self.root)).squeeze(-2), self.emission_head(words), rules
 
 
 class SimpleGrammar(nn.Module):
@@ -117,7 +117,7 @@ class SimpleGrammar(nn.Module):
 
     def forward(self, latent: Tensor | None) -> tuple[Tensor, Tensor, LowRankRules]:
         """See `DenseGrammar`."""
-        symbols, size = self.symbols.weight, self.num_nonterminals
+        symbols, size = weight_of(self.symbols), self.num_nonterminals
         nonterminals, preterminals = symbols[:size], symbols[size:]
         parents = self.parent(_with_latent(nonterminals, latent)).relu() + nonterminals
         left, right = (
@@ -126,7 +126,7 @@ class SimpleGrammar(nn.Module):
         )
         if latent is None:
             preterminals = self.preterminal_layers(preterminals) + preterminals
-        root = (self.root.weight @ nonterminals.t()).squeeze(0)
+        root = (weight_of(self.root) @ nonterminals.t()).squeeze(0)
         if latent is not None:
             root = root.expand(len(latent), -1)
         return root, self.emission_head(_with_latent(preterminals, latent)), LowRankRules(None, left, right)
