@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.helpers.architectures import batch, build
 
-RECURRENT = ("on_lstm", "prpn", "palm", "awd_lstm", "lstm")
+RECURRENT = ("on_lstm", "prpn", "palm", "awd_lstm", "lstm", "pcfg", "pcfg, simple")
 UNROLLED = ("on_lstm", "prpn")  # operation by operation
 
 
@@ -49,7 +49,7 @@ def fresh_compiler() -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", ["gpst", "rnng", "lstm"])
+@pytest.mark.parametrize("name", ["gpst", "rnng", "pcfg", "pcfg, tensor", "lstm"])
 def test_compiled_scores_are_the_same(name: str) -> None:
     """Without gradients, as in scoring; `test_recurrent_models` compares losses and gradients of the others."""
     model, ids = build(name), ids_of(name)
