@@ -106,7 +106,7 @@ def next_token_log_probs(
     log_probs = parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0)
     if config.eos_token_id is not None:
         log_probs[..., config.eos_token_id] = whole.logsumexp(0) - read
-        if ended.any():
+        if torch.compiler.is_compiling() or ended.any():
             log_probs[ended] = log_probs.new_full(log_probs.shape[-1:], -torch.inf).index_fill(
                 0, torch.tensor(config.eos_token_id, device=log_probs.device), 0.0
             )
