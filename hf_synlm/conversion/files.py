@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, prpn, pushdown, rnng
+from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, pcfg, prpn, pushdown, rnng
 from hf_synlm.data.files import read_json
 from hf_synlm.hub.export import check_target, export_model
 
@@ -18,6 +18,7 @@ _PLAIN = "save the plain state dict first."
 _REMEDIES = {
     "on_lstm": on_lstm.EXTRACTION,
     "palm": palm.EXTRACTION,
+    "pcfg": pcfg.EXTRACTION,
     "prpn": prpn.EXTRACTION,
     "rnng": rnng.EXTRACTION,
 }

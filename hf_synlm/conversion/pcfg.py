@@ -16,6 +16,15 @@ from hf_synlm.conversion.rename import (
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.modeling_pcfg import PCFGForCausalLM
 
+# Kim et al. pickle the whole model.
+EXTRACTION = """in a copy of harvardnlp/compound-pcfg, with a file that you trust, run
+    import json, torch
+    checkpoint = torch.load("model.pt", map_location="cpu", weights_only=False)
+    torch.save(checkpoint["model"].state_dict(), "weights.pt")
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    json.dump({**checkpoint["args"], **special}, open("config.json", "w"))
+and pass --weights weights.pt --config config.json. (The files of sustcsonglin/TN-PCFG need no such step.)"""
+
 _RESIDUAL = {"lin1": "first", "linear.0": "first", "lin2": "second", "linear.2": "second"}
 
 
@@ -88,7 +97,7 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
         return f"{_GRAMMAR}.{name}.weight" in tensors
 
     fields: dict[str, Any] = {"symbol_size": rows("root", 1), "latent_size": 0}
-    fields["vocab_size"] = rows("emission_head.3" if has("emission_head.3") else "emission_head.0")
+    fields["vocab_size"] = rows("emission_head.0" if has("preterminal_layers.0") else "emission_head.3")
     if has("rule_head"):
         sizes = {"num_nonterminals": rows("nonterminals"), "num_preterminals": rows("preterminals")}
         fields |= {"grammar": "dense", **sizes}

@@ -285,9 +285,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if config.num_prior_samples > 1:
             seeded = torch.Generator().manual_seed(config.prior_seed)
             latents = torch.randn(config.num_prior_samples, config.latent_size, generator=seeded)
-        grammars = [
-            self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.dtype)
-        ]
+        grammars = [self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.dtype)]
         return [grammar.single() for grammar in grammars]
 
     def _mixture(self, text: Sentences) -> list[tuple[Grammar, Chart, Tensor, Tensor, Tensor]]:
