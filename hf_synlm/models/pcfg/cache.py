@@ -103,7 +103,8 @@ def next_token_log_probs(
     """
     read = prefix.logsumexp(0)
     parts = [prefix_log_probs(grammar, weights, scale - read) for grammar, weights, scale in expected]
-    log_probs = parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0)
+    # A copy, for the gradient of logsumexp reads its result.
+    log_probs = parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0).clone()
     if config.eos_token_id is not None:
         log_probs[..., config.eos_token_id] = whole.logsumexp(0) - read
         if torch.compiler.is_compiling() or ended.any():

@@ -86,8 +86,7 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         prompt = config.update(**kwargs).get("input_ids", inputs)
         if not config.do_sample:
             raise ValueError("structure_mode='joint' draws derivations. Pass do_sample=True.")
-        begin = self.config.bos_token_id
-        if prompt is not None and (prompt.shape[1] > 1 or (prompt != begin).any()):
+        if prompt is not None and prompt.tolist() != [[self.config.bos_token_id]] * len(prompt):
             raise ValueError(
                 "structure_mode='joint' begins at the root of a tree. Leave the prompt out, or use 'marginal'."
             )
@@ -103,9 +102,12 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         for number, grammar in enumerate(grammars):
             _derive(grammar, [one for one, own in zip(drawn, which, strict=True) if own == number], limit)
         begin, end, pad = self.config.bos_token_id, self.config.eos_token_id, self.config.pad_token_id
+        if pad is None and end is None:
+            raise ValueError("structure_mode='joint' gives sentences of unequal length. Set config.pad_token_id.")
+        start = [] if begin is None else [begin]
         complete = [not one.stack for one in drawn]
         rows = [
-            [begin, *one.words, *([end] if done and end is not None and len(one.words) < limit else [])]
+            [*start, *one.words, *([end] if done and end is not None and len(one.words) < limit else [])]
             for one, done in zip(drawn, complete, strict=True)
         ]
         width = max(map(len, rows))
@@ -120,9 +122,9 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         return PCFGGenerateOutput(
             sequences=sequences,
             actions=torch.tensor([row + [PAD_ACTION] * (longest - len(row)) for row in steps], device=self.device),
-            spans=[[(i + 1, j + 1) for (i, j), _ in tree] for tree in trees],
+            spans=[[(i + len(start), j + len(start)) for (i, j), _ in tree] for tree in trees],
             labels=[[f"NT{symbol}" for _, symbol in tree] for tree in trees],
-            offsets=[1] * count,
+            offsets=[len(start)] * count,
             lengths=words,
             complete=torch.tensor(complete, device=self.device),
         )

@@ -152,6 +152,7 @@ class PCFGModel(PCFGPreTrainedModel):
         return mean.to(wide), log_variance.to(wide)
 
     @can_return_tuple
+    @torch.inference_mode(False)  # posteriors are gradients
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **others: Any
     ) -> PCFGModelOutput:
@@ -409,6 +410,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         return samples.logsumexp(0) - math.log(num_samples)
 
     # ------------------------------------------------------------------------------------------------------ trees
+    @torch.inference_mode(False)
     @torch.no_grad()
     def parse(
         self,

@@ -15,6 +15,7 @@ from hf_synlm.models.pcfg import trees
 from hf_synlm.models.pcfg.inside import Grammar, inside
 from hf_synlm.models.pcfg.prefix import prefix_log_probs, read_sentences
 from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
+from tests.helpers.recurrent_models import gradients
 from tests.reference.pcfg import all_tree_probs, span_posteriors
 
 PAD, BOS, EOS, WORDS = 0, 1, 2, range(3, 11)
@@ -183,6 +184,30 @@ def test_next_words_add_up_to_sentences(name: str) -> None:
         torch.testing.assert_close(model.log_likelihood(ids), parsed.text_log_probs, atol=1e-4, rtol=0.0)
     # Nothing but the end follows the end.
     assert torch.equal(logits[1, 30:].exp(), torch.eye(11)[EOS].expand(12, -1))
+
+
+@every_grammar
+def test_gradients_of_next_words_are_those_of_the_sentence(name: str) -> None:
+    model = tiny(**{**PCFGS[name], "num_prior_samples": 2})
+    ids = torch.randint(WORDS.start, WORDS.stop, (2, 12))
+    ids[:, 0], ids[:, -1] = BOS, EOS
+    found = gradients(model, model(ids).logits[:, :-1].gather(2, ids[:, 1:, None]).sum())
+    if model.config.is_compound:  # whose sentences have other z
+        assert all(gradient.isfinite().all() for key, gradient in found.items() if "grammar" in key)
+    else:
+        expected = gradients(model, -2 * model(ids, labels=ids).loss)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@every_grammar
+def test_inference_mode_changes_nothing(name: str) -> None:
+    """Posteriors are gradients, which it forbids."""
+    model, ids = tiny(**PCFGS[name]), torch.tensor([[BOS, 5, 6, 7, 8, EOS], [BOS, 5, 6, EOS, PAD, PAD]])
+    with torch.inference_mode():
+        found = model.parse(ids.clone()), model(ids.clone(), output_chart=True)
+    torch.testing.assert_close(found[0].span_probs, model.parse(ids).span_probs)
+    torch.testing.assert_close(found[1].chart, model(ids, output_chart=True).chart)
+    torch.testing.assert_close(found[1].chart["span_probs"], found[0].span_probs)
 
 
 @every_grammar
@@ -407,6 +432,16 @@ def test_what_forward_refuses() -> None:
         model.log_likelihood(ids, num_samples=0)
     with pytest.raises(ValueError, match="past_key_values holds 1 rows and input_ids 2"):
         model(ids.repeat(2, 1), past_key_values=cache)
+
+
+def test_joint_generation_without_special_tokens() -> None:
+    """As of converted checkpoints: sentences begin with their first word, and `complete` tells which ended."""
+    options = {"structure_mode": "joint", "do_sample": True, "max_new_tokens": 4, "num_return_sequences": 20}
+    drawn = tiny(bos_token_id=None, eos_token_id=None).generate(**options, return_dict_in_generate=True)
+    for row, size, spans in zip(drawn.sequences, drawn.lengths, drawn.spans, strict=True):
+        assert (row != PAD).sum() == size and spans[-1] == (0, size)
+    with pytest.raises(ValueError, match="sentences of unequal length. Set config.pad_token_id"):
+        tiny(bos_token_id=None, eos_token_id=None, pad_token_id=None).generate(**options)
 
 
 def test_what_joint_generation_refuses() -> None:
