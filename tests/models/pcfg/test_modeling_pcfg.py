@@ -45,9 +45,9 @@ def tiny(cls: Any = PCFGForCausalLM, **changes: Any) -> Any:
     return model.eval()
 
 
-def random_grammar(kind: str, num_words: int = 5) -> tuple[Grammar, Tensor]:
+def random_grammar(kind: str, num_words: int = 5, seed: int = 1) -> tuple[Grammar, Tensor]:
     """A grammar of 3 nonterminals and 4 preterminals in float64, and its table of rules."""
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     double = {"dtype": torch.float64}
     root, emission = torch.randn(3, **double).softmax(0), torch.randn(4, num_words, **double).log_softmax(1)
     if kind == "dense":
@@ -57,6 +57,15 @@ def random_grammar(kind: str, num_words: int = 5) -> tuple[Grammar, Tensor]:
         head = None if kind == "simple" else torch.randn(3, rank, **double).softmax(1)
         rules = LowRankRules(head, *(torch.randn(7, rank, **double).mul(2).softmax(0) for _ in range(2)))
     return Grammar(root, emission, rules), rules.table()
+
+
+def stack(grammars: list[Grammar]) -> Grammar:
+    """One grammar for every sentence."""
+    root, emission = (torch.stack([getattr(one, name) for one in grammars]) for name in ("root", "emission"))
+    rules = grammars[0].rules
+    names = ("rule",) if isinstance(rules, DenseRules) else ("head", "left", "right")
+    parts = [[getattr(one.rules, name) for one in grammars] for name in names]
+    return Grammar(root, emission, type(rules)(*(None if part[0] is None else torch.stack(part) for part in parts)))
 
 
 def derivation_log_prob(grammar: Grammar, table: Tensor, words: list[int], tree: trees.Derivation) -> float:
@@ -321,25 +330,31 @@ def check_frequencies(found: Counter, expected: dict, count: int) -> None:
         assert seen[outcome] / count == pytest.approx(prob, abs=4 * math.sqrt(abs(prob * (1 - prob)) / count)), outcome
 
 
+@pytest.mark.parametrize("own", [False, True])
 @every_kind
-def test_drawn_derivations_follow_the_posterior(kind: str) -> None:
-    grammar, table = random_grammar(kind)
+def test_drawn_derivations_follow_the_posterior(kind: str, own: bool) -> None:
+    """Of one grammar, and where every sentence has its own."""
+    grammar, _ = random_grammar(kind)
+    single = [grammar, random_grammar(kind, seed=2)[0] if own else grammar]
+    if own:
+        grammar = stack(single)
     ids, count = torch.tensor([[0, 3, 1, 2], [4, 0, 2, 0]]), 4000
     lengths = torch.tensor([4, 3])
     drawn, scores = trees.sample(grammar, grammar.of_words(ids), lengths, count)
     for row, size in enumerate(lengths.tolist()):
-        words, own = ids[row, :size].tolist(), slice(row * count, (row + 1) * count)
-        probs = all_tree_probs(grammar.root, table, grammar.emission.exp(), words)
+        words, part = ids[row, :size].tolist(), slice(row * count, (row + 1) * count)
+        alone, table = single[row], single[row].rules.table()
+        probs = all_tree_probs(alone.root, table, alone.emission.exp(), words)
         total = math.fsum(probs.values())
         check_frequencies(
-            Counter(tuple(tree.spans) for tree in drawn[own]), {t: p / total for t, p in probs.items()}, count
+            Counter(tuple(tree.spans) for tree in drawn[part]), {t: p / total for t, p in probs.items()}, count
         )
         whole = {}
-        for tree, score in zip(drawn[own], scores[own].tolist(), strict=True):
+        for tree, score in zip(drawn[part], scores[part].tolist(), strict=True):
             whole[tuple(tree.spans), tuple(tree.nonterminals), tuple(tree.preterminals)] = tree, score
         for tree, score in whole.values():
-            assert score == pytest.approx(derivation_log_prob(grammar, table, words, tree), abs=1e-10)
-        names = Counter((tuple(t.spans), tuple(t.nonterminals), tuple(t.preterminals)) for t in drawn[own])
+            assert score == pytest.approx(derivation_log_prob(alone, table, words, tree), abs=1e-10)
+        names = Counter((tuple(t.spans), tuple(t.nonterminals), tuple(t.preterminals)) for t in drawn[part])
         check_frequencies(names, {key: math.exp(score) / total for key, (_, score) in whole.items()}, count)
 
 
