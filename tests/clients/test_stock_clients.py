@@ -88,7 +88,7 @@ def trainer_of(name: str, path: Any, fields: Any = None, compute_metrics: Any = 
     return Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, compute_metrics=compute_metrics)
 
 
-@pytest.mark.parametrize("name", ["gpst", "rnng", "prpn", "lstm"])
+@pytest.mark.parametrize("name", ["gpst", "rnng", "pcfg", "prpn", "lstm"])
 def test_trainer_trains_evaluates_and_predicts(name: str, tmp_path: Any) -> None:
     """Predictions are the logits of `forward`, of a search where the configuration asks for them."""
     seen: list[Any] = []
