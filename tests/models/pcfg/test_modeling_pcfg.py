@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from hf_synlm import PCFGConfig, PCFGForCausalLM
 from hf_synlm.models.pcfg import trees
@@ -463,7 +464,9 @@ def test_what_joint_generation_refuses() -> None:
     model = tiny()
     for options, message in (
         ({"num_beams": 3}, "num_beams: not supported with structure_mode='joint'; try 'marginal'"),
-        ({"top_k": 3, "temperature": 0.5}, "temperature, top_k: not supported with structure_mode='joint'"),
+        ({"top_k": 3, "temperature": 0.5}, "top_k, temperature: not supported with structure_mode='joint'"),
+        ({"generation_config": GenerationConfig(top_k=3)}, "top_k: not supported with structure_mode='joint'"),
+        ({"eos_token_id": 5}, "eos_token_id: not supported with structure_mode='joint'"),
         ({"do_sample": False}, "draws derivations. Pass do_sample=True"),
         ({"inputs": torch.tensor([[BOS, 5]])}, "begins at the root of a tree. Leave the prompt out, or use 'marginal'"),
         ({"inputs": torch.tensor([[5]])}, "begins at the root of a tree"),
