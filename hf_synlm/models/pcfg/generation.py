@@ -25,7 +25,7 @@ _JOINT_OPTIONS = {
     "do_sample", "max_length", "max_new_tokens", "num_return_sequences", "return_dict_in_generate", "attention_mask",
     "input_ids",
 }  # fmt: skip
-_OWN = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "_from_model_config"}
+_OF_MODEL = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "_from_model_config"}
 
 
 @dataclass
@@ -80,9 +80,10 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         if structure_mode != "joint":
             raise ValueError(f"structure_mode={structure_mode!r} must be 'joint' or 'marginal'")
         config = copy.deepcopy(self.generation_config if generation_config is None else generation_config)
-        given = {name: value for name, value in config.to_diff_dict().items() if name not in _OWN}
+        given = {name: value for name, value in config.to_diff_dict().items() if name not in _OF_MODEL}
         given |= {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **kwargs}
-        unknown = [name for name, value in given.items() if name not in _JOINT_OPTIONS and value not in (None, False)]
+        asked = [name for name, value in given.items() if value is not None and value is not False]
+        unknown = [name for name in asked if name not in _JOINT_OPTIONS]
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: not supported with structure_mode='joint'; try 'marginal'")
         prompt = config.update(**kwargs).get("input_ids", inputs)
