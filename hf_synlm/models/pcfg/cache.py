@@ -44,7 +44,7 @@ class PCFGCache(StateCache):
         skipped.
         """
         mask = self._mask(config, input_ids, attention_mask)
-        logits = []
+        logits, words = [], []
         for ids, present in zip(input_ids.unbind(1), mask.unbind(1), strict=True):
             if config.bos_token_id is not None:
                 begins = present & ~self.begun & (ids == config.bos_token_id)
@@ -55,11 +55,12 @@ class PCFGCache(StateCache):
                 ends = present & (ids == config.eos_token_id)
                 self.ended = self.ended | ends
                 present = present & ~ends
-            refuse_silent_words(config, ids[:, None], present[:, None])
+            words.append(present)
             if present.any():
                 pairs = zip(self.state, self.grammars, strict=True)
                 self.state = [state.read(grammar, ids, present) for state, grammar in pairs]
             logits.append(self._next(config))
+        refuse_silent_words(config, input_ids, torch.stack(words, 1))
         self.num_columns += input_ids.shape[1]
         return torch.stack(logits, 1)
 

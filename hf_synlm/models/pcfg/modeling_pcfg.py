@@ -326,6 +326,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         counted = self._counted(input_ids, labels, text)
         if not counted.any():
             raise ValueError("No sentence of the batch counts: all have one word, or labels of -100.")
+        shape = (len(text.lengths), self.config.latent_size)
+        if noise is not None and noise.shape != shape:
+            raise ValueError(f"latent_noise has shape {tuple(noise.shape)}, but z of the batch {shape}. Align them.")
         mean, log_variance = self.model.infer(text)
         latent, divergence = None, text.lengths.new_zeros(())
         if mean is not None:

@@ -149,12 +149,7 @@ class LatentEncoder(nn.Module):
         return self.parameters_head(states.amax(1)).chunk(2, -1)
 
 
-GRAMMARS = {
-    "dense": DenseGrammar,
-    "tensor": TensorGrammar,
-    "tensor_shared": TensorGrammar,
-    "simple": SimpleGrammar,
-}
+GRAMMARS = {"dense": DenseGrammar, "tensor": TensorGrammar, "tensor_shared": TensorGrammar, "simple": SimpleGrammar}
 
 
 def _with_latent(vectors: Tensor, latent: Tensor | None) -> Tensor:

@@ -436,6 +436,10 @@ def test_what_forward_refuses() -> None:
         ({"output_chart": True, "past_key_values": cache}, "need whole sentences"),
         ({"labels": torch.tensor([[5, -100, 7]])}, "labels leave out single words.*Set all to -100, or none"),
         ({"labels": torch.tensor([[5, 6]])}, "labels"),
+        (
+            {"labels": ids, "latent_noise": torch.zeros(1, 4)},
+            r"latent_noise has shape \(1, 4\), but z of the batch \(1, 0\)",
+        ),
         ({"output_hidden_states": True}, "a PCFG has no layers. Leave it out"),
         ({"output_attentions": True}, "a PCFG has no layers. Leave it out"),
     ):
@@ -444,6 +448,8 @@ def test_what_forward_refuses() -> None:
     for name in ("inputs_embeds", "position_ids", "spans"):
         with pytest.raises(TypeError, match=name):
             model(ids, **{name: torch.zeros(1)})
+    with pytest.raises(ValueError, match="Token 1 in row 0, column 2 is a special token"):
+        model(torch.tensor([[5, 6, BOS]]), use_cache=True)
     with pytest.raises(ValueError, match="num_samples is 0: it must be at least 1"):
         model.log_likelihood(ids, num_samples=0)
     with pytest.raises(ValueError, match="past_key_values holds 1 rows and input_ids 2"):
