@@ -51,7 +51,7 @@ SHARED: dict[str, str] = {
     r"left_mlp\.2\.(weight|bias)": rf"{_GRAMMAR}.projections.1.\1",
     r"right_mlp\.2\.(weight|bias)": rf"{_GRAMMAR}.projections.2.\1",
     r"rank_proj": f"{_GRAMMAR}.projections.0.weight",
-    r"vocab_emb": f"{_GRAMMAR}.emission_head.weight",
+    r"vocab_emb": f"{_GRAMMAR}.emission_head.0.weight",
     **_mlp_rules("root_mlp", f"{_GRAMMAR}.root_head"),
 }
 _EMISSION = _mlp_rules("(?:vocab_mlp|term_mlp)", f"{_GRAMMAR}.emission_head")
@@ -78,7 +78,7 @@ def convert_pcfg(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     state = clean_state_dict(state_dict)
     simple = "vocab_emb" in state
     tensors = rename_state_dict(state, {**SHARED, **(_SIMPLE_EMISSION if simple else _EMISSION)})
-    for old, new in (("rank_proj", "projections.0"), ("vocab_emb", "emission_head")):
+    for old, new in (("rank_proj", "projections.0"), ("vocab_emb", "emission_head.0")):
         if old in state:
             name = f"{_GRAMMAR}.{new}.weight"
             tensors[name] = tensors[name].t().contiguous()
@@ -96,7 +96,7 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
         return f"{_GRAMMAR}.{name}.weight" in tensors
 
     fields: dict[str, Any] = {"symbol_size": rows("root", 1), "latent_size": 0}
-    fields["vocab_size"] = rows("emission_head" if has("emission_head") else "emission_head.3")
+    fields["vocab_size"] = rows("emission_head.0" if has("preterminal_layers.0") else "emission_head.3")
     if has("rule_head"):
         fields |= {"grammar": "dense", "num_nonterminals": rows("nonterminals")}
         fields["num_preterminals"] = rows("preterminals")

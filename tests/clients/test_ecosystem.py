@@ -16,7 +16,7 @@ from tests.helpers.scoring_models import SEARCHING, SENTENCES, model_and_tokeniz
 CARDS = Path(__file__).parents[2] / "model_cards"
 
 
-@pytest.fixture(scope="module", params=[*SEARCHING, *ARCHITECTURES])
+@pytest.fixture(scope="module", params=[*SEARCHING, "pcfg", "pcfg_simple", *ARCHITECTURES])
 def scored(request):
     """A model, its tokenizer, sentences, and the log-probability of each sentence after the beginning."""
     if request.param in ARCHITECTURES:
@@ -26,6 +26,8 @@ def scored(request):
         return own, words, recurrent_models.SENTENCES, totals
     own, words = map(copy.deepcopy, model_and_tokenizer(request.param))
     rows = [torch.tensor([words(sentence)["input_ids"]]) for sentence in SENTENCES]
+    if request.param.startswith("pcfg"):
+        return own, words, SENTENCES, [own.parse(ids).token_log_probs.sum().item() for ids in rows]
     return own, words, SENTENCES, [own.parse(ids, stepwise=True).stepwise_log_probs.sum().item() for ids in rows]
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_synlm.core.module_tools import weight_of
-from tests.helpers.architectures import TREE_LMS, batch, build, labeled, without_dropout
+from tests.helpers.architectures import PCFGS, TREE_LMS, batch, build, labeled, without_dropout
 
 # What docs/what-works.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -33,13 +33,16 @@ TARGETS: dict[str, dict[str, Any]] = {
         "target_modules": ["projection", "residual_gate"],
         "target_parameters": [f"layers.{n}.weight_{kind}_l0" for n in range(3) for kind in ("ih", "hh")],
     },
+    "pcfg": {"target_modules": ["rule_head", "first", "second"]},
     "lstm": {
         "target_modules": ["projection.1"],
         "target_parameters": ["lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l1", "lstm.weight_hh_l1"],
     },
 }
 NEWER = ("tree_lm", "tree_lm, binary", "tree_lm, gpt2", "urnng", "pushdown", "ordered_memory")
+GRAMMARS = tuple(name for name in PCFGS if name != "pcfg")
 MORE = ("rnng, attention", "on_lstm, split head", "on_lstm, hidden", "prpn, syd", "awd_lstm")
+HEADS = {"pcfg": "emission_head.3"}
 every_architecture = pytest.mark.parametrize("name", TARGETS)
 
 
@@ -101,7 +104,9 @@ def test_lora_trains_saves_loads_and_merges(name: str, tmp_path: Any) -> None:
         PeftModel.from_pretrained(fresh, tmp_path / "adapter"),
         AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", import_allowlist=[module]),
     ):
-        torch.testing.assert_close(scores(loaded.eval(), name), tuned, atol=1e-6, rtol=1e-6)
+        # The inverse of a grammar's matrix of left corners enlarges rounding.
+        tolerance = 1e-5 if name == "pcfg" else 1e-6
+        torch.testing.assert_close(scores(loaded.eval(), name), tuned, atol=tolerance, rtol=tolerance)
     ids = inputs["input_ids"][:1, :4]
     written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
     merged = copy.deepcopy(model).merge_and_unload()
@@ -134,7 +139,7 @@ def check_equal_parses(first, second, **inputs) -> None:
     torch.testing.assert_close(parses[0].token_log_probs, parses[1].token_log_probs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*TARGETS, *MORE, *NEWER])
+@pytest.mark.parametrize("name", [*TARGETS, *MORE, *NEWER, *GRAMMARS])
 def test_no_adapter_is_without_effect(name: str) -> None:
     """Every layer with random adapters: the same as with merged weights, and every adapter gets a gradient."""
     # These always tie their heads to embeddings; adapters of tied layers cannot be merged.
@@ -170,9 +175,10 @@ def test_adapter_of_the_tied_head_is_seen_by_loss_and_logits() -> None:
 @every_architecture
 def test_saved_modules_are_seen(name: str) -> None:
     """What PEFT puts in the place of a whole head is read as well."""
-    model = adapted(model_of(name), target_modules=["lm_head"]).merge_and_unload()
-    model = adapted(model, **{**TARGETS[name], "modules_to_save": ["lm_head"]}).eval()
-    head = model.base_model.model.lm_head.modules_to_save["default"]
+    head_name = HEADS.get(name, "lm_head")
+    model = adapted(model_of(name), target_modules=[head_name]).merge_and_unload()
+    model = adapted(model, **{**TARGETS[name], "modules_to_save": [head_name]}).eval()
+    head = model.base_model.model.get_output_embeddings().modules_to_save["default"]
     loss = model(**labeled(name)).loss
     loss.backward()
     assert head.weight.grad.any()
@@ -210,7 +216,7 @@ def test_adapters_by_text_are_refused(name: str) -> None:
         model(**inputs, adapter_names=names)
 
 
-@every_architecture
+@pytest.mark.parametrize("name", [name for name in TARGETS if name != "pcfg"])
 def test_trainable_tokens_of_a_tied_head_are_refused(name: str) -> None:
     tokens = TrainableTokensConfig(token_indices=[1, 2], target_modules=["embed_tokens"])
     with pytest.raises(ValueError, match="TrainableTokensLayer, but its weight is read directly"):

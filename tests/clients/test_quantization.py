@@ -20,6 +20,7 @@ QUANTIZED = {
     "on_lstm": ["layers.0.ih", "layers.2.hh"],
     "prpn": ["layers.0.key", "layers.1.recurrent"],
     "palm": ["span_context.projection"],
+    "pcfg": ["grammar.rule_head", "emission_head.0"],
     "lstm": ["projection.1"],
 }
 # Largest difference of a log-probability from that of float32, in nats, for models with large random weights.

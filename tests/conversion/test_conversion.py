@@ -122,6 +122,7 @@ class Module:
 PICKLED = {
     "on_lstm": "onlstm/lm_2layer_nowdrop_untied",
     "palm": "palm/u_small_m",
+    "pcfg": "pcfg/02_compound",
     "prpn": "prpn/lm_word_hard_tied_res0",
 }
 
@@ -131,7 +132,8 @@ def test_the_recipes_for_pickled_models_work(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     state, _, meta = read_case(PICKLED[name])
     module = Module(state)
-    torch.save(module if name == "prpn" else (module, None, None), "model.pt")
+    whole = {"prpn": module, "pcfg": {"args": meta["config"], "model": module}}
+    torch.save(whole.get(name, (module, None, None)), "model.pt")
     Path("config.json").write_text(json.dumps(meta["config"]))
     with pytest.raises(ValueError, match=r"(?s)refused; in a copy of .*--weights weights.pt\s--config"):
         convert_files(name, Path("model.pt"), [Path("config.json")], Path("out"))

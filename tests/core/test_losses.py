@@ -17,6 +17,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpst-classifier": ("gpst", {"kind": "ForSequenceClassification"}),
     **{f"rnng-{kind}": ("rnng", {"loss_normalization": kind}) for kind in ("batch", "token", "action", "sum")},
     "pushdown": ("pushdown", {}),
+    "pcfg": ("pcfg", {}),
+    "pcfg-compound": ("pcfg, compound", {}),
     "lstm": ("lstm", {}),
     "on_lstm": ("on_lstm, split head", {"language_model_weight": 0.7}),
     "on_lstm-sum": ("on_lstm, split head", {"syntactic_distance_reduction": "sum"}),
@@ -40,10 +42,14 @@ def make(key: str) -> tuple[Any, dict[str, Any]]:
     elif key.startswith(("on_lstm", "prpn")):
         batch["distances"] = torch.randint(1, 5, batch["input_ids"].shape).float()
         batch["distances"][2, 1:4] = torch.nan
+    elif key.startswith("pcfg"):
+        batch["labels"][1] = -100  # a sentence counts as a whole
     elif key == "palm":
         batch["spans"] = [[(0, 2), (1, 4)], [(0, 3)], [], [], [(2, 5), (0, 2)], [(0, 2)], []]
     if key == "gpst-classifier":
         batch["labels"] = torch.arange(7) % 2
+    if key == "pcfg-compound":
+        batch["latent_noise"] = torch.randn(7, 4)
     return build(name, **without_dropout(name), **fields).train(), batch
 
 
@@ -101,7 +107,7 @@ def test_a_piece_may_hold_no_item_of_a_part() -> None:
         to_shares({"token": 1}, {"word": 1})
 
 
-@pytest.mark.parametrize("name", ["gpst", "gpst-classifier", "rnng-batch", "lstm", "on_lstm", "palm"])
+@pytest.mark.parametrize("name", ["gpst", "gpst-classifier", "rnng-batch", "pcfg", "lstm", "on_lstm", "palm"])
 def test_unknown_parts_are_refused(name: str) -> None:
     model, batch = make(name)
     with pytest.raises(ValueError, match="the loss has no part 'words'"):

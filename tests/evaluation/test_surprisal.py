@@ -121,7 +121,7 @@ def test_word_correction_makes_a_distribution_over_words(architecture):
 
 
 @pytest.mark.parametrize(
-    "architecture", ["gpst", "rnng", "rnng_pieces", "tree_lm", "urnng", "pushdown", "prpn", "gpt2"]
+    "architecture", ["gpst", "rnng", "rnng_pieces", "tree_lm", "urnng", "pushdown", "pcfg", "prpn", "gpt2"]
 )
 def test_entropies_are_those_of_the_logits(architecture):
     """Of the next token before a word, whatever the estimator, also in batches and for words without tokens."""

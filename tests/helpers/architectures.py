@@ -14,6 +14,8 @@ from hf_synlm.models.pushdown.tape import tree_attachments
 from hf_synlm.trees.actions import spans_to_actions
 from tests.helpers import recurrent_models
 from tests.models.gpst import test_modeling_gpst
+from tests.models.pcfg import test_modeling_pcfg
+from tests.models.pcfg.test_modeling_pcfg import PCFGS
 from tests.models.pushdown import test_modeling_pushdown
 from tests.models.rnng import test_modeling_rnng
 from tests.models.tree_lm import test_modeling_tree_lm
@@ -34,10 +36,10 @@ TREE_LMS = {
 LIMITS = {"max_open_nonterminals": 6, "max_consecutive_nonterminals": 2}
 SEARCHING = ("gpst", *RNNGS, *TREE_LMS, "urnng", "pushdown")
 RECURRENT = tuple(recurrent_models.MODELS)
-EVERY = (*SEARCHING, *RECURRENT)
+EVERY = (*SEARCHING, *PCFGS, *RECURRENT)
 # One of each, in the order of the documentation.
 ARCHITECTURES = (
-    "gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm, shared", "prpn", "palm", "ordered_memory", "lstm"
+    "gpst", "rnng", "tree_lm", "urnng", "pushdown", "pcfg", "on_lstm, shared", "prpn", "palm", "ordered_memory", "lstm"
 )  # fmt: skip
 
 
@@ -51,6 +53,9 @@ def build(name: str, kind: str = "ForCausalLM", **fields: Any) -> Any:
         return test_modeling_tree_lm.tiny(getattr(hf_synlm, f"TreeLM{kind}"), **{**LIMITS, **TREE_LMS[name], **fields})
     if name == "urnng":
         return test_modeling_urnng.tiny(getattr(hf_synlm, f"URNNG{kind}"), **{"vocab_size": 30, **fields})
+    if name in PCFGS:
+        cls = getattr(hf_synlm, f"PCFG{kind}")
+        return test_modeling_pcfg.tiny(cls, **{"vocab_size": 30, **PCFGS[name], **fields})
     if name == "pushdown":
         special = {"vocab_size": 23, "bos_token_id": 0, "eos_token_id": 0}
         return test_modeling_pushdown.tiny(cls=getattr(hf_synlm, f"Pushdown{kind}"), **{**special, **fields})
@@ -61,7 +66,7 @@ def without_dropout(name: str) -> dict[str, float]:
     """Fields of `build` by which nothing is dropped in training."""
     if name == "gpst":
         return test_modeling_gpst.NO_DROPOUT
-    return {"rates": 0.0} if name in RECURRENT else {} if name == "pushdown" else {"dropout": 0.0}
+    return {"rates": 0.0} if name in RECURRENT else {} if name == "pushdown" or name in PCFGS else {"dropout": 0.0}
 
 
 def batch(name: str, *lengths: int, left: bool = False, pieces: bool = False) -> dict[str, Tensor]:
@@ -73,7 +78,7 @@ def batch(name: str, *lengths: int, left: bool = False, pieces: bool = False) ->
     if name in TREE_LMS:
         return test_modeling_tree_lm.batch(lengths, pieces, left, TREE_LMS[name]["structure_attention"])
     make = test_modeling_gpst.ids_of if name == "gpst" else recurrent_models.ids_of
-    words = {} if name not in ("urnng", "pushdown") else {"words": range(3, 23), "padding": 0}
+    words = {"words": range(3, 23), "padding": 0} if name in ("urnng", "pushdown", *PCFGS) else {}
     ids, mask = make(*lengths, left=left, **words)
     inputs = {"input_ids": ids, "attention_mask": mask}
     trees = [random_tree(length, random.Random(length)) for length in lengths]

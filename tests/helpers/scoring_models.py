@@ -20,6 +20,7 @@ _RNNG = {"embedding_size": 8, "hidden_size": 10, **_SEARCH}
 _TREE_LM = {**_DECODER, **_SEARCH}
 _GPT2 = {"n_embd": 16, "n_head": 2}
 _NO_DROPOUT = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
+_PCFG = {"num_nonterminals": 4, "num_preterminals": 6, "symbol_size": 8}
 _RECURRENT = {"embedding_size": 8, "hidden_size": 8}
 # Name -> type of the model, kind of its tokenizer, fields of its configuration.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -29,6 +30,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "tree_lm": ("tree_lm", "words", {**_TREE_LM, "structure_attention": "stack_compose"}),
     "urnng": ("urnng", "framed_words", {"hidden_size": 8, "scoring_num_beams": 4}),
     "pushdown": ("pushdown", "framed_words", {**_DECODER, "num_depths": 6, "scoring_num_beams": 4}),
+    "pcfg": ("pcfg", "framed_words", _PCFG),
     "on_lstm": ("on_lstm", "framed_words", {**_RECURRENT, "chunk_size": 2}),
     "prpn": ("prpn", "framed_words", _RECURRENT),
     "palm": ("palm", "framed_words", _RECURRENT),
@@ -37,8 +39,15 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("gpt2", "bpe", {**_GPT2, "n_layer": 1, "n_positions": 128}),
 }
 ARCHITECTURES = tuple(MODELS)
-# Variants of tree LMs, for tests of what all of them can do.
+# Variants of tree LMs and PCFGs, for tests of what all of them can do.
 MODELS |= {
+    "pcfg_compound": (
+        "pcfg",
+        "framed_words",
+        {**_PCFG, "latent_size": 4, "encoder_embedding_size": 6, "encoder_hidden_size": 5, "num_prior_samples": 2},
+    ),
+    "pcfg_tensor": ("pcfg", "framed_words", {**_PCFG, "grammar": "tensor", "rank": 5, "init": "default"}),
+    "pcfg_simple": ("pcfg", "framed_words", {**_PCFG, "grammar": "simple"}),
     "tree_lm_binary": ("tree_lm", "framed_words", {**_TREE_LM, "linearization": "binary"}),
     "tree_lm_no_opening": ("tree_lm", "framed_words", {**_TREE_LM, "linearization": "no_opening"}),
     "tree_lm_gpt2": (

@@ -280,12 +280,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("lstm", {"num_layers": 2}),
     "rnng_classifier": ("rnng", {"transition_system": "in_order", "composition": "attention"}),
     "on_lstm_classifier": ("on_lstm", {}),
+    "pcfg_compound": ("pcfg_compound", {}),
+    "pcfg_tensor": ("pcfg_tensor", {}),
+    "pcfg_simple": ("pcfg_simple", {}),
     "awd_lstm": ("palm", {"span_attention": False}),
     "prpn_syd": ("prpn", {"parsing_network": "recurrent"}),
 }
 
 
-@pytest.mark.parametrize("name", ["rnng", "tree_lm", "urnng", "pushdown", "palm", "ordered_memory", *VARIANTS])
+@pytest.mark.parametrize("name", ["rnng", "tree_lm", "urnng", "pushdown", "pcfg", "palm", "ordered_memory", *VARIANTS])
 def test_every_architecture_is_the_same_without_the_package(name: str, tmp_path: Path):
     base, fields = VARIANTS.get(name, (name, {}))
     model, tokenizer = model_and_tokenizer(base)

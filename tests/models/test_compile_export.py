@@ -1,7 +1,7 @@
 """`torch.compile` and `torch.export` of what scores texts: the same numbers, or an error that says why not.
 
-Searches, charts and recurrences with loops of their own run outside of compiled graphs. A recurrence is unrolled when
-it is exported, so that an exported recurrent model reads texts of one shape.
+Searches, charts and recurrences with loops of their own run outside of compiled graphs. A loop over words is unrolled
+when it is exported, so that what is exported reads texts of one shape.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.helpers.architectures import batch, build
 
-RECURRENT = ("on_lstm", "prpn", "palm", "awd_lstm", "lstm")
+EXPORTED = ("on_lstm", "prpn", "palm", "awd_lstm", "lstm", "pcfg", "pcfg, simple")
 UNROLLED = ("on_lstm", "prpn")  # operation by operation
 
 
@@ -49,7 +49,7 @@ def fresh_compiler() -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", ["gpst", "rnng", "lstm"])
+@pytest.mark.parametrize("name", ["gpst", "rnng", "pcfg", "pcfg, tensor", "lstm"])
 def test_compiled_scores_are_the_same(name: str) -> None:
     """Without gradients, as in scoring; `test_recurrent_models` compares losses and gradients of the others."""
     model, ids = build(name), ids_of(name)
@@ -59,9 +59,9 @@ def test_compiled_scores_are_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in UNROLLED else []) for name in RECURRENT]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in UNROLLED else []) for name in EXPORTED]
 )
-def test_recurrent_models_are_exported_for_one_shape(name: str, tmp_path: Any) -> None:
+def test_models_without_a_search_are_exported_for_one_shape(name: str, tmp_path: Any) -> None:
     model, ids = build(name).requires_grad_(False), ids_of(name)
     with torch.no_grad():  # or the graph has regions that cannot be saved
         exported = torch.export.export(Scores(model), (ids,), strict=False)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tests.helpers.architectures import (
     EVERY,
+    PCFGS,
     RECURRENT,
     RNNGS,
     SEARCHING,
@@ -49,8 +51,11 @@ def parts_of(name: str, output: Any, row: int, mask: Tensor, steps: Tensor) -> d
             found |= {f"{field} {number}": state[row][tokens] for number, state in enumerate(states)}
         elif field == "action_logits" and name in (*RNNGS, *TREE_LMS, "urnng"):
             found[field] = value[row][steps]
-        elif field in ("joint_log_prob", "sentence_state"):
+        elif field in ("joint_log_prob", "sentence_state", "log_likelihood"):
             found[field] = value[row]
+        elif field == "span_probs" or (field == "chart" and name in PCFGS):
+            bounds = F.pad(mask, (0, 1)) | F.pad(mask, (1, 0))
+            found["span_probs"] = (value if field == "span_probs" else value["span_probs"])[row][bounds][:, bounds]
         elif field == "spans":
             start = int(mask.long().argmax())
             found[field] = [(i - start, j - start) for i, j in value[row]]
@@ -67,8 +72,10 @@ def test_padding_and_batching_change_nothing(name: str, left: bool, kind: str) -
     pieces = name in (*RNNGS, *TREE_LMS)
     model = build(name, kind, **({"subwords": True} if pieces else {}))
     inputs = batch(name, 9, 4, 1, 6, left=left, pieces=pieces)
-    options: dict[str, Any] = {} if name == "urnng" else {"output_hidden_states": True}
-    if kind == "ForCausalLM":
+    options: dict[str, Any] = {} if name in ("urnng", *PCFGS) else {"output_hidden_states": True}
+    if name in PCFGS:
+        options = {"output_chart": True} if kind == "ForCausalLM" else {}
+    elif kind == "ForCausalLM":
         options = {"output_chart": True, "output_spans": True} if name == "gpst" else {}
         options |= {} if name == "gpst" else {"output_logits": True}
     if name in RECURRENT:
@@ -120,7 +127,7 @@ def test_padding_changes_no_training(name: str) -> None:
         torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*SEARCHING, *WITH_TREES])
+@pytest.mark.parametrize("name", [*SEARCHING, *PCFGS, *WITH_TREES])
 @sides
 def test_trees_of_a_batch(name: str, left: bool) -> None:
     """Those one by one, with their probabilities, in training as in evaluation, with a mask or without."""
@@ -201,7 +208,8 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
     # Heads of supervised distances have nothing to learn here, and one span has all the attention.
     idle = ("split_head", "distance_heads", "supervised_head")
     idle += ("attention.score", "attention.key", "attention.query") if name == "palm, one span" else ()
-    for lengths in ((9, 4, 6), *(((2,), (1,)) if name in SEARCHING else ())):
+    short = ((2,), (1,)) if name in SEARCHING else ((2,),) if name in PCFGS else ()
+    for lengths in ((9, 4, 6), *short):
         for key, gradient in gradients(model, model(**labeled(name, *lengths)).loss).items():
             assert gradient is not None and torch.isfinite(gradient).all(), key
             assert name in SEARCHING or gradient.any() != any(part in key for part in idle), key
@@ -214,7 +222,7 @@ def test_a_row_of_ids_is_no_batch(name: str) -> None:
             build(name).generate(torch.tensor([3, 4, 5]), max_new_tokens=2, **options)
 
 
-@pytest.mark.parametrize("name", [*RNNGS, *ARCHITECTURES])
+@pytest.mark.parametrize("name", [*RNNGS, "pcfg", "pcfg, compound", *ARCHITECTURES])
 def test_backward_twice_and_frozen_parts(name: str) -> None:
     model, inputs = build(name, **without_dropout(name)), labeled(name, 6, 6)
     loss = model(**inputs).loss
@@ -253,13 +261,15 @@ def test_other_types(name: str) -> None:
     for model, loss in results:
         for key, gradient in gradients(model, loss).items():
             assert gradient.isfinite().all() and gradient.dtype == next(model.parameters()).dtype, key
-    if name not in RECURRENT:  # tests/search/test_search_models.py compares what the others find
+    if name not in (*RECURRENT, *PCFGS):  # tests/search/test_search_models.py compares what the others find
         return
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = [model.eval()(**inputs).logits, half.eval()(**inputs).logits]
         if name.startswith(("palm", "awd_lstm", "lstm")):  # whose layers run in the type of their weights
             assert model.model(inputs["input_ids"]).last_hidden_state.dtype == torch.float32
-    assert all(logits.isfinite().all() and logits.dtype == torch.float32 for logits in found)
+    for logits in found:
+        possible = logits[~logits.isneginf()] if name in PCFGS else logits
+        assert possible.isfinite().all() and logits.dtype == torch.float32
 
 
 # ----------------------------------------------------------------------------------------------------- vocabulary

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.gpu
 TEXTS = ["We ask for peace", "America is back, standing tall"]
 LABELED = ("rnng", "tree_lm", "tree_lm_binary", "tree_lm_no_opening", "tree_lm_gpt2")
 RECURRENT = ("on_lstm", "prpn", "prpn_syd", "palm", "ordered_memory", "lstm")
-ARCHITECTURES = ("gpst", *LABELED, "urnng", "pushdown", *RECURRENT)
+PCFGS = ("pcfg", "pcfg_compound", "pcfg_tensor", "pcfg_simple")
+ARCHITECTURES = ("gpst", *LABELED, "urnng", "pushdown", *PCFGS, *RECURRENT)
 WITH_TREES = ARCHITECTURES[:-1]
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -111,6 +112,8 @@ def test_half_precision_loses_no_gradient(gpu, architecture, dtype):
     for name, gradient in gradients.items():
         if gradient.abs().max() > 1e-2 * largest:
             counts = gradient.abs() > 1e-3 * gradient.abs().max()
+            if architecture in PCFGS:  # rounding switches some units of relu off, on the CPU as well
+                counts &= expected[name] != 0
             assert (found[name][counts] == 0).float().mean() < 0.01, name
     # In half precision, a gradient that is 0 but for rounding is noise, and every device has its own.
     names = [name for name, gradient in gradients.items() if gradient.norm() > 1e-5 * largest]
@@ -136,7 +139,7 @@ def test_generation_equals_the_cpu(gpu, architecture):
     assert found.spans == expected.spans
 
 
-@pytest.mark.parametrize("architecture", ["gpst", "rnng"])
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", *PCFGS])
 def test_marginal_generation_and_logits_equal_the_cpu(gpu, architecture):
     model, inputs = make(architecture)
     options = {"max_new_tokens": 2, "structure_mode": "marginal", "do_sample": False}

@@ -27,6 +27,7 @@ PREFIXES = {
     "tree_lm": "TreeLM",
     "urnng": "URNNG",
     "pushdown": "Pushdown",
+    "pcfg": "PCFG",
     "on_lstm": "ONLSTM",
     "prpn": "PRPN",
     "palm": "PaLM",
@@ -79,7 +80,8 @@ def make_tester(architecture: str, test: str) -> Tester:
         # One test leaves the special tokens out of the configuration: the default ones need a large vocabulary.
         size = 50264 if test == "test_model_forward_default_config_values" else 40
         fields = {"num_token_layers": 1, "vocab_size": size}
-    name = "on_lstm, shared" if architecture == "on_lstm" else architecture
+    # Variants that have all parts.
+    name = {"on_lstm": "on_lstm, shared", "pcfg": "pcfg, compound"}.get(architecture, architecture)
     config, inputs = build(name, **fields).config, batch(name, 5, 5, 5)
     del inputs["attention_mask"]
     num_states = config.num_hidden_layers + 1 + (architecture in ("rnng", "prpn"))
@@ -113,8 +115,8 @@ def model_tests(modeling: Any, architecture: str) -> type:
 
         def _prepare_for_class(self, inputs_dict: Any, model_class: Any, return_labels: bool = False) -> Any:
             inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
-            if architecture in DERIVATIONS and "labels" in inputs and inputs["labels"].dim() == 2:
-                inputs["labels"] = inputs["input_ids"].clone()  # nothing else can be learned from derivations
+            if architecture in (*DERIVATIONS, "pcfg") and "labels" in inputs and inputs["labels"].dim() == 2:
+                inputs["labels"] = inputs["input_ids"].clone()  # nothing else can be learned from sums over trees
             return inputs
 
     for name in dir(ModelTests):

@@ -68,6 +68,10 @@ SHIPPED = {
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3380),
     "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9620),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5750),
+    "pcfg": (
+        SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
+        3890,
+    ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 2840),
 }
 

@@ -11,8 +11,20 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 import hf_synlm
 
 # Taking a name out of these lists, or renaming one, breaks users: write it in CHANGELOG.md.
-ARCHITECTURES = ("GPST", "LSTM", "ONLSTM", "OrderedMemory", "PRPN", "PaLM", "Pushdown", "RNNG", "TreeLM", "URNNG")
-NOT_CLASSIFIERS = {f"{name}ForSequenceClassification" for name in ("LSTM", "Pushdown", "URNNG")}
+ARCHITECTURES = (
+    "GPST",
+    "LSTM",
+    "ONLSTM",
+    "OrderedMemory",
+    "PCFG",
+    "PRPN",
+    "PaLM",
+    "Pushdown",
+    "RNNG",
+    "TreeLM",
+    "URNNG",
+)
+NOT_CLASSIFIERS = {f"{name}ForSequenceClassification" for name in ("LSTM", "PCFG", "Pushdown", "URNNG")}
 KINDS = ("Config", "PreTrainedModel", "Model", "ForCausalLM", "ForSequenceClassification")
 OUTPUTS = {"ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"}
 AUTO_CLASSES = {

@@ -44,7 +44,7 @@ class PCFGCache(StateCache):
         skipped.
         """
         mask = self._mask(config, input_ids, attention_mask)
-        logits = []
+        logits, words = [], []
         for ids, present in zip(input_ids.unbind(1), mask.unbind(1), strict=True):
             if config.bos_token_id is not None:
                 begins = present & ~self.begun & (ids == config.bos_token_id)
@@ -55,11 +55,12 @@ class PCFGCache(StateCache):
                 ends = present & (ids == config.eos_token_id)
                 self.ended = self.ended | ends
                 present = present & ~ends
-            refuse_silent_words(config, ids[:, None], present[:, None])
+            words.append(present)
             if present.any():
                 pairs = zip(self.state, self.grammars, strict=True)
                 self.state = [state.read(grammar, ids, present) for state, grammar in pairs]
             logits.append(self._next(config))
+        refuse_silent_words(config, input_ids, torch.stack(words, 1))
         self.num_columns += input_ids.shape[1]
         return torch.stack(logits, 1)
 
@@ -84,13 +85,9 @@ class PCFGCache(StateCache):
 
     def _next(self, config: PCFGConfig) -> Tensor:
         pairs = list(zip(self.state, self.grammars, strict=True))
-        return next_token_log_probs(
-            config,
-            [(grammar, state.preterminals, state.state_scale[:, -1]) for state, grammar in pairs],
-            torch.stack([state.whole for state in self.state]),
-            torch.stack([state.prefix for state in self.state]),
-            self.ended,
-        )
+        expected = [(grammar, state.preterminals, state.state_scale[:, -1]) for state, grammar in pairs]
+        whole, prefix = (torch.stack([getattr(state, name) for state in self.state]) for name in ("whole", "prefix"))
+        return next_token_log_probs(config, expected, whole, prefix, self.ended)
 
 
 def next_token_log_probs(
@@ -104,10 +101,11 @@ def next_token_log_probs(
     """
     read = prefix.logsumexp(0)
     parts = [prefix_log_probs(grammar, weights, scale - read) for grammar, weights, scale in expected]
-    log_probs = parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0)
+    # A copy, for the gradient of logsumexp reads its result.
+    log_probs = parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0).clone()
     if config.eos_token_id is not None:
         log_probs[..., config.eos_token_id] = whole.logsumexp(0) - read
-        if ended.any():
+        if torch.compiler.is_compiling() or ended.any():
             log_probs[ended] = log_probs.new_full(log_probs.shape[-1:], -torch.inf).index_fill(
                 0, torch.tensor(config.eos_token_id, device=log_probs.device), 0.0
             )

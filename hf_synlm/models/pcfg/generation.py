@@ -25,6 +25,7 @@ _JOINT_OPTIONS = {
     "do_sample", "max_length", "max_new_tokens", "num_return_sequences", "return_dict_in_generate", "attention_mask",
     "input_ids",
 }  # fmt: skip
+_OF_MODEL = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "_from_model_config"}
 
 
 @dataclass
@@ -78,16 +79,17 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
             return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
         if structure_mode != "joint":
             raise ValueError(f"structure_mode={structure_mode!r} must be 'joint' or 'marginal'")
-        given = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **kwargs}
-        unknown = sorted(name for name, value in given.items() if value is not None and name not in _JOINT_OPTIONS)
+        config = copy.deepcopy(self.generation_config if generation_config is None else generation_config)
+        given = {name: value for name, value in config.to_diff_dict().items() if name not in _OF_MODEL}
+        given |= {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **kwargs}
+        asked = [name for name, value in given.items() if value is not None and value is not False]
+        unknown = [name for name in asked if name not in _JOINT_OPTIONS]
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: not supported with structure_mode='joint'; try 'marginal'")
-        config = copy.deepcopy(self.generation_config if generation_config is None else generation_config)
         prompt = config.update(**kwargs).get("input_ids", inputs)
         if not config.do_sample:
             raise ValueError("structure_mode='joint' draws derivations. Pass do_sample=True.")
-        begin = self.config.bos_token_id
-        if prompt is not None and (prompt.shape[1] > 1 or (prompt != begin).any()):
+        if prompt is not None and prompt.tolist() != [[self.config.bos_token_id]] * len(prompt):
             raise ValueError(
                 "structure_mode='joint' begins at the root of a tree. Leave the prompt out, or use 'marginal'."
             )
@@ -103,9 +105,12 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         for number, grammar in enumerate(grammars):
             _derive(grammar, [one for one, own in zip(drawn, which, strict=True) if own == number], limit)
         begin, end, pad = self.config.bos_token_id, self.config.eos_token_id, self.config.pad_token_id
+        if pad is None and end is None:
+            raise ValueError("structure_mode='joint' gives sentences of unequal length. Set config.pad_token_id.")
+        start = [] if begin is None else [begin]
         complete = [not one.stack for one in drawn]
         rows = [
-            [begin, *one.words, *([end] if done and end is not None and len(one.words) < limit else [])]
+            [*start, *one.words, *([end] if done and end is not None and len(one.words) < limit else [])]
             for one, done in zip(drawn, complete, strict=True)
         ]
         width = max(map(len, rows))
@@ -114,16 +119,16 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         if not config.return_dict_in_generate:
             return sequences
         trees = [one.tree() for one in drawn]
-        spans = [[span for span, _ in tree] for tree in trees]
-        steps = [spans_to_actions(tree, len(one.words)) for tree, one in zip(spans, drawn, strict=True)]
+        words = [len(one.words) for one in drawn]
+        steps = [spans_to_actions([span for span, _ in tree], n) for tree, n in zip(trees, words, strict=True)]
         longest = max(map(len, steps))
         return PCFGGenerateOutput(
             sequences=sequences,
             actions=torch.tensor([row + [PAD_ACTION] * (longest - len(row)) for row in steps], device=self.device),
-            spans=[[(i + 1, j + 1) for i, j in tree] for tree in spans],
+            spans=[[(i + len(start), j + len(start)) for (i, j), _ in tree] for tree in trees],
             labels=[[f"NT{symbol}" for _, symbol in tree] for tree in trees],
-            offsets=[1] * count,
-            lengths=[len(one.words) for one in drawn],
+            offsets=[len(start)] * count,
+            lengths=words,
             complete=torch.tensor(complete, device=self.device),
         )
 

@@ -98,6 +98,24 @@ class PCFGPreTrainedModel(SyntacticPreTrainedModel):
             else:  # PyTorch's own
                 init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
 
+    def get_output_embeddings(self) -> nn.Linear:
+        """The layer that scores words."""
+        return self.base_model.grammar.emission_head[-1]
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the layer that scores words."""
+        self.base_model.grammar.emission_head[-1] = new_embeddings
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> Any:
+        if self.get_input_embeddings() is not None:
+            return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        head, multiple = self.get_output_embeddings(), pad_to_multiple_of or 1
+        size = math.ceil((new_num_tokens or len(head.weight)) / multiple) * multiple
+        self.set_output_embeddings(self._get_resized_lm_head(head, size, mean_resizing=mean_resizing))
+        return self.get_output_embeddings()
+
 
 class PCFGModel(PCFGPreTrainedModel):
     """The grammar, and for compound grammars the network that infers z: token ids in, posteriors of spans out."""
@@ -111,6 +129,10 @@ class PCFGModel(PCFGPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module | None:
         """The encoder's word embeddings; a grammar without z has none."""
         return None if self.encoder is None else self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the encoder's word embeddings."""
+        self.encoder.embed_tokens = value
 
     def make_grammar(self, latent: Tensor | None = None) -> Grammar:
         """Probabilities of all rules: one grammar, or with z [B, Z] one for every sentence."""
@@ -129,12 +151,8 @@ class PCFGModel(PCFGPreTrainedModel):
         wide = torch.promote_types(mean.dtype, torch.float32)
         return mean.to(wide), log_variance.to(wide)
 
-    @property
-    def latent_dtype(self) -> torch.dtype:
-        """Type of z: that of the weights."""
-        return self.dtype
-
     @can_return_tuple
+    @torch.inference_mode(False)  # posteriors are gradients
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **others: Any
     ) -> PCFGModelOutput:
@@ -165,7 +183,7 @@ class PCFGModel(PCFGPreTrainedModel):
         """The grammar of the mean of q(z | sentence), and its log p(X -> word) [B, N, X] of the words."""
         with evaluation_mode(self):
             mean, _ = self.infer(text)
-            grammar = self.make_grammar(None if mean is None else mean.to(self.latent_dtype))
+            grammar = self.make_grammar(None if mean is None else mean.to(self.dtype))
         return grammar, text.emission(grammar.of_words(text.ids))
 
 
@@ -272,8 +290,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if config.num_prior_samples > 1:
             seeded = torch.Generator().manual_seed(config.prior_seed)
             latents = torch.randn(config.num_prior_samples, config.latent_size, generator=seeded)
-        latents = latents.to(self.device, self.model.latent_dtype)
-        return [self.model.make_grammar(latent[None]).single() for latent in latents]
+        grammars = [self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.dtype)]
+        return [grammar.single() for grammar in grammars]
 
     def _mixture(self, text: Sentences) -> list[tuple[Grammar, Chart, Tensor, Tensor, Tensor]]:
         """By grammar of the mixture: chart, weights of preterminals, their scales, and log p of all prefixes."""
@@ -312,6 +330,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         counted = self._counted(input_ids, labels, text)
         if not counted.any():
             raise ValueError("No sentence of the batch counts: all have one word, or labels of -100.")
+        shape = (len(text.lengths), self.config.latent_size)
+        if noise is not None and noise.shape != shape:
+            raise ValueError(f"latent_noise has shape {tuple(noise.shape)}, but z of the batch {shape}. Align them.")
         mean, log_variance = self.model.infer(text)
         latent, divergence = None, torch.zeros_like(text.lengths)
         if mean is not None:
@@ -330,7 +351,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
     def _sentence_log_probs(self, text: Sentences, latent: Tensor | None) -> Tensor:
         """Log p(x) or log p(x | z) [B]."""
-        grammar = self.model.make_grammar(None if latent is None else latent.to(self.model.latent_dtype))
+        grammar = self.model.make_grammar(None if latent is None else latent.to(self.model.dtype))
         chart = inside(grammar, text.emission(grammar.of_words(text.ids)))
         return chart.whole.gather(1, text.lengths[:, None] - 1).squeeze(1)
 
@@ -338,7 +359,9 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         """Rows [B] that count in the loss: sentences of two or more words, with labels."""
         words = counted_words(input_ids, labels, text.columns).sum(1)
         if ((words > 0) & (words < text.lengths)).any():
-            raise ValueError("labels leave out single words, but a sentence counts as a whole: all are -100, or none.")
+            raise ValueError(
+                "labels leave out single words, but a sentence counts as a whole. Set all to -100, or none."
+            )
         return (words > 1).to(text.lengths.device)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
@@ -396,6 +419,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         return samples.logsumexp(0) - math.log(num_samples)
 
     # ------------------------------------------------------------------------------------------------------ trees
+    @torch.inference_mode(False)
     @torch.no_grad()
     def parse(
         self,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from hf_synlm.core.module_tools import saved_whole
+from hf_synlm.core.module_tools import saved_whole, weight_of
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
 
@@ -33,9 +33,7 @@ class ResidualLayer(nn.Module):
 
 
 def _mlp(inputs: int, size: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, size), ResidualLayer(size), ResidualLayer(size), nn.Linear(size, outputs)
-    )  # fmt: skip
+    return nn.Sequential(nn.Linear(inputs, size), ResidualLayer(size), ResidualLayer(size), nn.Linear(size, outputs))
 
 
 class DenseGrammar(nn.Module):
@@ -58,7 +56,7 @@ class DenseGrammar(nn.Module):
     def forward(self, latent: Tensor | None) -> tuple[Tensor, Tensor, DenseRules]:
         """Scores of the root [*, Y] and of the words [*, X, V], and the rules, given z [B, Z]."""
         root, words, parents = (
-            _with_latent(symbols.weight, latent) for symbols in (self.root, self.preterminals, self.nonterminals)
+            _with_latent(weight_of(symbols), latent) for symbols in (self.root, self.preterminals, self.nonterminals)
         )
         rule = _softmax(self.rule_head(parents), -1).unflatten(-1, (self.num_symbols, -1))
         return self.root_head(root).squeeze(-2), self.emission_head(words), DenseRules(rule)
@@ -86,13 +84,13 @@ class TensorGrammar(nn.Module):
 
     def forward(self, latent: None) -> tuple[Tensor, Tensor, LowRankRules]:
         """See `DenseGrammar`; there is no z."""
-        symbols, size = self.symbols.weight, self.num_nonterminals
+        symbols, size = weight_of(self.symbols), self.num_nonterminals
         hidden = [self.parent(symbols[:size]).relu(), self.left(symbols).relu(), self.right(symbols).relu()]
         projections = [*self.projections] * (3 // len(self.projections))
         head, left, right = (layer(values) for layer, values in zip(projections, hidden, strict=True))
-        words = symbols[size:] if self.preterminals is None else self.preterminals.weight
+        words = symbols[size:] if self.preterminals is None else weight_of(self.preterminals)
         rules = LowRankRules(_softmax(head, -1), _softmax(left, 0), _softmax(right, 0))
-        return self.root_head(self.root.weight).squeeze(-2), self.emission_head(words), rules
+        return self.root_head(weight_of(self.root)).squeeze(-2), self.emission_head(words), rules
 
 
 class SimpleGrammar(nn.Module):
@@ -110,24 +108,25 @@ class SimpleGrammar(nn.Module):
         self.root = nn.Embedding(1, size)
         self.symbols = nn.Embedding(config.num_nonterminals + config.num_preterminals, size)
         self.parent, self.left, self.right = nn.Linear(inputs, size), nn.Linear(size, size), nn.Linear(size, size)
-        self.emission_head: nn.Module
         if config.latent_size:
             self.emission_head = _mlp(inputs, size, config.vocab_size)
         else:
             residual = [ResidualLayer(size) for _ in range(3)]
             self.preterminal_layers = nn.Sequential(nn.Linear(size, size), *residual)
-            self.emission_head = nn.Linear(size, config.vocab_size, bias=False)
+            self.emission_head = nn.Sequential(nn.Linear(size, config.vocab_size, bias=False))
 
     def forward(self, latent: Tensor | None) -> tuple[Tensor, Tensor, LowRankRules]:
         """See `DenseGrammar`."""
-        symbols, size = self.symbols.weight, self.num_nonterminals
+        symbols, size = weight_of(self.symbols), self.num_nonterminals
         nonterminals, preterminals = symbols[:size], symbols[size:]
         parents = self.parent(_with_latent(nonterminals, latent)).relu() + nonterminals
-        children = (side(symbols).relu() + symbols for side in (self.left, self.right))
-        left, right = (_softmax(child @ parents.transpose(-1, -2), -2) for child in children)
+        left, right = (
+            _softmax((side(symbols).relu() + symbols) @ parents.transpose(-1, -2), -2)
+            for side in (self.left, self.right)
+        )
         if latent is None:
             preterminals = self.preterminal_layers(preterminals) + preterminals
-        root = (self.root.weight @ nonterminals.t()).squeeze(0)
+        root = (weight_of(self.root) @ nonterminals.t()).squeeze(0)
         if latent is not None:
             root = root.expand(len(latent), -1)
         return root, self.emission_head(_with_latent(preterminals, latent)), LowRankRules(None, left, right)
@@ -150,12 +149,7 @@ class LatentEncoder(nn.Module):
         return self.parameters_head(states.amax(1)).chunk(2, -1)
 
 
-GRAMMARS = {
-    "dense": DenseGrammar,
-    "tensor": TensorGrammar,
-    "tensor_shared": TensorGrammar,
-    "simple": SimpleGrammar,
-}
+GRAMMARS = {"dense": DenseGrammar, "tensor": TensorGrammar, "tensor_shared": TensorGrammar, "simple": SimpleGrammar}
 
 
 def _with_latent(vectors: Tensor, latent: Tensor | None) -> Tensor:

@@ -139,7 +139,7 @@ class DenseRules:
         return drawn // count, drawn % count
 
     def sample_split(self, parent: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """Draw split and children of nonterminals [R], given left and right children [R, W, S] and scales [R, W]."""
+        """Draw split and children of nonterminals [R], given left and right children [R, W, S] and [R, W] scales."""
         rows = torch.arange(len(parent), device=parent.device)
         rule = _rows_of(self.rule.flatten(-2), parent).unflatten(-1, self.rule.shape[-2:])
         sisters = (left @ rule) * right

@@ -56,7 +56,8 @@ def read_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | No
     columns = attended & ~ended
     refuse_silent_words(config, input_ids, columns)
     lengths = columns.sum(1)
-    size = max(1, int(lengths.max()))
+    # A graph that is exported depends on the shape only.
+    size = input_ids.shape[1] if torch.compiler.is_compiling() else max(1, int(lengths.max()))
     ids = tokens_first(input_ids.long().masked_fill(~columns, 0), columns)[:, :size]
     mask = torch.arange(size, device=ids.device) < lengths[:, None]
     return Sentences(ids, mask, lengths, columns, ended, ended & attended)

@@ -34,8 +34,7 @@ def span_posteriors(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> 
 
     They are the gradient of log p with respect to the logarithm of a span's scale: one backward pass.
     """
-    # Also in inference mode, whose tensors cannot be differentiated.
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.enable_grad():
         chart = inside(grammar, log_emission.clone().requires_grad_())
         log_prob = chart.whole.gather(1, lengths[:, None] - 1).squeeze(1)
         longer = lengths > 1
