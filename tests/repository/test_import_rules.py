@@ -70,7 +70,7 @@ SHIPPED = {
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5750),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
-        3890,
+        3900,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 2840),
 }
