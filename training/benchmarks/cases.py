@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from benchmarks.gradients import gradient_errors
+from benchmarks.grammar import pcfg_growth
 from benchmarks.lengths import time_by_length
 from benchmarks.search import (
     BEAM,
@@ -231,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="where both sides run, as torch names it: cpu, cuda")
     parser.add_argument("--bf16", action="store_true", help="run both sides under autocast to bfloat16")
     parser.add_argument("--base", metavar="REF", help="compare with the code of another commit instead, case by case")
-    parser.add_argument("--growth", action="store_true", help="print how searches grow with beam and length, and stop")
+    parser.add_argument("--growth", action="store_true", help="print how searches and charts grow, and stop")
     parser.add_argument("--lengths", action="store_true", help="time training by the length of sentences, and stop")
     parser.add_argument(
         "--gradients", action="store_true", help="print errors of gradients in half precision, and stop"
@@ -254,7 +255,8 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.base:
             rows = (compare_commits(name, options.base, options.runs, options.device) for name in names)
         elif options.growth:
-            rows = itertools.chain(gpst_growth(options.runs, peak_memory), rnng_growth(options.runs))
+            growths = pcfg_growth(options.runs), gpst_growth(options.runs, peak_memory), rnng_growth(options.runs)
+            rows = itertools.chain(*growths)
         elif options.lengths:
             rows = time_by_length(options.runs)
         elif options.gradients:
