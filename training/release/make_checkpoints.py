@@ -61,7 +61,7 @@ LAUNCH = (
     "--num_cpu_threads_per_process 1"
 )
 # What the validation loss of each script is called.
-_LOSSES = {"pretrain_gpst.py": "loss", "train_recurrent.py": "perplexity"}
+_LOSSES = {"pretrain_gpst.py": "loss", "train_recurrent.py": "perplexity", "train_pcfg.py": "perplexity"}
 _LOSSES |= dict.fromkeys(
     ("train_rnng.py", "train_tree_lm.py", "train_pushdown.py", "train_urnng.py"), "nats_per_sentence"
 )

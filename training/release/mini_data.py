@@ -22,9 +22,12 @@ from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets
 
+from hf_synlm.data.punctuation import drop_edge_punctuation, is_punctuation
 from hf_synlm.data.samples import sample_path
+from hf_synlm.data.text import split_sentences
 
 OUT = Path("runs/data")
+PIECE = 20_000  # characters of a document that sentences are taken from
 FREE_SOURCES = ("masc_tagged", "state_union", "inaugural")
 _LEAF = re.compile(r"\(\S+ [^()\s]+\)")
 
@@ -39,6 +42,26 @@ def write_text(sources: Path) -> None:
         prose = prose.filter(lambda row: row["source"] in FREE_SOURCES)
         both = concatenate_datasets([corpus.select_columns(["text"]) for corpus in (novels, prose)])
         both.to_parquet(OUT / f"{name}.parquet")
+
+
+def write_sentences() -> None:
+    """Sentences of pcfg-mini, from the text of gpst-mini: 2 to 25 words in lower case, without punctuation."""
+    for source, name, count in (("text", "sentences", 40_000), ("text.valid", "sentences.valid", 1_000)):
+        texts = list(Dataset.from_parquet(str(OUT / f"{source}.parquet"))["text"])
+        random.Random(0).shuffle(texts)
+        found: list[str] = []
+        for text in texts:
+            # A piece of every document, so that no author has more than a share.
+            start = random.Random(len(text)).randrange(max(1, len(text) - PIECE))
+            for sentence in split_sentences(text[start : start + PIECE].replace("\n", " "))[1:-1]:
+                kept = (drop_edge_punctuation(word) for word in sentence.split() if not is_punctuation(word))
+                words = " ".join(kept).lower().split()
+                if 2 <= len(words) <= 25:
+                    found.append(" ".join(words))
+            if len(found) >= 2 * count:
+                break
+        random.Random(1).shuffle(found)
+        (OUT / f"{name}.txt").write_text("\n".join(found[:count]) + "\n", encoding="utf-8")
 
 
 def read_trees(*paths: Path | str) -> list[str]:
@@ -61,6 +84,7 @@ def main(sources: Path) -> None:
     """Write all files."""
     OUT.mkdir(parents=True, exist_ok=True)
     write_text(sources)
+    write_sentences()
     banks, sample = sources / "treebanks", sources / "restricted" / "ptb_sample"
     gum, dickens, craft = (read_trees(banks / name / "train.txt") for name in ("gum_ccby", "dickens_benepar", "craft"))
     draw = random.Random(0)
