@@ -388,8 +388,10 @@ def test_drawn_sentences_follow_the_model(name: str) -> None:
 REFUSED_BY_PARSE: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": 5}, "num_beams is 5: a PCFG sums out all trees and has no beam. Leave it out"),
     ({"method": "search"}, "method 'search' is unknown. Choose one of .*mbr"),
-    ({"num_return_sequences": 3}, "num_return_sequences is 3: method 'mbr' gives one tree"),
-    ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2: method 'viterbi'"),
+    ({"num_return_sequences": 3}, "num_return_sequences is 3: give 1, or more with method='sample'"),
+    ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2: give 1"),
+    ({"num_return_sequences": 0, "method": "sample"}, "num_return_sequences is 0: give 1"),
+    ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, r"word_ends has shape \(1, 2\), input_ids \(1, 3\)"),
     ({"word_ends": torch.tensor([[True, False, True]])}, "word_ends.*the grammar is over words. Use its tokenizer"),
 ]
 
@@ -461,7 +463,7 @@ def test_joint_generation_without_special_tokens() -> None:
     drawn = tiny(bos_token_id=None, eos_token_id=None).generate(**options, return_dict_in_generate=True)
     for row, size, spans in zip(drawn.sequences, drawn.lengths, drawn.spans, strict=True):
         assert (row != PAD).sum() == size and spans[-1] == (0, size)
-    with pytest.raises(ValueError, match="sentences of unequal length. Set config.pad_token_id"):
+    with pytest.raises(ValueError, match="sentences of unequal length. Pass pad_token_id"):
         tiny(bos_token_id=None, eos_token_id=None, pad_token_id=None).generate(**options)
 
 
