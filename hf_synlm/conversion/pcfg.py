@@ -171,6 +171,10 @@ def read_pickled_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] |
     """
     reader: Any = SimpleNamespace(Unpickler=_ModelUnpickler, load=_ModelUnpickler.load_file, __name__="pickle")
     try:
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"
+        if is_zip and "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
+            return None  # TorchScript, whose code torch.load would run
         with warnings.catch_warnings(action="ignore"):  # the code of the classes is not there
             found = torch.load(path, map_location="cpu", pickle_module=reader, weights_only=False)
     except Exception:  # the reader of plain files says what is wrong
