@@ -1,4 +1,4 @@
-"""Conversion of the authors' PCFGs: every tensor and every option accounted for, and pickles read without their code."""
+"""Conversion of the authors' PCFGs: every tensor and option accounted for, and pickles read without their code."""
 
 import json
 import re

@@ -88,7 +88,7 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
             raise ValueError(f"{', '.join(unknown)}: not supported with structure_mode='joint'; try 'marginal'")
         prompt = config.update(**kwargs).get("input_ids", inputs)
         if not config.do_sample:
-            raise ValueError("structure_mode='joint' draws derivations. Pass do_sample=True.")
+            raise ValueError("structure_mode='joint' draws derivations. Pass do_sample=True, or --sample.")
         if prompt is not None and prompt.tolist() != [[self.config.bos_token_id]] * len(prompt):
             raise ValueError(
                 "structure_mode='joint' begins at the root of a tree. Leave the prompt out, or use 'marginal'."

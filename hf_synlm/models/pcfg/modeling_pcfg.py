@@ -535,5 +535,5 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
 
 def _unshifted(input_ids: Tensor, shift_labels: Tensor) -> Tensor:
-    """Labels [B, T] whose targets stand at their own columns; the first column always counts."""
-    return torch.cat([input_ids[:, :1], shift_labels[:, :-1]], 1)
+    """Labels [B, T] whose targets stand at their own columns; the first column counts as the second does."""
+    return torch.cat([torch.where(shift_labels[:, :1] == -100, -100, input_ids[:, :1]), shift_labels[:, :-1]], 1)

@@ -240,6 +240,29 @@ def test_one_word_is_no_sentence(name: str) -> None:
 
 
 @every_grammar
+def test_shifted_labels_are_labels(name: str) -> None:
+    """As Trainer passes them where it splits sequences: sentences count as wholes, with and without a begin token."""
+    model = tiny(**PCFGS[name]).train()
+    noise = torch.randn(3, 4) if model.config.is_compound else None
+    rows = [[BOS, 5, 6, 7, EOS], [5, 6, 7, 8, EOS], [BOS, 5, EOS, PAD, PAD]]
+    ids, mask = torch.tensor(rows), torch.tensor(rows) != PAD
+    for left_out in ([], [0], [1]):
+        labels = ids.masked_fill(~mask, -100)
+        labels[left_out] = -100
+        shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        one, other = (model(ids, mask, latent_noise=noise, **{key: value}) for key, value in
+                      (("labels", labels), ("shift_labels", shifted)))  # fmt: skip
+        torch.testing.assert_close(one.losses, other.losses)
+        torch.testing.assert_close(one.joint_log_prob, other.joint_log_prob)
+        counts = model.count_loss_items(ids, attention_mask=mask, shift_labels=shifted)
+        assert set(counts.values()) == {2 - len(left_out)}
+        assert counts == model.count_loss_items(ids, attention_mask=mask, labels=labels)
+    shifted[0, 2] = -100
+    with pytest.raises(ValueError, match="labels leave out single words"):
+        model(ids, mask, shift_labels=shifted)
+
+
+@every_grammar
 def test_caches_are_sorted_repeated_and_pickled(name: str) -> None:
     model = tiny(**PCFGS[name])
     ids = torch.randint(WORDS.start, WORDS.stop, (3, 6))
