@@ -69,6 +69,12 @@ def test_perplexity_says_why_it_is_infinite(files: Path, capsys: pytest.CaptureF
         assert "| word_perplexity | inf |" not in captured.out and "Traceback" not in captured.err
 
 
+@pytest.mark.parametrize("command", [("surprisal",), ("evaluate", "perplexity")])
+def test_documents_are_refused(command: tuple[str, ...], files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = fail(capsys, *command, files / "text.txt", "--model", files / "model", "--context", "document")
+    assert "PCFGForCausalLM reads one sentence: choose the context 'sentence'" in message
+
+
 def test_surprisal_of_every_word_is_finite(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ends have no row, so a sentence of one word is like others."""
     table = run(capsys, "surprisal", files / "one.txt", "--model", files / "model")
