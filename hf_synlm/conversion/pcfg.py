@@ -134,10 +134,11 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
 _CLASSES = (
     "models.CompPCFG models.ResidualLayer PCFG.PCFG torch.nn.modules.linear.Linear torch.nn.modules.sparse.Embedding "
     "torch.nn.modules.container.Sequential torch.nn.modules.activation.ReLU torch.nn.modules.rnn.LSTM "
-    "torch.nn.modules.container.ModuleList torch.nn.modules.dropout.Dropout"
+    "torch.nn.modules.container.ModuleList torch.nn.modules.dropout.Dropout "
+    "torch.nn.backends.thnn._get_thnn_function_backend"  # in every module of PyTorch 1.0, which the authors used
 ).split()
 _TENSORS = {
-    "collections.OrderedDict", "builtins.set", "__builtin__.set", "torch.FloatStorage", "torch.LongStorage",
+    "collections.OrderedDict", "builtins.set", "__builtin__.set",
     "torch._utils._rebuild_parameter", "torch._utils._rebuild_tensor_v2", "torch.nn.parameter.Parameter",
 }  # fmt: skip
 

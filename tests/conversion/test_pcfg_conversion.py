@@ -99,12 +99,25 @@ class ResidualLayer(nn.Module):
         self.lin1, self.lin2 = nn.Linear(inputs, outputs), nn.Linear(outputs, outputs)
 
 
+def _get_thnn_function_backend() -> "Backend":
+    return Backend()
+
+
+class Backend:
+    """What every module of PyTorch 1.0 has."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _get_thnn_function_backend, ()
+
+
 class PCFG(nn.Module):
-    """As in the authors' PCFG.py: plain attributes."""
+    """As in the authors' PCFG.py: the numbers and charts of the last batch are attributes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nt_states, self.huge = 3, 1e9
+        self.beta, self.spans = torch.zeros(2, 3, 3, 8), [[(0, 2, 1), (0, 1, 0)], []]
+        self._backend = Backend()
 
 
 class CompPCFG(nn.Module):
@@ -136,7 +149,8 @@ WORDS = ["<pad>", "<unk>", "<s>", "</s>", "N", *"the a cat dog sees sings of and
 @pytest.fixture
 def authors_code() -> Iterator[None]:
     """The modules that a pickle of the authors names; they are gone when it is read."""
-    code = {"models": (CompPCFG, ResidualLayer), "PCFG": (PCFG,)}
+    old = "torch.nn.backends.thnn"
+    code = {"models": (CompPCFG, ResidualLayer), "PCFG": (PCFG,), old: (_get_thnn_function_backend,)}
     with pytest.MonkeyPatch.context() as patch:
         for module, classes in code.items():
             patch.setitem(sys.modules, module, types.ModuleType(module))
@@ -163,8 +177,11 @@ def checkpoint(request: pytest.FixtureRequest, authors_code: None, tmp_path: Pat
 
 
 def test_pickled_models_are_converted(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("models", "PCFG"):
+    for name in ("models", "PCFG", "torch.nn.backends.thnn"):
         del sys.modules[name]
+    if not (content := checkpoint.read_bytes()).startswith(b"PK"):  # charts are left on the GPU
+        assert b"ctorch\nFloatStorage\n" in content
+        checkpoint.write_bytes(content.replace(b"ctorch\nFloatStorage\n", b"ctorch.cuda\nFloatStorage\n"))
     state, _, meta = read_case("pcfg/02_compound")
     tensors, options = read_pickled_model(checkpoint) or ({}, {})
     assert tensors.keys() == state.keys() and all(torch.equal(tensors[name], state[name]) for name in state)
