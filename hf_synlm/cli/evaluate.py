@@ -108,6 +108,11 @@ def perplexity(
             f"{share:.0%} of the words are unknown to the model and count as a class of words: its perplexity does not "
             "compare with that of a model with another vocabulary"
         )
+    if result.scores["bits_per_token"] < math.inf == result.scores.get("bits_per_token_with_end"):
+        options.say(
+            "scores with ends are infinite: by this model some sentences cannot end where they do (a PCFG has none of "
+            "one word). Leave these sentences out to get them"
+        )
     options.report(result, out)
 
 

@@ -12,7 +12,7 @@ from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import read_lines
-from hf_synlm.evaluation.results import markdown_table
+from hf_synlm.evaluation.results import json_text, markdown_table
 from hf_synlm.evaluation.text.text_items import describe_table
 from hf_synlm.viz import SentenceView, sentences_to_page
 
@@ -208,7 +208,7 @@ def _write_drawings(sentences: Sequence[ParsedSentence], style: Format, out: Pat
     elif style == "html":
         _print_or_write(sentences_to_page(sentences, title=title), out)
     elif style == "json":
-        _print_or_write("".join(json.dumps(s.to_dict(), ensure_ascii=False) + "\n" for s in sentences), out)
+        _print_or_write("".join(json_text(s.to_dict(), indent=None) for s in sentences), out)
     elif style == "brackets":
         _print_or_write("".join(f"{line}\n" for line in lines_of_parses(sentences)), out)
     else:
@@ -250,7 +250,7 @@ class ChoosingOptions:
         Literal["joint", "marginal"] | None,
         typer.Option(
             help="GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and "
-            "gives no tree.",
+            "gives no tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words.",
             rich_help_panel=_BEAM,
         ),
     ] = None

@@ -59,6 +59,8 @@ def _reason(error: Exception) -> str:
 
 def read_config(paths: Sequence[Path]) -> dict:
     """Read the authors' configuration: a JSON file, or for GPST `r2d2_config` and `gpt_config` in this order."""
+    if not paths:
+        raise ValueError("A file of tensors does not tell its configuration. Pass the authors' one by --config.")
     sections = [read_json(path) for path in paths]
     if len(sections) == 1:
         return sections[0]
@@ -106,5 +108,5 @@ def _read_checkpoint(
     pickled = pcfg.read_pickled_model(weights) if arch == "pcfg" and weights.suffix != ".safetensors" else None
     if pickled is not None:
         return pickled[0], {**pickled[1], **(read_config(configs) if configs else {})}
-    config = read_config(configs) if configs or not is_bllip else dict(pushdown.BLLIP_CONFIG)
-    return read_state_dict(weights, _REMEDIES.get(arch, _PLAIN)), config
+    state = read_state_dict(weights, _REMEDIES.get(arch, _PLAIN))
+    return state, read_config(configs) if configs or not is_bllip else dict(pushdown.BLLIP_CONFIG)

@@ -134,10 +134,11 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
 _CLASSES = (
     "models.CompPCFG models.ResidualLayer PCFG.PCFG torch.nn.modules.linear.Linear torch.nn.modules.sparse.Embedding "
     "torch.nn.modules.container.Sequential torch.nn.modules.activation.ReLU torch.nn.modules.rnn.LSTM "
-    "torch.nn.modules.container.ModuleList torch.nn.modules.dropout.Dropout"
+    "torch.nn.modules.container.ModuleList torch.nn.modules.dropout.Dropout "
+    "torch.nn.backends.thnn._get_thnn_function_backend"  # in every module of PyTorch 1.0, which the authors used
 ).split()
 _TENSORS = {
-    "collections.OrderedDict", "builtins.set", "__builtin__.set", "torch.FloatStorage", "torch.LongStorage",
+    "collections.OrderedDict", "builtins.set", "__builtin__.set",
     "torch._utils._rebuild_parameter", "torch._utils._rebuild_tensor_v2", "torch.nn.parameter.Parameter",
 }  # fmt: skip
 
@@ -171,6 +172,10 @@ def read_pickled_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] |
     """
     reader: Any = SimpleNamespace(Unpickler=_ModelUnpickler, load=_ModelUnpickler.load_file, __name__="pickle")
     try:
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"
+        if is_zip and "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
+            return None  # TorchScript, whose code torch.load would run
         with warnings.catch_warnings(action="ignore"):  # the code of the classes is not there
             found = torch.load(path, map_location="cpu", pickle_module=reader, weights_only=False)
     except Exception:  # the reader of plain files says what is wrong

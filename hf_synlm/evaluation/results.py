@@ -276,9 +276,9 @@ def _cell(value: Any, digits: int) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
-def json_text(fields: Mapping[str, Any]) -> str:
+def json_text(fields: Mapping[str, Any], indent: int | None = 2) -> str:
     """Plain data as a JSON document; numbers that are not finite become null."""
-    return json.dumps(_finite(fields), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(_finite(fields), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -109,7 +109,7 @@ def test_trainer_trains_evaluates_and_predicts(name: str, tmp_path: Any) -> None
         assert plain.metrics["test_loss"] > 0 and not isinstance(plain.predictions, torch.Tensor)
 
 
-@pytest.mark.parametrize("name", ["gpst", "rnng", "urnng", "prpn", "lstm"])
+@pytest.mark.parametrize("name", ["gpst", "rnng", "urnng", "pcfg, compound", "prpn", "lstm"])
 def test_trainer_adds_noise_to_embeddings(name: str, tmp_path: Any) -> None:
     """NEFTune: U(-a, a) / sqrt(T D) on the embeddings of every text."""
     losses = []
@@ -117,6 +117,12 @@ def test_trainer_adds_noise_to_embeddings(name: str, tmp_path: Any) -> None:
         trainer = trainer_of(name, tmp_path, neftune_noise_alpha=alpha, learning_rate=1e-9, seed=3)
         losses.append(trainer.train().training_loss)
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_grammar_has_no_embeddings_for_noise(tmp_path: Any) -> None:
+    """Of words; those of symbols are no input."""
+    with pytest.raises(AttributeError, match="neftune_noise_alpha"):
+        trainer_of("pcfg", tmp_path, neftune_noise_alpha=5.0).train()
 
 
 @searching

@@ -68,6 +68,15 @@ CASES = {
         "--network_epochs 1 --decay_epoch 0",
         1,
     ),
+    # In the middle of the second epoch, which has more sentences than the first.
+    "pcfg": Case(
+        "train_pcfg",
+        "--config pcfg_tiny --config_overrides symbol_size=8,num_nonterminals=4,num_preterminals=6,latent_size=3,"
+        f"encoder_embedding_size=5,encoder_hidden_size=4 {TREES} --seed 0 --per_device_train_batch_size 2 "
+        "--batch_group_size 8 --num_train_epochs 3 --curriculum_words 12 --curriculum_growth 6 --parse_sentences 4 "
+        "--gradient_accumulation_steps 2 --checkpointing_steps 3",
+        1,
+    ),
     # In the middle of an epoch and of a phase: averaging begins after the first epoch, fine-tuning after the third.
     "on_lstm": Case(
         "train_recurrent",
@@ -212,7 +221,15 @@ def check_urnng(straight: Path) -> None:
         assert "lm_head.bias" in moved
 
 
-CHECKS: dict[str, Callable[[Path], None]] = {"on_lstm": check_averaging, "palm": check_averaging, "urnng": check_urnng}
+def check_pcfg(straight: Path) -> None:
+    """The checkpoint to resume from lies inside an epoch, and epochs become longer."""
+    ends = [item["step"] for item in results_of(straight)["evaluations"]]
+    assert ends[1] < 6 < ends[2] and ends[1] < ends[2] - ends[1] < ends[3] - ends[2]
+
+
+CHECKS: dict[str, Callable[[Path], None]] = {
+    "on_lstm": check_averaging, "palm": check_averaging, "urnng": check_urnng, "pcfg": check_pcfg,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,14 @@ import pytest
 
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.training.engine.arguments import check_overrides, parse_arguments
-from hf_synlm.training.programs import train_pushdown, train_recurrent, train_rnng, train_tree_lm, train_urnng
+from hf_synlm.training.programs import (
+    train_pcfg,
+    train_pushdown,
+    train_recurrent,
+    train_rnng,
+    train_tree_lm,
+    train_urnng,
+)
 from hf_synlm.training.programs.finetune_glue import GlueRecipe
 from hf_synlm.training.programs.finetune_grammar_induction import InductionRecipe
 from hf_synlm.training.programs.finetune_summarization import SummarizationRecipe
@@ -20,7 +27,7 @@ from tests.helpers.training_runs import PACKAGE_FILES, sample_files
 FINE_TUNING_RECIPES = (GlueRecipe, SummarizationRecipe, InductionRecipe)
 RECIPES = {recipe.program: recipe for recipe in (
     GPSTRecipe, train_rnng.RNNGRecipe, train_tree_lm.TreeLMRecipe, train_urnng.URNNGRecipe,
-    train_pushdown.PushdownRecipe, train_recurrent.RecurrentRecipe, *FINE_TUNING_RECIPES,
+    train_pushdown.PushdownRecipe, train_recurrent.RecurrentRecipe, train_pcfg.PCFGRecipe, *FINE_TUNING_RECIPES,
 )}  # fmt: skip
 # Those of programs that use `Trainer` are in test_treereg.py and test_tree_planting.py.
 OF_TRAINER = ("treereg_bllip", "treereg_tiny", "tree_planting_tiny")

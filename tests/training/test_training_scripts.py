@@ -26,7 +26,7 @@ from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import checkpoints, loop, samplers
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine.final_report import load_report_treebanks
-from hf_synlm.training.programs import pretrain_gpst, train_recurrent, train_rnng
+from hf_synlm.training.programs import pretrain_gpst, train_pcfg, train_recurrent, train_rnng
 from hf_synlm.training.programs.prepare_text import prepare
 from hf_synlm.training.programs.pretrain_gpst import DataArguments, GPSTRecipe, collate_plain, load_contexts
 from hf_synlm.training.tasks import finetuning
@@ -230,6 +230,7 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
 
 # Every program checks what it is given before it reads data.
 GPST, RNNG, RECURRENT = GPSTRecipe, train_rnng.RNNGRecipe, train_recurrent.RecurrentRecipe
+PCFG = train_pcfg.PCFGRecipe
 
 
 @pytest.mark.parametrize(
@@ -268,6 +269,11 @@ GPST, RNNG, RECURRENT = GPSTRecipe, train_rnng.RNNGRecipe, train_recurrent.Recur
         (RECURRENT, "--evaluation_steps 10", "evaluation"),
         (RECURRENT, "--parsing_convention wsj", "parsing_convention is 'wsj'"),
         (RECURRENT, "--parse_sentences -1", "parse_sentences"),
+        (PCFG, "--architecture gru", "architecture is 'gru'"),
+        (PCFG, "--curriculum_words 1", "curriculum_words is 1"),
+        (PCFG, "--curriculum_growth -1", "curriculum_growth"),
+        (PCFG, "--max_sentence_words 0", "max_sentence_words"),
+        (PCFG, "--bptt 9", "--bptt is not an option"),
     ],
 )
 def test_bad_values_are_refused_before_work(recipe: type, flags: str, message: str) -> None:

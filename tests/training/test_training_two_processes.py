@@ -28,8 +28,9 @@ SIZES = {
     "gpst": SMALL_GPST,
     "rnng": "embedding_size=12,hidden_size=16",
     "on_lstm": "embedding_size=8,hidden_size=12,num_layers=2,chunk_size=4,supervised_layers=[1]",
+    "pcfg": "symbol_size=8,num_nonterminals=4,num_preterminals=6",
 }
-SCRIPTS = {"gpst": "pretrain_gpst", "rnng": "train_rnng", "on_lstm": "train_recurrent"}
+SCRIPTS = {"gpst": "pretrain_gpst", "rnng": "train_rnng", "on_lstm": "train_recurrent", "pcfg": "train_pcfg"}
 # Training text and batches of each architecture; the recurrent one reads a stream and learns from gold distances.
 FLAGS = {
     "gpst": "--one_sentence_per_line --tokenizer_vocab_size 300 --context_length 64 --max_sentence_tokens 60 "
@@ -38,8 +39,9 @@ FLAGS = {
     "--max_train_steps 4 --final_search_sentences 0 --architecture rnng",
     "on_lstm": "--architecture on_lstm --bptt 20 --parse_sentences 0 --tree_supervision --learning_rate 0.01 "
     "--schedule adam-asgd --averaging_epoch 1 --num_train_epochs 2",
+    "pcfg": "--curriculum_words 15 --curriculum_growth 20 --num_train_epochs 2 --batch_group_size 8",
 }
-CHECKPOINT = {"gpst": 2, "rnng": 2, "on_lstm": 6}
+CHECKPOINT = {"gpst": 2, "rnng": 2, "on_lstm": 6, "pcfg": 2}
 RESUMED = ("gpst", "on_lstm")  # a sampler of samples, and one of batches with a state that is carried along
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -100,12 +102,14 @@ SAME_AS_ONE = {
         *("--config_overrides", f"{SIZES['on_lstm']},{NO_DROPOUT['on_lstm']}", "--adam_epsilon", "1e-3"),
         *("--per_device_train_batch_size", "2"),
     ),
+    "pcfg": ("--adam_epsilon", "1e-3"),
 }
-# The whole batch on one process: twice the rows, or (RNNG, whose batches have a fixed size) twice the micro steps.
+# The whole batch on one process: twice the rows, or (where sentences are sorted into batches) twice the micro steps.
 ONE_PROCESS = {
     "gpst": ("--per_device_train_batch_size", "4"),
     "rnng": ("--gradient_accumulation_steps", "2"),
     "on_lstm": ("--per_device_train_batch_size", "4"),
+    "pcfg": ("--gradient_accumulation_steps", "2"),
 }
 
 
@@ -128,6 +132,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         "gpst": [*gpst, "--per_device_train_batch_size", "2"],
         "rnng": given["trees"],
         "on_lstm": [*given["trees"], "--per_device_train_batch_size", "3"],
+        "pcfg": given["trees"],
     }
     jobs = Jobs(folder, files, str(folder / "cache"))
     listed: list[dict[str, Any]] = []

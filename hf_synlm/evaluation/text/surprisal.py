@@ -209,7 +209,8 @@ def can_correct_words(scorer: TextScorer) -> bool:
 
 def why_sentences_alone(scorer: TextScorer) -> str | None:
     """Why a model does not read documents, or has not learned to; None if it has."""
-    if scorer.searches and not scorer.reads_context:
+    is_grammar = scorer.model.config.model_type == "pcfg"  # nothing follows its end token
+    if is_grammar or (scorer.searches and not scorer.reads_context):
         return f"{type(scorer.model).__name__} reads one sentence"
     if scorer.end_of_text == "not modeled" or getattr(scorer.model, "reads_plain_context", False):
         return f"{type(scorer.model).__name__} is trained on single sentences"

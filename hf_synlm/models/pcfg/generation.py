@@ -23,7 +23,7 @@ from hf_synlm.trees.spans import Span
 
 _JOINT_OPTIONS = {
     "do_sample", "max_length", "max_new_tokens", "num_return_sequences", "return_dict_in_generate", "attention_mask",
-    "input_ids",
+    "input_ids", "pad_token_id",
 }  # fmt: skip
 _OF_MODEL = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "_from_model_config"}
 
@@ -88,7 +88,7 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
             raise ValueError(f"{', '.join(unknown)}: not supported with structure_mode='joint'; try 'marginal'")
         prompt = config.update(**kwargs).get("input_ids", inputs)
         if not config.do_sample:
-            raise ValueError("structure_mode='joint' draws derivations. Pass do_sample=True.")
+            raise ValueError("structure_mode='joint' draws derivations. Pass do_sample=True, or --sample.")
         if prompt is not None and prompt.tolist() != [[self.config.bos_token_id]] * len(prompt):
             raise ValueError(
                 "structure_mode='joint' begins at the root of a tree. Leave the prompt out, or use 'marginal'."
@@ -104,9 +104,9 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         drawn: list[_Derivation] = [_Derivation() for _ in range(count)]
         for number, grammar in enumerate(grammars):
             _derive(grammar, [one for one, own in zip(drawn, which, strict=True) if own == number], limit)
-        begin, end, pad = self.config.bos_token_id, self.config.eos_token_id, self.config.pad_token_id
+        begin, end, pad = self.config.bos_token_id, self.config.eos_token_id, config.pad_token_id
         if pad is None and end is None:
-            raise ValueError("structure_mode='joint' gives sentences of unequal length. Set config.pad_token_id.")
+            raise ValueError("structure_mode='joint' gives sentences of unequal length. Pass pad_token_id.")
         start = [] if begin is None else [begin]
         complete = [not one.stack for one in drawn]
         rows = [

@@ -459,9 +459,11 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             raise ValueError(f"method {method!r} is unknown. Choose one of {list(METHODS)}.")
         if num_beams is not None:
             raise ValueError(f"num_beams is {num_beams}: a PCFG sums out all trees and has no beam. Leave it out.")
-        if num_return_sequences != 1 and method != "sample":
-            raise ValueError(f"num_return_sequences is {num_return_sequences}: method {method!r} gives one tree.")
+        if num_return_sequences < 1 or (num_return_sequences > 1 and method != "sample"):
+            raise ValueError(f"num_return_sequences is {num_return_sequences}: give 1, or more with method='sample'.")
         text = read_whole_rows(self.config, input_ids, attention_mask)
+        if word_ends is not None and word_ends.shape != input_ids.shape:
+            raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(input_ids.shape)}.")
         if word_ends is not None and not bool(word_ends[text.columns].all()):
             raise ValueError("word_ends: a word has several tokens, but the grammar is over words. Use its tokenizer.")
         with evaluation_mode(self):
@@ -533,5 +535,5 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
 
 def _unshifted(input_ids: Tensor, shift_labels: Tensor) -> Tensor:
-    """Labels [B, T] whose targets stand at their own columns; the first column always counts."""
-    return torch.cat([input_ids[:, :1], shift_labels[:, :-1]], 1)
+    """Labels [B, T] whose targets stand at their own columns; the first column counts as the second does."""
+    return torch.cat([torch.where(shift_labels[:, :1] == -100, -100, input_ids[:, :1]), shift_labels[:, :-1]], 1)

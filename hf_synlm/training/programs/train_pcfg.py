@@ -106,6 +106,10 @@ class CurriculumSampler(PaddedBatchSampler):
     def __init__(self, first: float, growth: int, *args: Any, **share: Any):
         super().__init__(*args, **share)
         self.first, self.growth = first, growth
+        if (shortest := self.lengths.min()) > first:
+            raise ValueError(
+                f"curriculum_words is {first - 2}, but the shortest training sentence has {shortest - 2} words."
+            )
 
     def samples(self, epoch: int) -> np.ndarray:
         """The sentences of an epoch, by length."""

@@ -240,6 +240,29 @@ def test_one_word_is_no_sentence(name: str) -> None:
 
 
 @every_grammar
+def test_shifted_labels_are_labels(name: str) -> None:
+    """As Trainer passes them where it splits sequences: sentences count as wholes, with and without a begin token."""
+    model = tiny(**PCFGS[name]).train()
+    noise = torch.randn(3, 4) if model.config.is_compound else None
+    rows = [[BOS, 5, 6, 7, EOS], [5, 6, 7, 8, EOS], [BOS, 5, EOS, PAD, PAD]]
+    ids, mask = torch.tensor(rows), torch.tensor(rows) != PAD
+    for left_out in ([], [0], [1]):
+        labels = ids.masked_fill(~mask, -100)
+        labels[left_out] = -100
+        shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        one, other = (model(ids, mask, latent_noise=noise, **{key: value}) for key, value in
+                      (("labels", labels), ("shift_labels", shifted)))  # fmt: skip
+        torch.testing.assert_close(one.losses, other.losses)
+        torch.testing.assert_close(one.joint_log_prob, other.joint_log_prob)
+        counts = model.count_loss_items(ids, attention_mask=mask, shift_labels=shifted)
+        assert set(counts.values()) == {2 - len(left_out)}
+        assert counts == model.count_loss_items(ids, attention_mask=mask, labels=labels)
+    shifted[0, 2] = -100
+    with pytest.raises(ValueError, match="labels leave out single words"):
+        model(ids, mask, shift_labels=shifted)
+
+
+@every_grammar
 def test_caches_are_sorted_repeated_and_pickled(name: str) -> None:
     model = tiny(**PCFGS[name])
     ids = torch.randint(WORDS.start, WORDS.stop, (3, 6))
@@ -388,8 +411,10 @@ def test_drawn_sentences_follow_the_model(name: str) -> None:
 REFUSED_BY_PARSE: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": 5}, "num_beams is 5: a PCFG sums out all trees and has no beam. Leave it out"),
     ({"method": "search"}, "method 'search' is unknown. Choose one of .*mbr"),
-    ({"num_return_sequences": 3}, "num_return_sequences is 3: method 'mbr' gives one tree"),
-    ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2: method 'viterbi'"),
+    ({"num_return_sequences": 3}, "num_return_sequences is 3: give 1, or more with method='sample'"),
+    ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2: give 1"),
+    ({"num_return_sequences": 0, "method": "sample"}, "num_return_sequences is 0: give 1"),
+    ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, r"word_ends has shape \(1, 2\), input_ids \(1, 3\)"),
     ({"word_ends": torch.tensor([[True, False, True]])}, "word_ends.*the grammar is over words. Use its tokenizer"),
 ]
 
@@ -461,7 +486,7 @@ def test_joint_generation_without_special_tokens() -> None:
     drawn = tiny(bos_token_id=None, eos_token_id=None).generate(**options, return_dict_in_generate=True)
     for row, size, spans in zip(drawn.sequences, drawn.lengths, drawn.spans, strict=True):
         assert (row != PAD).sum() == size and spans[-1] == (0, size)
-    with pytest.raises(ValueError, match="sentences of unequal length. Set config.pad_token_id"):
+    with pytest.raises(ValueError, match="sentences of unequal length. Pass pad_token_id"):
         tiny(bos_token_id=None, eos_token_id=None, pad_token_id=None).generate(**options)
 
 
