@@ -38,7 +38,9 @@ def _row(name: str, checkpoint: dict[str, Any], is_linked: bool) -> list[str]:
     results = {stated: load_result(folder / "results" / f"{stated}.json") for stated in checkpoint["evaluations"]}
     parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-    name_of = {"gpst": "GPST", "rnng": "RNNG", "tree_lm": "Tree LM"}[AutoConfig.from_pretrained(folder).model_type]
+    name_of = {"gpst": "GPST", "pcfg": "PCFG", "rnng": "RNNG", "tree_lm": "Tree LM"}[
+        AutoConfig.from_pretrained(folder).model_type
+    ]
     adapted = f", LoRA on {checkpoint['base_model'].partition('/')[2]}" if "base_model" in checkpoint else ""
     of_task = {result.task: result for result in reversed(results.values())}  # the first of each task
     return [
