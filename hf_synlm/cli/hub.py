@@ -27,7 +27,10 @@ def convert(
     ],
     weights: Annotated[
         Path,
-        typer.Option(help="The authors' checkpoint: safetensors, or a file of plain tensors.", **options.INPUT_FILE),
+        typer.Option(
+            help="The authors' checkpoint: safetensors, a file of plain tensors, or a model of compound-pcfg.",
+            **options.INPUT_FILE,
+        ),
     ],
     out: OutFolder,
     config: Annotated[

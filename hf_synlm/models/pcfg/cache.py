@@ -44,23 +44,18 @@ class PCFGCache(StateCache):
         skipped.
         """
         mask = self._mask(config, input_ids, attention_mask)
-        logits, words = [], []
-        for ids, present in zip(input_ids.unbind(1), mask.unbind(1), strict=True):
-            if config.bos_token_id is not None:
-                begins = present & ~self.begun & (ids == config.bos_token_id)
-                self.begun = self.begun | present
-                present = present & ~begins
-            present = present & ~self.ended
-            if config.eos_token_id is not None:
-                ends = present & (ids == config.eos_token_id)
-                self.ended = self.ended | ends
-                present = present & ~ends
-            words.append(present)
+        begun = self.begun[:, None] | (mask.cumsum(1) > 1)
+        words = mask & (begun | (input_ids != (-1 if config.bos_token_id is None else config.bos_token_id)))
+        ends = words & (input_ids == (-1 if config.eos_token_id is None else config.eos_token_id))
+        ended = self.ended[:, None] | (ends.cumsum(1) > 0)
+        words = words & ~ended
+        refuse_silent_words(config, input_ids, words)
+        logits, self.begun = [], self.begun | mask.any(1)
+        for ids, present, self.ended in zip(input_ids.unbind(1), words.unbind(1), ended.unbind(1), strict=True):
             if present.any():
                 pairs = zip(self.state, self.grammars, strict=True)
                 self.state = [state.read(grammar, ids, present) for state, grammar in pairs]
             logits.append(self._next(config))
-        refuse_silent_words(config, input_ids, torch.stack(words, 1))
         self.num_columns += input_ids.shape[1]
         return torch.stack(logits, 1)
 

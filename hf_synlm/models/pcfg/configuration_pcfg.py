@@ -11,27 +11,12 @@ GRAMMARS = ("dense", "tensor", "tensor_shared", "simple")
 PRESETS: dict[str, dict[str, Any]] = {
     "neural-pcfg": {},
     "compound-pcfg": {"latent_size": 64},
-    "tn-pcfg": {
-        "grammar": "tensor",
-        "num_nonterminals": 250,
-        "num_preterminals": 500,
-        "rank": 500,
-        "init": "default",
-    },
+    "tn-pcfg": {"grammar": "tensor", "num_nonterminals": 250, "num_preterminals": 500, "rank": 500, "init": "default"},
     "rank-space-pcfg": {
-        "grammar": "tensor_shared",
-        "num_nonterminals": 4500,
-        "num_preterminals": 9000,
-        "rank": 1000,
-        "symbol_size": 512,
-        "init": "xavier_normal",
+        **{"grammar": "tensor_shared", "num_nonterminals": 4500, "num_preterminals": 9000, "rank": 1000},
+        **{"symbol_size": 512, "init": "xavier_normal"},
     },
-    "simple-pcfg": {
-        "grammar": "simple",
-        "num_nonterminals": 4096,
-        "num_preterminals": 8192,
-        "symbol_size": 512,
-    },
+    "simple-pcfg": {"grammar": "simple", "num_nonterminals": 4096, "num_preterminals": 8192, "symbol_size": 512},
 }
 
 

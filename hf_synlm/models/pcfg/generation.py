@@ -1,7 +1,4 @@
-"""`generate` of a PCFG: the stock loops on exact next-word probabilities, or derivations drawn from the root.
-
-Shapes: B sequences, T words.
-"""
+"""`generate` of a PCFG: the stock loops on exact next-word probabilities, or derivations drawn from the root."""
 
 import copy
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from hf_synlm.recurrent.generation import (
     RecurrentGenerateBeamOutput,
     RecurrentGenerateOutput,
     RecurrentGenerationMixin,
-)
+)  # fmt: skip
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.trees.spans import Span
 
@@ -80,13 +77,15 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         if structure_mode != "joint":
             raise ValueError(f"structure_mode={structure_mode!r} must be 'joint' or 'marginal'")
         config = copy.deepcopy(self.generation_config if generation_config is None else generation_config)
+        unused = config.update(**kwargs)
         given = {name: value for name, value in config.to_diff_dict().items() if name not in _OF_MODEL}
-        given |= {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **kwargs}
+        given |= {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **unused}
         asked = [name for name, value in given.items() if value is not None and value is not False]
         unknown = [name for name in asked if name not in _JOINT_OPTIONS]
+        unknown += ["eos_token_id"] * (config.eos_token_id not in (None, self.config.eos_token_id))
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: not supported with structure_mode='joint'; try 'marginal'")
-        prompt = config.update(**kwargs).get("input_ids", inputs)
+        prompt = unused.get("input_ids", inputs)
         if not config.do_sample:
             raise ValueError("structure_mode='joint' draws derivations. Pass do_sample=True, or --sample.")
         if prompt is not None and prompt.tolist() != [[self.config.bos_token_id]] * len(prompt):
@@ -98,16 +97,16 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
     @torch.no_grad()
     def _draw_sentences(self, config: GenerationConfig, count: int) -> PCFGGenerateOutput | Tensor:
         count *= config.num_return_sequences or 1
-        limit = config.max_new_tokens or (config.max_length or 21) - 1
         grammars = self._prior_grammars()
         which = torch.randint(len(grammars), (count,)).tolist()
-        drawn: list[_Derivation] = [_Derivation() for _ in range(count)]
-        for number, grammar in enumerate(grammars):
-            _derive(grammar, [one for one, own in zip(drawn, which, strict=True) if own == number], limit)
-        begin, end, pad = self.config.bos_token_id, self.config.eos_token_id, config.pad_token_id
+        end, pad = self.config.eos_token_id, config.pad_token_id
         if pad is None and end is None:
             raise ValueError("structure_mode='joint' gives sentences of unequal length. Pass pad_token_id.")
-        start = [] if begin is None else [begin]
+        start = [] if self.config.bos_token_id is None else [self.config.bos_token_id]
+        limit = config.max_new_tokens or (config.max_length or 20 + len(start)) - len(start)
+        drawn = [_Derivation() for _ in range(count)]
+        for number, grammar in enumerate(grammars):
+            _derive(grammar, [one for one, own in zip(drawn, which, strict=True) if own == number], limit)
         complete = [not one.stack for one in drawn]
         rows = [
             [*start, *one.words, *([end] if done and end is not None and len(one.words) < limit else [])]

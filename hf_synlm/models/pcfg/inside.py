@@ -14,13 +14,17 @@ Cost for n words: table O(n^3 Y^2 + n^2 Y^3 + n X Y S); low rank O(n^3 r + n^2 r
 Shapes: B sentences, T words, K = T - w + 1 spans of width w, Y nonterminals, X preterminals, V vocabulary.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
+from hf_synlm.core.matrix_products import without_autocast
+from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, Words
 
 # Far below the logarithm of every probability; sums of it are finite.
 IMPOSSIBLE = -1e30
@@ -104,6 +108,23 @@ def split_weights(scales: Tensor) -> tuple[Tensor, Tensor]:
     return (scales - largest.unsqueeze(-1)).exp(), largest
 
 
+def safe_log(values: Tensor, scale: Tensor) -> Tensor:
+    """Log of values, plus their log scale; -inf for 0, whose gradient would not be a number even where it is unused."""
+    return (values.clamp_min(torch.finfo(values.dtype).tiny).log() + scale).masked_fill(values == 0, -torch.inf)
+
+
+def in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn autocast off in a function of a `Grammar`: sums of probabilities are float32 or wider."""
+
+    @functools.wraps(function)
+    def run(grammar: Grammar, *args: Any, **kwargs: Any) -> Any:
+        with without_autocast(grammar.root.device.type):
+            return function(grammar, *args, **kwargs)
+
+    return run
+
+
+@in_full_precision
 def inside(grammar: Grammar, log_emission: Tensor, allowed: Tensor | None = None) -> Chart:
     """The inside pass over words with `log_emission` [B, T, X].
 
@@ -122,12 +143,12 @@ def inside(grammar: Grammar, log_emission: Tensor, allowed: Tensor | None = None
         left, right = emission, emission  # there are none in spans of two words
         if width > 2:
             left, right = torch.stack([part[:, :count] for part in chart.left], 2), _ending(chart.right, width)
-        first, last = words.at(slice(count)), words.at(slice(width - 1, None))
+        first, last = (Words(*(part[:, at] for part in words)) for at in (slice(count), slice(width - 1, None)))
         values, more = normalized(rules.combine(first, last, left, right, weight))
         scale = scale + more
         if allowed is not None:
             scale = scale.masked_fill(~allowed.diagonal(width, 1, 2), IMPOSSIBLE)
-        whole.append((values[:, 0] * root).sum(-1).log() + scale[:, 0])
+        whole.append(safe_log((values[:, 0] * root).sum(-1), scale[:, 0]))
         chart.values.append(values)
         chart.scale.append(scale)
         for side, vectors in zip((chart.left, chart.right), rules.of_constituents(values), strict=True):

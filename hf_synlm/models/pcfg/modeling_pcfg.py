@@ -4,18 +4,14 @@
 
 A are nonterminals, X preterminals, B and C either. Only preterminals give words, so a sentence of one word has
 probability 0. All trees of a sentence are summed out exactly: `log_likelihood` by the inside pass, `logits` by the
-probabilities of prefixes. A sentence ends when its tree is complete; at the end token, `logits` have the probability of
-this. The compound PCFG has a grammar for every sentence, which depends on a vector z ~ N(0, I):
+probabilities of prefixes. A sentence ends when its tree is complete: this is the end token of `logits`. The compound
+PCFG has a grammar for every sentence, which depends on a vector z ~ N(0, I):
 
     log p(x) >= E_q(z | x) log p(x | z) - KL(q(z | x) || N(0, I))
 
-Its next words are those of a mixture of grammars with z from the prior, because q sees the whole sentence.
-
 Source: Kim, Dyer and Rush, "Compound Probabilistic Context-Free Grammars" (ACL 2019); Yang, Zhao and Tu, "PCFGs Can Do
 Better" (NAACL 2021); Yang, Liu and Tu, "Dynamic Programming in Rank Space" (NAACL 2022); Liu et al., "Simple
-Hardware-Efficient PCFGs" (EMNLP Findings 2023), and the authors' programs. Differences: batches hold any lengths; no
-1e-9 is added to small probabilities; trees of compound grammars always come from the mean of q; probabilities of
-prefixes, which the authors do not compute.
+Hardware-Efficient PCFGs" (EMNLP Findings 2023), and the authors' programs; docs/models/pcfg.md lists the differences.
 
 Shapes: B sentences, T columns of the input, N words, Y nonterminals, X preterminals, Z latent size, V vocabulary.
 Log-probabilities and losses in nats.
@@ -35,6 +31,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_synlm.core.hidden_states import asked_of_layers, refuse_layer_outputs
 from hf_synlm.core.losses import check_shares, share_of
+from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode
 from hf_synlm.core.outputs import InFieldOrder, ParseOutput, SyntacticLMOutput
 from hf_synlm.models.pcfg.cache import PCFGCache, next_token_log_probs
@@ -242,7 +239,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
                 sentence of two words.
             TypeError: for other keyword arguments.
 
-        Cost: see `inside.py` for the loss, `prefix.py` for `logits`; a grammar is made once per call, O(X D V).
+        Cost: see `inside.py` for the loss, `prefix.py` for `logits`.
         """
         shift_labels = kwargs.pop("shift_labels", None)
         if shift_labels is not None:
@@ -269,15 +266,15 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
     def _read_on(
         self, input_ids: Tensor, mask: Tensor | None, cache: PCFGCache | None, logits_to_keep: int | Tensor
     ) -> SyntacticLMOutput:
-        if cache is None:
-            with torch.no_grad():
-                cache = PCFGCache(self._prior_grammars(), len(input_ids))
-        elif not hasattr(cache, "grammars"):
+        if cache is not None and not hasattr(cache, "grammars"):
             raise ValueError(
                 f"past_key_values is a {type(cache).__name__}, which holds keys and values of attention. Leave it out, "
                 "or pass the PCFGCache that a call with use_cache=True returns."
             )
-        logits = cache.read(self.config, input_ids, mask)
+        grammars = self._prior_grammars() if cache is None else []
+        with torch.no_grad(), without_autocast(self.device.type):
+            cache = PCFGCache(grammars, len(input_ids)) if cache is None else cache
+            logits = cache.read(self.config, input_ids, mask)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return SyntacticLMOutput(logits=logits[:, kept], past_key_values=cache)
 
@@ -398,8 +395,6 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
         Raises:
             ValueError: see `parse`; `num_samples` is below 1.
-
-        Cost: an inside pass per sample.
         """
         if num_samples < 1:
             raise ValueError(f"num_samples is {num_samples}: it must be at least 1.")
@@ -446,7 +441,6 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             `PCFGParseOutput` with binary trees. `log_probs` [B, N]: "mbr" log p(text, tree), labels summed out,
             otherwise log p of the derivation, whose `labels` ("NT0", ...) and `preterminals` are given, too.
             `token_log_probs` and `text_log_probs` are exact and those of `forward`; the latter has the end.
-            Sentences of one word have the probability 0.
 
         Raises:
             ValueError: for another method, a beam, pieces of words, "viterbi" with a table of rules that is too large,
@@ -478,8 +472,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         """Trees and their log-probabilities."""
         grammar, log_emission = self.model.at_mean(text)
         log_prob, posteriors = span_posteriors(grammar, log_emission, text.lengths)
-        rows = (text.lengths > 1).nonzero()[:, 0]
-        derivations = [[Derivation([], [], []) for _ in range(count)] for _ in text.lengths]
+        rows = log_prob.isfinite().nonzero()[:, 0]  # sentences of one word, and others of probability 0, have no tree
+        derivations = [[Derivation([], [], [])] * count if n == 1 else [] for n in text.lengths.tolist()]
         scores = log_prob.new_full((len(text.lengths), count), -torch.inf)
         if len(rows):
             given = grammar.of_rows(rows), log_emission[rows], text.lengths[rows]

@@ -11,8 +11,7 @@ The leftmost derivation writes words from left to right. F(i, A) is the weight o
 b are the inside probabilities of spans that end before i, so no later word matters. The probabilities of all next words
 and of the end sum to 1; derivations that never end count, too. Rules of low rank keep F in the space of ranks.
 
-A chart over whole sentences reads all words at once (`read_sentences`); `PrefixState` reads word by word and is what a
-cache keeps.
+`read_sentences` reads all words at once from a chart; `PrefixState`, which a cache keeps, reads word by word.
 
 Cost for n words, beside the inside pass: table O(n^2 Y^2 + n Y S (Y + X)); low rank O(n^2 r + n r^2 + n r X); then
 O(n X V) for the words. A state costs O(n^2 r) (or Y for r) per word, and n steps.
@@ -27,10 +26,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.models.pcfg.inside import Chart, Grammar, normalized, scaled, split_weights
+from hf_synlm.models.pcfg.inside import Chart, Grammar, in_full_precision, normalized, safe_log, scaled, split_weights
 from hf_synlm.models.pcfg.rules import Words
 
 
+@in_full_precision
 def read_sentences(grammar: Grammar, chart: Chart) -> tuple[Tensor, Tensor]:
     """Scaled weights [B, T + 1, X] of the preterminals after 0, 1, ... words, and their log scales [B, T + 1]."""
     rules, (count, num_words) = grammar.rules, chart.whole.shape
@@ -52,14 +52,13 @@ def _scaled_state(state: Tensor, words: Tensor, scale: Tensor) -> tuple[Tensor, 
     return state / more.exp().unsqueeze(-1), words, scale + more
 
 
+@in_full_precision
 def prefix_log_probs(grammar: Grammar, preterminals: Tensor, scale: Tensor) -> Tensor:
     """Log p(words so far, then v) [..., V] of all words v."""
     probs = preterminals @ grammar.probabilities
     if not probs.requires_grad:
         return probs.log_().add_(scale.unsqueeze(-1))
-    # The gradient of log 0 is not a number, even where nothing depends on it.
-    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log() + scale.unsqueeze(-1)
-    return log_probs.masked_fill(probs == 0, -torch.inf)
+    return safe_log(probs, scale.unsqueeze(-1))
 
 
 @dataclass

@@ -26,10 +26,6 @@ class Words(NamedTuple):
     ends: Tensor
     """As right child of a constituent."""
 
-    def at(self, places: slice) -> Self:
-        """Some of the words."""
-        return type(self)(*(part[:, places] for part in self))
-
 
 class DenseRules:
     """A table `rule` [*, Y, S, S] of p(A -> B C).
@@ -85,9 +81,8 @@ class DenseRules:
     @cached_property
     def _corners(self) -> tuple[Tensor, Tensor]:
         """Sums over chains of left corners [*, Y, Y], and probabilities [*, Y, X] of a preterminal as left child."""
-        left = self.rule.sum(-1)
-        eye = torch.eye(self.size, dtype=left.dtype, device=left.device)
-        return torch.linalg.inv(eye - left[..., : self.size]), left[..., self.size :]
+        nonterminals, words = self.rule.sum(-1).split([self.size, self.rule.shape[-1] - self.size], -1)
+        return _chains(nonterminals, words.sum(-1)), words
 
     def _expand(self, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Expand symbols [B, S] to their left corners: nonterminals [B, Y] and preterminals [B, X]."""
@@ -206,8 +201,7 @@ class LowRankRules:
     def _corners(self) -> tuple[Tensor, Tensor]:
         """Sums over chains of left corners: of the ranks [*, r, r], and after a left sister [*, r, r]."""
         left, right = (side.transpose(-1, -2) for side in self._ranks)  # from the parent's rank to the child's
-        eye = torch.eye(left.shape[-1], dtype=left.dtype, device=left.device)
-        chains = torch.linalg.inv(eye - left)
+        chains = _chains(left, self.left_words.sum(-2))
         return chains, right @ chains
 
     def begin(self, root: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -267,6 +261,17 @@ class LowRankRules:
             for child, side in ((left, self.left), (right, self.right))
         )
         return split, first, second
+
+
+def _chains(step: Tensor, stop: Tensor) -> Tensor:
+    """(I - P)^-1 [*, d, d], the sum over chains of steps P, whose rows sum to 1 together with `stop` [*, d].
+
+    Nothing is subtracted from 1: 1 - P[k, k] is a sum. The rounding unit gives chains without an end an inverse, too.
+    """
+    others = step - torch.diag_embed(step.diagonal(dim1=-2, dim2=-1))
+    leaves = others.sum(-1) + stop
+    leaves = torch.where(leaves > 0, leaves, 1) * (1 + torch.finfo(leaves.dtype).eps)
+    return torch.linalg.inv(torch.diag_embed(leaves) - others)
 
 
 def _rows_of(matrix: Tensor, index: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
-from hf_synlm.models.pcfg.inside import IMPOSSIBLE, Chart, Grammar, inside
+from hf_synlm.models.pcfg.inside import IMPOSSIBLE, Chart, Grammar, in_full_precision, inside
 from hf_synlm.models.pcfg.rules import draw
 from hf_synlm.trees.spans import Span
 
@@ -135,6 +135,7 @@ def _derivation(nodes: list[tuple[Span, int]], words: list[int]) -> Derivation:
 
 
 # ------------------------------------------------------------------------------------------------------- sampling
+@in_full_precision
 def sample(grammar: Grammar, log_emission: Tensor, lengths: Tensor, count: int) -> tuple[list[Derivation], Tensor]:
     """Draw `count` derivations of every sentence from the posterior: R = B `count`, and log p of each [R].
 

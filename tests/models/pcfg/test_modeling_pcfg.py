@@ -494,7 +494,7 @@ def test_what_joint_generation_refuses() -> None:
     model = tiny()
     for options, message in (
         ({"num_beams": 3}, "num_beams: not supported with structure_mode='joint'; try 'marginal'"),
-        ({"top_k": 3, "temperature": 0.5}, "top_k, temperature: not supported with structure_mode='joint'"),
+        ({"top_k": 3, "temperature": 0.5}, "temperature, top_k: not supported with structure_mode='joint'"),
         ({"generation_config": GenerationConfig(top_k=3)}, "top_k: not supported with structure_mode='joint'"),
         ({"eos_token_id": 5}, "eos_token_id: not supported with structure_mode='joint'"),
         ({"do_sample": False}, "draws derivations. Pass do_sample=True"),
