@@ -29,6 +29,7 @@ class Derivation:
     """Of the words."""
 
 
+@in_full_precision
 def span_posteriors(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Log p(sentence) [B] and the posteriors [B, T + 1, T + 1] of spans (i, j) of two or more words.
 

@@ -504,3 +504,64 @@ def test_what_joint_generation_refuses() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             model.generate(**{"structure_mode": "joint", "do_sample": True, "max_new_tokens": 4, **options})
+
+
+# ------------------------------------------------------------------------------------------------ extreme numbers
+def table_of(scores: dict[tuple[int, int, int], float], num_nonterminals: int, size: int, other: float) -> DenseRules:
+    """Rules from their scores before the softmax."""
+    rule = torch.full((num_nonterminals, size, size), other)
+    for place, score in scores.items():
+        rule[place] = score
+    return DenseRules(rule.flatten(1).softmax(1).view_as(rule))
+
+
+@pytest.mark.parametrize("gap", [10.0, 20.0, 40.0, 200.0])
+def test_a_nonterminal_that_hardly_stops_being_its_own_left_corner(gap: float) -> None:
+    """NT0 -> NT0 T0 is all but certain: next words are those of float64, and finite where NT0 never ends."""
+    emission = torch.zeros(2, 9).log_softmax(1)
+    rules = table_of({(0, 0, 2): gap, (1, 0, 0): -40.0, (1, 1, 0): -40.0}, 2, 4, 0.0)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        grammar = Grammar(
+            torch.tensor([1e-9, 1 - 1e-9]).to(dtype), emission.to(dtype), DenseRules(rules.rule.to(dtype))
+        )
+        chart = inside(grammar, grammar.of_words(torch.tensor([[1, 4, 2]])))
+        found.append(prefix_log_probs(grammar, *read_sentences(grammar, chart)).double())
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_a_beginning_of_probability_0_spoils_no_gradient() -> None:
+    """The first two words alone are no sentence in float32; all three are one."""
+    rules = table_of({(0, 1, 3): 0.0, (1, 2, 2): 0.0}, 2, 4, -130.0)
+    rule = rules.rule.clone().requires_grad_()
+    grammar = Grammar(torch.tensor([1.0, 0.0]), torch.zeros(2, 4).log_softmax(1), DenseRules(rule))
+    whole = inside(grammar, grammar.of_words(torch.tensor([[0, 1, 2]]))).whole
+    assert whole[0].isfinite().tolist() == [False, False, True]
+    whole[0, 2].backward()
+    assert rule.grad is not None and rule.grad.isfinite().all() and rule.grad.any()
+
+
+def test_a_sentence_that_the_grammar_does_not_have_has_no_tree() -> None:
+    model = tiny()
+    with torch.no_grad():  # constituents of two words only
+        bias = model.model.grammar.rule_head.bias.view(9, 9)
+        bias[:4], bias[:, :4] = -1e3, -1e3
+    ids = torch.tensor([[3, 5, 4], [4, 6, PAD]])
+    for method in ("mbr", "viterbi", "sample"):
+        output = model.parse(ids, method=method)
+        assert [len(trees) for trees in output.spans] == [0, 1], method
+        assert output.log_probs[:, 0].isneginf().tolist() == [True, False]
+    with pytest.raises(ValueError, match="No hypothesis 0 of sentence 0"):
+        output.brackets(["a", "b", "c"])
+
+
+@every_grammar
+def test_autocast_leaves_sums_of_probabilities_in_full_precision(name: str) -> None:
+    model, ids = tiny(**PCFGS[name]), torch.randint(3, 11, (2, 20))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, cached = model(ids).logits, model(ids, use_cache=True).logits
+        parsed = model.parse(ids)
+    for found in (logits, cached):
+        torch.testing.assert_close(found.exp().sum(-1), torch.ones(2, 20), atol=1e-4, rtol=0)
+    torch.testing.assert_close(parsed.span_probs.sum((1, 2)), torch.full((2,), 19.0), atol=1e-3, rtol=0)
