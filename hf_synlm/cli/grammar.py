@@ -40,7 +40,7 @@ def grammar(
     """
     options.check_out(plot, overwrite, model=model, check=options.check_picture, flag="--plot")
     from hf_synlm.hub.checkpoint import load_pretrained
-    from hf_synlm.viz import grammar_to_text, plot_grammar, read_grammar
+    from hf_synlm.viz.grammar import grammar_to_text, plot_grammar, read_grammar
 
     options.hide_bars_of_weights()
     loaded, tokenizer = load_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)

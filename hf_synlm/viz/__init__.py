@@ -5,7 +5,6 @@ Bars and heat maps need matplotlib. `show` gives an object that draws itself in 
 """
 
 from hf_synlm.data.parsed import posteriors
-from hf_synlm.viz.grammar import InducedGrammar, grammar_to_text, plot_grammar, read_grammar
 from hf_synlm.viz.html import sentence_to_html, sentence_to_page, sentences_to_page, surprisals_in_bits
 from hf_synlm.viz.latex import escape_latex, tree_to_latex
 from hf_synlm.viz.plots import (
@@ -23,20 +22,16 @@ from hf_synlm.viz.text import tree_to_text
 from hf_synlm.viz.view import SentenceView, show
 
 __all__ = [
-    "InducedGrammar",
     "SentenceView",
     "chart_scores",
     "chart_to_svg",
     "distances_to_svg",
     "escape_latex",
-    "grammar_to_text",
     "heatmap_to_svg",
     "plot_bars",
     "plot_effects",
-    "plot_grammar",
     "plot_panels",
     "posteriors",
-    "read_grammar",
     "sentence_to_html",
     "sentence_to_page",
     "sentences_to_page",

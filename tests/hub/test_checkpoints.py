@@ -52,7 +52,7 @@ def load(name: str):
 def test_every_folder_is_specified():
     assert {folder.name for folder in CARDS.iterdir() if folder.is_dir()} == set(SPECIFICATIONS)
     types = {json.loads((CARDS / name / "config.json").read_text())["model_type"] for name in SPECIFICATIONS}
-    assert types == {"gpst", "rnng", "tree_lm", "pushdown", "urnng", "on_lstm", "prpn", "palm"}
+    assert types == {"gpst", "rnng", "tree_lm", "pushdown", "urnng", "pcfg", "on_lstm", "prpn", "palm"}
 
 
 @each

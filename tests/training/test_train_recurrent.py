@@ -484,7 +484,7 @@ def test_leaves_of_several_words_are_read_on_demand(tmp_path: Path) -> None:
     file = str(tmp_path / "trees.txt")
     Path(file).write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n", encoding="utf-8")
     data = stream_batches.StreamDataArguments([file], [file], split_leaves=True)
-    parsing = train_recurrent.ParsingArguments(punctuation="keep")
+    parsing = stream_evaluation.ParsingArguments(punctuation="keep")
     parsing.complete(data, "palm")
     with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
         parsing.treebank(parsing.parsing_files, {})

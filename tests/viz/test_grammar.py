@@ -17,8 +17,7 @@ from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.models.pcfg.inside import Grammar
 from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
 from hf_synlm.viz import grammar as of_grammar
-from hf_synlm.viz import grammar_to_text, read_grammar
-from hf_synlm.viz.grammar import Preterminal, Rule
+from hf_synlm.viz.grammar import Preterminal, Rule, grammar_to_text, read_grammar
 from tests.helpers.commands import fail, run
 
 TOKENIZER = word_tokenizer([["the", "a", "cat", "sleeps"]], end_token=True)

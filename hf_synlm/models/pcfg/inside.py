@@ -133,9 +133,8 @@ def inside(grammar: Grammar, log_emission: Tensor, allowed: Tensor | None = None
     rules, root = grammar.rules, grammar.rules.of_root(grammar.root)
     emission, scale = scaled(log_emission)
     words, num_words = rules.of_words(emission), emission.shape[1]
-    never = torch.full_like(scale[:, 0], float("-inf"))
-    chart = Chart(emission, [], [], [], [scale], never[:, None])
-    whole = [never]
+    whole = [torch.zeros_like(scale[:, 0])]  # no sentence has one word
+    chart = Chart(emission, [], [], [], [scale], scale)
     for width in range(2, num_words + 1):
         count = num_words - width + 1
         scales = torch.stack([part[:, :count] for part in chart.scale], 2)
@@ -148,12 +147,12 @@ def inside(grammar: Grammar, log_emission: Tensor, allowed: Tensor | None = None
         scale = scale + more
         if allowed is not None:
             scale = scale.masked_fill(~allowed.diagonal(width, 1, 2), IMPOSSIBLE)
-        whole.append(safe_log((values[:, 0] * root).sum(-1), scale[:, 0]))
+        whole.append((values[:, 0] * root).sum(-1))
         chart.values.append(values)
         chart.scale.append(scale)
         for side, vectors in zip((chart.left, chart.right), rules.of_constituents(values), strict=True):
             side.append(vectors)
-    chart.whole = torch.stack(whole, 1)
+    chart.whole = safe_log(torch.stack(whole, 1), torch.stack([part[:, 0] for part in chart.scale], 1))
     return chart
 
 
