@@ -336,8 +336,9 @@ def subword_tokenizer(
     """Train a tokenizer whose tokens are pieces of words; the last piece of each word ends in U+2581.
 
     Ids 0 to 3 are `<pad>`, `<unk>`, `<s>` (begin) and `</s>` (end) as in the authors' sentencepiece models. A character
-    that does not occur in the sentences becomes `<unk>`, or with `byte_fallback` its bytes in UTF-8; the end of its
-    word is then a separate piece, so that `word_final_ids` is always right. U+2581 in a text is read as an underscore.
+    that does not occur in the sentences becomes `<unk>`; with `byte_fallback`, one that occurs fewer than
+    `min_frequency` times becomes its bytes in UTF-8, so that some bytes are learned. The end of its word is then a
+    separate piece, so that `word_final_ids` is always right. U+2581 in a text is read as an underscore.
 
     Args:
         sentences: per sentence its words, without white space inside.
@@ -362,7 +363,12 @@ def subword_tokenizer(
         raise ValueError("there are no words to train a tokenizer on: name other files")
     for word in counts:
         _clean(word, ())
-    alphabet = sorted({character for word in counts for character in word.replace(WORD_END, "_")} | {WORD_END})
+    uses: Counter[str] = Counter()
+    for word, count in counts.items():
+        uses.update(dict.fromkeys(word.replace(WORD_END, "_"), count))
+    rare = {character for character, count in uses.items() if count < min_frequency} if byte_fallback else set()
+    counts = Counter({word: count for word, count in counts.items() if rare.isdisjoint(word)})
+    alphabet = sorted({*uses, WORD_END} - rare)
     special = [PAD_TOKEN, UNKNOWN_TOKEN, BEGIN_TOKEN, END_TOKEN]
     num_bytes = 256 * byte_fallback
     if vocab_size < len(special) + len(alphabet) + num_bytes:
