@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -56,10 +57,14 @@ def texts(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def step(model: Any, inputs: dict[str, Tensor], scale: float = 1.0) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of one training step, on the CPU; the loss is multiplied by `scale` on the way."""
+    """Loss and gradients of one training step, on the CPU; the loss is multiplied by `scale` on the way.
+
+    The noise of a compound PCFG is drawn on the CPU: a GPU has other random numbers.
+    """
     model.train().zero_grad()
     torch.manual_seed(0)
-    loss = model(**inputs).loss
+    with mock.patch("torch.randn_like", lambda like: torch.randn(like.shape).to(like)):
+        loss = model(**inputs).loss
     (loss * scale).backward()
     weights = [(name, weight) for name, weight in model.named_parameters() if weight.grad is not None]
     return loss.item(), {name: weight.grad.cpu() / scale for name, weight in weights}

@@ -141,6 +141,13 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
     model.save_pretrained(tmp_path / "lstm")
     loaded = common.load_pretrained(LSTMForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
     assert loaded.dtype == torch.float32
+    given = {"embedding_size": 4, "dropout": 1}
+    changed = common.load_pretrained(LSTMForCausalLM, str(tmp_path / "lstm"), given, tokenizer)
+    assert changed.config.dropout == changed.model.dropout.p == 1
+    assert all(torch.equal(*pair) for pair in zip(loaded.parameters(), changed.parameters(), strict=True))
+    for field in ({"hidden_size": 5}, {"num_layers": 2}, {"vocab_size": 9}, {"width": 1}):
+        with pytest.raises(ValueError, match=next(iter(field))):
+            common.load_pretrained(LSTMForCausalLM, str(tmp_path / "lstm"), field, tokenizer)
     with pytest.raises(ValueError, match="'lstm_lm'.*'gpst'"):
         common.load_pretrained(GPSTForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
     with pytest.raises(ValueError, match="nowhere"):

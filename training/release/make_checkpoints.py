@@ -86,7 +86,8 @@ def training_command(name: str, checkpoint: dict[str, Any]) -> str:
     launch = LAUNCH.replace("precision no", f"precision {checkpoint.get('mixed_precision', 'no')}")
     if checkpoint.get("on_gpu"):
         launch = launch.replace(" --cpu", "")
-    command = f"{launch} training/{script} --config {checkpoint['config']} {data} --output_dir {RUNS / name}"
+    seed = f"--seed {checkpoint['seed']}" if "seed" in checkpoint else ""
+    command = f"{launch} training/{script} --config {checkpoint['config']} {data} {seed} --output_dir {RUNS / name}"
     return " ".join(command.split())
 
 
@@ -139,7 +140,7 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
     training = {
         "command": command,
         "config": checkpoint["config"],
-        "settings": settings,
+        "settings": {**settings, **{key: checkpoint[key] for key in ("seed",) if key in checkpoint}},
         "steps": found["step"],
         "best_step": best,
         "validation": {"score": score, "before": before, "after": after},

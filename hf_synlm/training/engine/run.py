@@ -135,11 +135,10 @@ def load_pretrained(
 ) -> PreTrainedModel:
     """Load the model that a run continues from, in float32; `options` are more of `from_pretrained`.
 
-    Raises ValueError if `overrides` (`config_overrides`) are given, the model does not exist, has another architecture
-    or lacks weights, or the tokenizer has more tokens than the model.
+    `overrides` (`config_overrides`) change fields such as the weights of losses. Raises ValueError if they change the
+    shape of weights, the model does not exist, has another architecture or lacks weights, or the tokenizer has more
+    tokens than the model.
     """
-    if overrides:
-        raise ValueError("config_overrides cannot change the model of model_name_or_path. Leave one of them out.")
     try:
         found, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
@@ -150,7 +149,16 @@ def load_pretrained(
             f"model_name_or_path {name!r} holds a model of type {found.get('model_type')!r}, not {wanted!r}. Name "
             "another model, or train it with the program and architecture of its type."
         )
-    model, loading = model_class.from_pretrained(name, dtype=torch.float32, output_loading_info=True, **options)
+    changed = check_overrides(model_class.config_class, overrides, ("vocab_size",))
+    model, loading = model_class.from_pretrained(
+        name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=bool(changed), **options, **changed
+    )
+    other = {key if isinstance(key, str) else key[0] for part in loading.values() for key in part}
+    if changed and other:
+        raise ValueError(
+            f"config_overrides {changed} change the weights of model_name_or_path {name!r} (such as {min(other)}). "
+            "Give only fields, also in the file of --config, that leave the shapes as they are, such as weights of losses."
+        )
     if loading["missing_keys"]:
         raise ValueError(
             f"model_name_or_path {name!r} lacks weights, and random ones would take their place: "
