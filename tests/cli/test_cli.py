@@ -374,8 +374,9 @@ def test_compressed_files_and_other_encodings(models, tmp_path, capsys, opened):
 def test_nobody_reads_the_rest(models, tmp_path):
     """`synlm surprisal ... | head -1` ends quietly."""
     (tmp_path / "a.txt").write_text("We ask\n" * 3000, encoding="utf-8")
-    command = [sys.executable, "-m", "hf_synlm.cli", "surprisal", "a.txt", "--model", models["on_lstm"]]
-    done = subprocess.run(f"{shlex.join(command)} | head -1", shell=True, cwd=tmp_path, capture_output=True, text=True)
+    code = "import os, subprocess as s, sys, synlm; os.dup2(s.Popen(['head', '-1'], stdin=s.PIPE).stdin.fileno(), 1)"
+    command = [sys.executable, "-c", f"{code}; sys.exit(synlm.main())", "surprisal", "a.txt"]
+    done = warm_python.run([*command, "--model", models["on_lstm"]], cwd=tmp_path)
     assert done.stdout.startswith("item\t") and "roken" not in done.stderr and "Traceback" not in done.stderr
 
 
@@ -721,12 +722,6 @@ def test_the_script_loads_models_and_prints_results_alone(tmp_path):
     run = warm_python.run(command, cwd=ROOT)
     assert [line.split("\t")[3] for line in run.stdout.splitlines()] == ["word", "the", "people", "agree"]
     assert (run.returncode, run.stderr) == (0, ""), "other libraries are quiet"
-
-
-def test_the_script_starts_training_programs():
-    command = [sys.executable, "-c", "import sys, synlm; sys.exit(synlm.main())", "train", "recurrent", "--help"]
-    run = warm_python.run(command, cwd=ROOT)
-    assert run.stdout.startswith("usage: synlm train recurrent"), run.stderr
 
 
 def test_the_script_is_the_command():

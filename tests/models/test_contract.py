@@ -37,6 +37,7 @@ from tests.helpers.recurrent_models import (
 
 every_model = pytest.mark.parametrize("name", EVERY)
 sides = pytest.mark.parametrize("left", [False, True])
+STATISTICS = ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth")
 BY_TOKEN = ("logits", "token_logits_given_tree", "last_hidden_state", "hidden_states")
 
 
@@ -130,16 +131,27 @@ def test_padding_changes_no_training(name: str) -> None:
 @pytest.mark.parametrize("name", [*SEARCHING, *PCFGS, *WITH_TREES])
 @sides
 def test_trees_of_a_batch(name: str, left: bool) -> None:
-    """Those one by one, with their probabilities, in training as in evaluation, with a mask or without."""
-    model, inputs = build(name).train(), batch(name, 9, 4, 1, left=left)
+    """Those one by one, with probabilities, statistics and next words: in training too, whatever the padding holds."""
+    pieces, searches = left and name in (*RNNGS, *TREE_LMS), name in SEARCHING
+    model, inputs = build(name, **({"subwords": True} if pieces else {})).train(), batch(name, 9, 4, 1, left=left)
+    if pieces:
+        model.model.word_final[5::3] = False
+    options: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "stepwise": True} if searches else {}
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-    together = model.parse(ids, mask if left else None)
-    assert model.training and not together.token_log_probs[~mask].any()
+    given = (ids.masked_fill(~mask, -100), mask) if left else (ids, None)
+    together, logits = model.parse(*given, **options), model.eval()(*given).logits if searches else ids
     for row, own in enumerate(mask):
-        alone, start = model.parse(ids[row, own][None]), int(own.long().argmax())
+        words, start = ids[row, own][None], int(own.long().argmax())
+        alone = model.train().parse(words, **options)
+        assert model.training and (alone.labels is None or together.labels[row] == alone.labels[0])
         assert together.spans[row] == [[(i + start, j + start) for i, j in tree] for tree in alone.spans[0]]
         torch.testing.assert_close(together.log_probs[row], alone.log_probs[0], rtol=1.3e-6, atol=1e-5)
-        torch.testing.assert_close(together.token_log_probs[row, own], alone.token_log_probs[0], rtol=1.3e-6, atol=1e-5)
+        for field in STATISTICS if searches else STATISTICS[:1]:
+            near = {"rtol": 1.3e-6, "atol": 1e-4 if field == "stack_depth" else 1e-5}
+            torch.testing.assert_close(together[field][row, own], alone[field][0], **near)
+            assert not together[field][row, ~own].any()
+        if searches:
+            torch.testing.assert_close(logits[row, own], model.eval()(words).logits[0], rtol=1.3e-6, atol=1e-5)
 
 
 @every_model

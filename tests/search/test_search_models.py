@@ -24,26 +24,21 @@ from transformers import (
 
 from hf_synlm.search.state import SyntacticCache
 from tests.helpers.search_models import (
-    MODELS,
     Forbid,
     ListStreamer,
     Recorder,
     StopAfter,
     actions_of,
     assert_fits,
-    assert_same,
     count_words,
     ending_model,
     generate,
-    hypotheses,
     padded,
     parse,
     search_model,
 )
 
-STATISTICS = ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth")
 GENERATING = ("gpst", "rnng", "rnng, in-order")
-every_model = pytest.mark.parametrize("name", list(MODELS))
 every_system = pytest.mark.parametrize("name", GENERATING)
 # GPST also searches action by action, without the marginal mode.
 every_search = pytest.mark.parametrize(
@@ -54,33 +49,6 @@ every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 # ------------------------------------------------------------------------------------------ batches, prefixes, caches
-@every_model
-@pytest.mark.parametrize("left", [False, True])
-def test_batch_equals_one_by_one(name: str, left: bool) -> None:
-    """Neither padding, whatever its ids, nor batch mates change trees, scores, statistics or distributions."""
-    model = search_model(name)
-    rows = [[8, 7, 2, 8, 9, 10, 7], [6], [10, 5, 11], [9, 9]]
-    ids, mask = padded(rows, left)
-    output = parse(model, ids, attention_mask=mask, stepwise=True)
-    logits = model(ids, attention_mask=mask).logits
-    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(ids.shape))
-    odd = ids.masked_fill(mask == 0, -100)  # never looked up
-    assert torch.equal(parse(model, odd, attention_mask=mask, stepwise=True).log_probs, output.log_probs)
-    assert torch.equal(model(odd, attention_mask=mask).logits, logits)
-    for row, tokens in enumerate(rows):
-        single = parse(model, tokens, stepwise=True)
-        assert_same(hypotheses(output, row), hypotheses(single))
-        columns = mask[row].bool()
-        for field in STATISTICS:
-            torch.testing.assert_close(output[field][row][columns], single[field][0], atol=1e-4, rtol=0)
-            assert not output[field][row][~columns].any()
-        torch.testing.assert_close(logits[row][columns], model(torch.tensor([tokens])).logits[0], atol=1e-4, rtol=0)
-        offset = int(columns.long().argmax())
-        assert [[(i - offset, j - offset) for i, j in tree] for tree in output.spans[row]] == single.spans[0]
-        if name != "gpst":
-            assert output.labels[row] == single.labels[0]
-
-
 @every_system
 def test_logits_are_stepwise(name: str) -> None:
     """`stepwise_log_probs` are the logits at the observed tokens, also after a begin token."""
