@@ -5,6 +5,7 @@ What is special to an architecture stands beside its equations in its own folder
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -195,6 +196,32 @@ def test_two_calls_are_one(name: str, cut: int) -> None:
             torch.testing.assert_close(cache.state, whole.past_key_values.state)
             for state, *parts in zip(whole.hidden_states, first.hidden_states, second.hidden_states, strict=True):
                 torch.testing.assert_close(torch.cat(parts, 1)[mask == 1], state[mask == 1])
+
+
+@pytest.mark.parametrize(
+    "name", ["gpst", "rnng", "rnng, in-order", "tree_lm", "urnng", "pushdown", *PCFGS, *ARCHITECTURES]
+)
+def test_rows_of_a_cache_are_chosen_repeated_and_copied(name: str) -> None:
+    """They go on as the chosen texts do; a deep copy is independent, and what was reset begins anew."""
+    model, ids, order = build(name), torch.randint(5, 12, (3, 6)), torch.tensor([2, 0, 0, 1])
+    with torch.no_grad():  # nobody copies a graph
+        first = model(ids[:, :4], use_cache=True).past_key_values
+    cache, twin = copy.deepcopy(first), copy.deepcopy(first)
+    with pytest.raises(ValueError, match="3 (rows|sentences).*input_ids"):
+        model(ids[:1, 4:], past_key_values=cache)
+    cache.reorder_cache(order)
+    if name in RNNGS:  # what the model knows of the next word moves along
+        assert torch.equal(cache.state.next_log_probs, first.state.next_log_probs[order])
+    twin.batch_repeat_interleave(2)
+    assert twin.batch_size == 6 and first.get_seq_length() == 4
+    for rows, held in ((ids[order], cache), (ids.repeat_interleave(2, 0), twin)):
+        torch.testing.assert_close(model(rows[:, 4:], past_key_values=held).logits, model(rows).logits[:, 4:])
+    with pytest.raises(ValueError, match="cannot go back|crop"):
+        twin.crop(1)
+    twin.reset()
+    assert twin.get_seq_length() == 0 and not twin.is_initialized and not twin.is_croppable
+    if name not in PCFGS:
+        torch.testing.assert_close(model(ids, past_key_values=twin).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize("kind", ["batch", "sum", "action", "token"])

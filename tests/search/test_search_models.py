@@ -6,7 +6,6 @@ Values are compared with enumerations and the authors' beams in `test_search_wor
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -63,31 +62,6 @@ def test_logits_are_stepwise(name: str) -> None:
     torch.testing.assert_close(with_begin[:, 0].gather(1, ids[:, :1]).squeeze(1), stepwise[:, 0])
     if name != "gpst":
         assert (logits[..., 0] == -math.inf).all()  # padding is never a word
-
-
-@every_system
-def test_cache_rows_can_be_reordered_repeated_and_copied(name: str) -> None:
-    """Reordered rows continue as reordered inputs do; a deep copy is independent."""
-    model = search_model(name)
-    ids = torch.randint(5, 12, (3, 6))
-    cache = model(ids[:, :4], use_cache=True).past_key_values
-    twin, order = copy.deepcopy(cache), torch.tensor([2, 0, 0])
-    known = cache.state.next_log_probs  # what RNNG knows of the next word moves along
-    cache.reorder_cache(order)
-    if name != "gpst":
-        assert torch.equal(cache.state.next_log_probs, known[order])
-    expected = model(ids[order]).logits[:, 4:]
-    torch.testing.assert_close(model(ids[order, 4:], past_key_values=cache).logits, expected, atol=1e-4, rtol=0)
-    twin.batch_repeat_interleave(2)
-    assert twin.batch_size == 6
-    twice = ids.repeat_interleave(2, 0)
-    expected = model(twice).logits[:, 4:]
-    torch.testing.assert_close(model(twice[:, 4:], past_key_values=twin).logits, expected, atol=1e-4, rtol=0)
-    with pytest.raises(ValueError, match="cannot go back"):
-        twin.crop(-1)
-    twin.reset()
-    assert twin.get_seq_length() == 0 and not twin.is_initialized and not twin.is_croppable
-    torch.testing.assert_close(model(ids, past_key_values=SyntacticCache(3)).logits, model(ids).logits)
 
 
 @every_system
