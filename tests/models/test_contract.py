@@ -255,10 +255,36 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
 
 @every_model
-def test_a_row_of_ids_is_no_batch(name: str) -> None:
+@pytest.mark.parametrize("kind", ["Model", "ForCausalLM", "ForSequenceClassification"])
+def test_outputs_begin_with_the_rows(name: str, kind: str) -> None:
+    """DataParallel gathers, and pipelines slice, tensors whose first dimension is the batch."""
+    if kind == "ForSequenceClassification" and name in ("lstm", "urnng", "pushdown", *PCFGS):
+        return
+    inputs, options = batch(name), {"output_hidden_states": True} if name in RECURRENT else {}
+    rows = len(inputs["input_ids"])
+    if kind != "Model":
+        labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+        inputs["labels"] = labels if kind == "ForCausalLM" else torch.zeros(rows, dtype=torch.long)
+    for key, value in build(name, kind)(**inputs, **options).items():
+        parts = value.values() if key == "losses" else value if isinstance(value, tuple) else [value]
+        for part in parts:
+            assert isinstance(part, Tensor) and (part.dim() == 0 if "loss" in key else len(part) == rows), key
+
+
+@every_model
+def test_input_that_is_no_batch_of_ids(name: str) -> None:
+    """A row, texts of no token, and a text."""
+    model = build(name)
     for options in ({}, {"num_beams": 2}):
         with pytest.raises(ValueError, match=r"shape \(3,\): give \[batch, tokens\]"):
-            build(name).generate(torch.tensor([3, 4, 5]), max_new_tokens=2, **options)
+            model.generate(torch.tensor([3, 4, 5]), max_new_tokens=2, **options)
+    calls = [model, model.generate, *([model.parse] if name in (*SEARCHING, *PCFGS, *WITH_TREES) else [])]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"\[1, 0\] hold no token"):
+            call(torch.zeros(1, 0))
+    for parse in calls[2:]:
+        with pytest.raises(ValueError, match=r"is a str.*parse\(\*\*tokenizer"):
+            parse("We ask")
 
 
 @pytest.mark.parametrize("name", [*RNNGS, "pcfg", "pcfg, compound", *ARCHITECTURES])

@@ -272,7 +272,6 @@ SEVENS = torch.full((1, 4), 7)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": torch.zeros(1, 0)}, "hold no token"),
         ({"input_ids": torch.tensor([[7, 99]])}, "99"),
         ({"input_ids": SEVENS, "labels": torch.full((1, 4), 30)}, "Label 30"),
         ({"input_ids": SEVENS, "labels": SEVENS, "logits_to_keep": 1}, "logits_to_keep"),

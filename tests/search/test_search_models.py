@@ -353,7 +353,7 @@ def test_marginal_mode_honours_its_options_without_and_with_a_cache(name: str, n
     model = ending_model(name)
     eos, ids = model.config.eos_token_id, torch.tensor([[9, 11, 10, 8], [8, 5, 9, 7]])
     common = {"structure_mode": "marginal", "num_beams": num_beams, "output_scores": True, "eos_token_id": eos}
-    for options in ({"action_beam_size": 3}, {"action_beam_size": 6}, {}):
+    for options in ({"action_beam_size": 3}, {}):
         expected = generate(model, ids, **common, **options)
         uncached = generate(model, ids, use_cache=False, **common, **options)
         assert torch.equal(uncached.sequences, expected.sequences)
@@ -417,7 +417,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("both", {"synchronous": False, **MARGINAL}, "synchronous=False"),
     ("both", {"cache_implementation": "static"}, "cache_implementation='static'"),
     ("both", {"cache_implementation": "paged"}, "cache_implementation='paged'"),
-    ("both", {"output_hidden_states": True}, "output_hidden_states"),
+    ("both", {"output_hidden_states": True}, "output_hidden_states.*Call the model on the sequences"),
     ("both", {"output_attentions": True, **MARGINAL}, "output_attentions"),
     ("both", {"synced_gpus": True}, "synced_gpus"),
     ("both", {"prompt_lookup_num_tokens": 2}, "assisted|stateful|offer greedy"),
