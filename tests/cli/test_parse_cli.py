@@ -420,16 +420,8 @@ def test_average_by_evalb(files, capsys):
     for number, tree in enumerate(trees):
         (files / f"{number}.mrg").write_text(f"{tree}\n\n", encoding="utf-8")
         runs += ["--trees", files / f"{number}.mrg"]
-    command = (
-        "evaluate",
-        "parsing",
-        "--treebank",
-        files / "gold.mrg",
-        "--convention",
-        "evalb",
-        "--tree-style",
-        "labeled",
-    )
+    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--convention", "evalb")
+    command += ("--tree-style", "labeled")
     run(capsys, *command, *runs, "--consensus", "--save-trees", files / "average.mrg", "--out", files / "result.json")
     assert (files / "average.mrg").read_text() == f"{trees[1]}\n\n"
     result = load_result(files / "result.json")

@@ -96,14 +96,10 @@ def slow_columns(words, predictor, lags=2, times="mean_rt"):
         around = [words[i - lag] for lag in range(lags + 1) if place > lag]
         is_last = i + 1 == len(words) or words[i + 1]["sentence_id"] != row["sentence_id"]
         rules = {
-            "time": row[times] is None,
-            "first": row["word_id"] == 1,
-            "last": is_last,
-            "early": place <= lags,
+            "time": row[times] is None, "first": row["word_id"] == 1, "last": is_last, "early": place <= lags,
             "frequency": any(one["count"] is None for one in around),
-            "value": any(one[predictor] is None for one in around),
-            "unknown": any(one["oov"] for one in around),
-        }
+            "value": any(one[predictor] is None for one in around), "unknown": any(one["oov"] for one in around),
+        }  # fmt: skip
         broken = next((rule for rule, is_broken in rules.items() if is_broken), None)
         if broken:
             lost[broken] += 1

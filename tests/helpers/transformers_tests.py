@@ -29,16 +29,10 @@ MAPPINGS = {
 
 # Fields that every configuration has to take, with values that are not their defaults.
 COMMON_FIELDS = {
-    "return_dict": False,
-    "output_hidden_states": True,
-    "output_attentions": True,
-    "dtype": "float16",
-    "chunk_size_feed_forward": 5,
-    "architectures": ["SomeModel"],
-    "id2label": {0: "no", 1: "yes", 2: "perhaps"},
-    "label2id": {"no": 0, "yes": 1, "perhaps": 2},
-    "problem_type": "regression",
-}
+    "return_dict": False, "output_hidden_states": True, "output_attentions": True, "dtype": "float16",
+    "chunk_size_feed_forward": 5, "architectures": ["SomeModel"], "id2label": {0: "no", 1: "yes", 2: "perhaps"},
+    "label2id": {"no": 0, "yes": 1, "perhaps": 2}, "problem_type": "regression",
+}  # fmt: skip
 
 
 def folder() -> Path:
