@@ -1,7 +1,5 @@
 """The `synlm` command, as a user types it: files, exit codes, messages."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

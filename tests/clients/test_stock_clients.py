@@ -1,7 +1,5 @@
 """What clients of transformers pass to GPST and RNNG, and what they do with their outputs."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`synlm evaluate reading`: numbers by hand from an invented corpus, and an answer to every table that does not fit."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

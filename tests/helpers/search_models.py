@@ -1,7 +1,5 @@
 """Small models with a search, GPST and RNNG, and what the tests of their searches and of `generate` share."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

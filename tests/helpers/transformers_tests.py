@@ -4,8 +4,6 @@
 of this project. Three modules that the tests import are not in the distribution and stand in here, almost empty.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

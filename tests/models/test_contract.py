@@ -3,8 +3,6 @@
 What is special to an architecture stands beside its equations in its own folder.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -4,8 +4,6 @@ Which of them do not apply is said in `transformers_skips`, with reasons. The te
 of the installed version (`transformers_tests`); without it this module fails.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import unittest

@@ -1,7 +1,5 @@
 """Recurrent language models as stock clients call them: PEFT, Trainer, pipelines, `generate`, lm-eval, minicons."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The documentation site: its code runs, its commands exist. `make docs` checks its links."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The names that users may rely on. ruff (rules ANN) checks that public functions are annotated."""
 
-from __future__ import annotations
-
 import importlib.resources
 
 import pytest

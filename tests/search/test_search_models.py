@@ -4,8 +4,6 @@ Values are compared with enumerations and the authors' beams in `test_search_wor
 `test_generation_gpst` and `test_generation_rnng`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
