@@ -36,6 +36,9 @@ from tests.helpers.recurrent_models import (
 
 every_model = pytest.mark.parametrize("name", EVERY)
 sides = pytest.mark.parametrize("left", [False, True])
+# All networks, but few of their variants.
+NETWORKS = ("gpst", "rnng", "rnng, in-order", "tree_lm", "urnng", "pushdown", *PCFGS, *ARCHITECTURES)
+every_network = pytest.mark.parametrize("name", NETWORKS)
 STATISTICS = ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth")
 BY_TOKEN = ("logits", "token_logits_given_tree", "last_hidden_state", "hidden_states")
 
@@ -196,9 +199,7 @@ def test_two_calls_are_one(name: str, cut: int) -> None:
                 torch.testing.assert_close(torch.cat(parts, 1)[mask == 1], state[mask == 1])
 
 
-@pytest.mark.parametrize(
-    "name", ["gpst", "rnng", "rnng, in-order", "tree_lm", "urnng", "pushdown", *PCFGS, *ARCHITECTURES]
-)
+@every_network
 def test_rows_of_a_cache_are_chosen_repeated_and_copied(name: str) -> None:
     """They go on as the chosen texts do; a deep copy is independent, and what was reset begins anew."""
     model, ids, order = build(name), torch.randint(5, 12, (3, 6)), torch.tensor([2, 0, 0, 1])
@@ -252,7 +253,7 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
             assert name in SEARCHING or gradient.any() != any(part in key for part in idle), key
 
 
-@every_model
+@every_network
 @pytest.mark.parametrize("kind", ["Model", "ForCausalLM", "ForSequenceClassification"])
 def test_outputs_begin_with_the_rows(name: str, kind: str) -> None:
     """DataParallel gathers, and pipelines slice, tensors whose first dimension is the batch."""
