@@ -203,8 +203,10 @@ def test_two_calls_are_one(name: str, cut: int) -> None:
 def test_rows_of_a_cache_are_chosen_repeated_and_copied(name: str) -> None:
     """They go on as the chosen texts do; a deep copy is independent, and what was reset begins anew."""
     model, ids, order = build(name), torch.randint(5, 12, (3, 6)), torch.tensor([2, 0, 0, 1])
+    mask = torch.ones_like(ids)
+    mask[1, 3:] = 0
     with torch.no_grad():  # nobody copies a graph
-        first = model(ids[:, :4], use_cache=True).past_key_values
+        first = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True).past_key_values
     cache, twin = copy.deepcopy(first), copy.deepcopy(first)
     with pytest.raises(ValueError, match="3 (rows|sentences).*input_ids"):
         model(ids[:1, 4:], past_key_values=cache)
@@ -213,8 +215,9 @@ def test_rows_of_a_cache_are_chosen_repeated_and_copied(name: str) -> None:
         assert torch.equal(cache.state.next_log_probs, first.state.next_log_probs[order])
     twin.batch_repeat_interleave(2)
     assert twin.batch_size == 6 and first.get_seq_length() == 4
-    for rows, held in ((ids[order], cache), (ids.repeat_interleave(2, 0), twin)):
-        torch.testing.assert_close(model(rows[:, 4:], past_key_values=held).logits, model(rows).logits[:, 4:])
+    for rows, held in ((order, cache), (torch.arange(3).repeat_interleave(2), twin)):
+        found = model(ids[rows, 4:], attention_mask=mask[rows], past_key_values=held).logits
+        torch.testing.assert_close(found, model(ids[rows], attention_mask=mask[rows]).logits[:, 4:])
     with pytest.raises(ValueError, match="cannot go back|crop"):
         twin.crop(1)
     twin.reset()
