@@ -1,7 +1,5 @@
 """Shared test set-up: seeds, one thread, no network, uninitialized memory that shows, the `gpu` marker."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -1,7 +1,5 @@
 """Every option that a message names exists, and is one of the command that shows the message."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

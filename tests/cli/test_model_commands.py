@@ -1,7 +1,5 @@
 """`synlm generate`, `convert`, `info`, `export`, `verify`, `push` as a user types them. With a Hub: test_hub_server."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -150,21 +150,12 @@ def test_styles_of_trees(files, capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "style"),
-    [
-        ("((the cat) sleeps)", "unlabeled"), ("(I (ask (for peace)))", "unlabeled"), ("(a b)", "unlabeled"),
-        ("((the cat) (sat down))", "unlabeled"), ("(S (NP We) (VP sleep))", "labeled"), ("(S We (VP ask))", "labeled"),
-        ("( (S (NP (PRP We)) (VP (VBP ask)) (. .)) )", "treebank"), ("(S (PRP We) (VP (VBP ask)))", "treebank"),
-        ('{"words": ["A"]}', "labeled"),
-    ],
-)  # fmt: skip
-def test_labels_are_told_from_words(line, style):
-    assert guess_style([line, "", line])[0] == style
-
-
-@pytest.mark.parametrize(
     ("lines", "style"),
     [
+        (["((the cat) sleeps)"], "unlabeled"), (["(I (ask (for peace)))"], "unlabeled"), (["(a b)"], "unlabeled"),
+        (["((the cat) (sat down))"], "unlabeled"), (["(S (NP We) (VP sleep))"], "labeled"),
+        (["(S We (VP ask))"], "labeled"), (["( (S (NP (PRP We)) (VP (VBP ask)) (. .)) )"], "treebank"),
+        (["(S (PRP We) (VP (VBP ask)))"], "treebank"), (['{"words": ["A"]}'], "labeled"),
         (["(狗 (吃 (小 鱼)))", "(我 (看 书))"], "unlabeled"), (["((小 狗) (在 (院子 里)))"], "unlabeled"),
         (["(I (SAW (THE DOG)))"], "unlabeled"), (["(1 (2 (3 4)))"], "unlabeled"), (["((كلب قرأ) كتاب)"], "unlabeled"),
         (["(nsubj (det the) cat)", "(root (nsubj she) runs)"], "labeled"), (["(句 狗 (名 吃 鱼))"], "labeled"),
@@ -177,8 +168,9 @@ def test_labels_are_told_from_words(line, style):
         (["( (IP-MAT (NP-SBJ (PRO-N hann)) (VBDI svaf)) (ID FAKE,1.2))"], "treebank"),
     ],
 )  # fmt: skip
-def test_styles_in_any_language(lines, style):
-    assert guess_style(lines)[0] == style
+def test_labels_are_told_from_words_in_any_language(lines, style):
+    for given in (lines, [*lines, "", *lines]):
+        assert guess_style(given)[0] == style
 
 
 def test_a_guess_is_said_and_an_error_names_the_style(files, capsys):
@@ -428,16 +420,8 @@ def test_average_by_evalb(files, capsys):
     for number, tree in enumerate(trees):
         (files / f"{number}.mrg").write_text(f"{tree}\n\n", encoding="utf-8")
         runs += ["--trees", files / f"{number}.mrg"]
-    command = (
-        "evaluate",
-        "parsing",
-        "--treebank",
-        files / "gold.mrg",
-        "--convention",
-        "evalb",
-        "--tree-style",
-        "labeled",
-    )
+    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--convention", "evalb")
+    command += ("--tree-style", "labeled")
     run(capsys, *command, *runs, "--consensus", "--save-trees", files / "average.mrg", "--out", files / "result.json")
     assert (files / "average.mrg").read_text() == f"{trees[1]}\n\n"
     result = load_result(files / "result.json")

@@ -1,7 +1,5 @@
 """The plugin of Brain-Score in `examples/`, with a stand-in for Brain-Score, which is not installed."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

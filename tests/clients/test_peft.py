@@ -4,8 +4,6 @@ Charts, stacks and recurrences read weights without calling the layers that hold
 single adapter is shown to have its effect.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Weights in int8 by torchao: loading, search, saving; what is read directly is dequantized, or refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What clients of transformers pass to GPST and RNNG, and what they do with their outputs."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -9,11 +7,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments, pipeline
-from transformers.utils import ModelOutput
 
 from tests.clients.test_peft import TARGETS
 from tests.helpers.architectures import ARCHITECTURES, batch, build, labeled, without_dropout
-from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer
+from tests.helpers.scoring_models import model_and_tokenizer
 
 searching = pytest.mark.parametrize("name", ["gpst", "rnng"])
 TEXTS = ["the state of our union", "peace"]
@@ -58,23 +55,6 @@ def test_bare_models_load_from_language_models_in_silence(name: str, tmp_path: A
     bare, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
     torch.testing.assert_close(bare(**inputs)[0], model.model(**inputs)[0])
-
-
-@searching
-@pytest.mark.parametrize("kind", ["Model", "ForCausalLM", "ForSequenceClassification"])
-def test_outputs_hold_tensors(name: str, kind: str) -> None:
-    """DataParallel gathers, and pipelines slice, tensors that begin with the rows of the batch."""
-    inputs = batch(name)
-    rows = len(inputs["input_ids"])
-    if kind != "Model":
-        labels = torch.zeros(rows, dtype=torch.long)
-        inputs["labels"] = inputs["input_ids"].clone() if kind == "ForCausalLM" else labels
-    output: ModelOutput = build(name, kind)(**inputs)
-    for key, value in output.items():
-        if key == "losses":
-            assert all(part.dim() == 0 for part in value.values())
-        else:
-            assert isinstance(value, torch.Tensor) and (key == "loss" or len(value) == rows), key
 
 
 # --------------------------------------------------------------------------------------------------------- Trainer
@@ -142,19 +122,6 @@ def test_smoothed_labels_are_shifted(name: str, tmp_path: Any) -> None:
     counts, targets = batch["labels"][:, 1:] != -100, batch["labels"][:, 1:].clamp_min(0)
     expected = -0.9 * log_probs.gather(2, targets[..., None])[..., 0] - 0.1 * log_probs.mean(-1)
     torch.testing.assert_close(trainer.compute_loss(trainer.model, dict(batch)), expected[counts].mean())
-
-
-# ---------------------------------------------------------------------------------------------------------- messages
-@searching
-def test_input_that_is_no_batch_of_ids(name: str) -> None:
-    """A text, and a text of no token."""
-    model = build(name)
-    with pytest.raises(ValueError, match=r"is a str.*parse\(\*\*tokenizer"):
-        model.parse(SENTENCES[0])
-    with pytest.raises(ValueError, match=r"\[1, 0\] hold no token"):
-        model(torch.zeros(1, 0))
-    with pytest.raises(ValueError, match="Call the model on the sequences"):
-        model.generate(torch.tensor([[3]]), output_hidden_states=True, max_new_tokens=1)
 
 
 def test_number_of_layers_of_gpst(tmp_path: Any) -> None:

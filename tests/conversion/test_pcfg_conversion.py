@@ -20,15 +20,9 @@ from tests.helpers.goldens import read_case
 
 pytestmark = pytest.mark.filterwarnings("ignore:Couldn't retrieve source code", "ignore:.*torch.jit")
 CASES = {
-    "01_neural": "dense",
-    "02_compound": "dense",
-    "03_neural_mixed": "dense",
-    "04_compound_mixed": "dense",
-    "05_tensor": "tensor",
-    "06_tensor_fast": "tensor_shared",
-    "07_simple": "simple",
-    "08_simple_compound": "simple",
-}
+    "01_neural": "dense", "02_compound": "dense", "03_neural_mixed": "dense", "04_compound_mixed": "dense",
+    "05_tensor": "tensor", "06_tensor_fast": "tensor_shared", "07_simple": "simple", "08_simple_compound": "simple",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

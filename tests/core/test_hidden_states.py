@@ -1,7 +1,5 @@
 """Hidden states and attention weights on request, clear refusals where there are none, and outputs as tuples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

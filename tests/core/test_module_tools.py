@@ -1,7 +1,5 @@
 """Loading by `device_map`: on one device; offloading is an error."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

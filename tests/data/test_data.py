@@ -196,7 +196,6 @@ def test_oracle(pieces):
     assert encode_trees(sentences[:1], pieces, in_order, labels)[0]["actions"] == [
         SHIFT, SHIFT, 4, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, FINISH
     ]  # fmt: skip
-    assert encode_trees(sentences, pieces, TransitionSystem("top_down", 2), labels) == top_down
     assert encode_trees([], pieces, in_order, labels) == []
     batch = collate_trees(top_down, pad_token_id=7)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [3, 4, 7, 7, 7]]

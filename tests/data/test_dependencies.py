@@ -1,7 +1,5 @@
 """Dependency treebanks as constituents: goldens of `tests/goldens/dependencies`, and what holds for every tree."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

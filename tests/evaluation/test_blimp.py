@@ -1,7 +1,5 @@
 """Minimal pairs: what counts as right, groups and phenomena, files, and the same numbers through lm-eval."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

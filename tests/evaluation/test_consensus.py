@@ -1,7 +1,5 @@
 """Averages of trees: the authors' results, a search through all trees, and by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Surprisal of words with given trees: its parts are those of the joint probability, and it is incremental."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

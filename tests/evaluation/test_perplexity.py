@@ -1,7 +1,5 @@
 """Perplexity: its conventions, each against the model's own numbers; results, their files and means over seeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

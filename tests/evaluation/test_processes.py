@@ -1,7 +1,5 @@
 """Workers, memory that is out, files of results, and interruptions: the same results and errors as in one process."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

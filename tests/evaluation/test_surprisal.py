@@ -1,7 +1,5 @@
 """Word-by-word scores: they are what the models say, one row per word of the user's, whatever the text looks like."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import dataclasses

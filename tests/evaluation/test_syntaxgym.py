@@ -1,7 +1,5 @@
 """SyntaxGym: formulas, surprisals of regions, means over suites and circuits, and files that are wrong."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import functools

@@ -1,7 +1,5 @@
 """Small models of every architecture and batches for them, for the tests of what all of them promise alike."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Running `synlm` in the process of the tests."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

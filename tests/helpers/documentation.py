@@ -6,8 +6,6 @@ line of blocks marked `bash` that begins with `synlm` or `echo`; but for blocks 
 the repository.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -5,8 +5,6 @@ whole or not at all. Tokens are checked, pages and the Xet protocol do not exist
 nothing about limits and checks of the real Hub.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

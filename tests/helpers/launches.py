@@ -8,8 +8,6 @@ made of, which a GPU runs as one kernel. The ceilings are a little above what wa
 memory. Lower them when a change needs less.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Small random models of every architecture with tokenizers, for tests of evaluations."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small models with a search, GPST and RNNG, and what the tests of their searches and of `generate` share."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -14,38 +12,16 @@ from transformers.generation.streamers import BaseStreamer
 from hf_synlm import GPSTConfig, GPSTForCausalLM, RNNGConfig, RNNGForCausalLM
 
 GPST_TINY: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "num_type_layers": 1,
-    "num_token_layers": 1,
-    "max_position_embeddings": 64,
-    "composition_size": 8,
-    "composition_num_heads": 2,
-    "composition_intermediate_size": 16,
-    "num_composition_layers": 1,
-    "score_size": 4,
-    "parser_size": 8,
-    "parser_score_size": 8,
-    "num_parser_layers": 1,
-    "parser_num_heads": 2,
-    "scoring_num_beams": 3,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "reduce_token_id": 2,
-    "cls_token_id": 3,
-    "sep_token_id": 4,
-}
+    "vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "num_type_layers": 1, "num_token_layers": 1,
+    "max_position_embeddings": 64, "composition_size": 8, "composition_num_heads": 2,
+    "composition_intermediate_size": 16, "num_composition_layers": 1, "score_size": 4, "parser_size": 8,
+    "parser_score_size": 8, "num_parser_layers": 1, "parser_num_heads": 2, "scoring_num_beams": 3, "bos_token_id": 1,
+    "eos_token_id": 1, "pad_token_id": 0, "reduce_token_id": 2, "cls_token_id": 3, "sep_token_id": 4,
+}  # fmt: skip
 RNNG_TINY: dict[str, Any] = {
-    "vocab_size": 12,
-    "embedding_size": 8,
-    "hidden_size": 8,
-    "num_layers": 2,
-    "nonterminals": ["S", "X"],
-    "max_open_nonterminals": 4,
-    "max_consecutive_nonterminals": 2,
-}
+    "vocab_size": 12, "embedding_size": 8, "hidden_size": 8, "num_layers": 2, "nonterminals": ["S", "X"],
+    "max_open_nonterminals": 4, "max_consecutive_nonterminals": 2,
+}  # fmt: skip
 INSIDE = (2, 5, 6)  # tokens that do not end a word in RNNGs of word pieces
 NARROW = {"scoring_num_beams": 3, "action_beam_size": 8}
 # Name -> fields of RNNG's configuration; None is GPST.
@@ -53,10 +29,7 @@ MODELS: dict[str, dict[str, Any] | None] = {
     "gpst": None,
     "rnng": {"composition": "lstm"},
     "rnng, attention": {"composition": "attention"},
-    "rnng, pieces": {"composition": "attention", "subwords": True},
     "rnng, in-order": {"transition_system": "in_order", "composition": "lstm"},
-    "rnng, in-order, attention": {"transition_system": "in_order", "composition": "attention"},
-    "rnng, in-order, pieces": {"transition_system": "in_order", "composition": "lstm", "subwords": True},
 }
 
 

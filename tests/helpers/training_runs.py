@@ -23,6 +23,7 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from hf_synlm.data.samples import sample_path
+from hf_synlm.data.treebank import read_treebank
 from hf_synlm.training.engine.checkpoints import list_checkpoints
 from hf_synlm.training.engine.loop import TrainingLoop
 
@@ -40,6 +41,16 @@ def sample_files(folder: Path, kind: str, **counts: int) -> dict[str, str]:
         lines = sample_path(f"{kind}.{name}.txt").read_text(encoding="utf-8").splitlines()[:count]
         paths[name] = str(folder / f"{kind}.{name}.txt")
         Path(paths[name]).write_text("\n".join(lines), encoding="utf-8")
+    return paths
+
+
+def sample_treebank(folder: Path, **counts: int) -> dict[str, str]:
+    """Files of the first trees of the embedded treebank, and the same sentences as text (NAME.words)."""
+    paths = sample_files(folder, "trees", **counts)
+    for name in counts:
+        lines = [" ".join(sentence.words) for sentence in read_treebank(paths[name])]
+        paths[f"{name}.words"] = str(folder / f"{name}.words.txt")
+        Path(paths[f"{name}.words"]).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return paths
 
 

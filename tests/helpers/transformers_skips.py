@@ -4,8 +4,6 @@ An entry leaves out tests for some architectures, or for some of their classes. 
 the list fails.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

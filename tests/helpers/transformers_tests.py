@@ -4,8 +4,6 @@
 of this project. Three modules that the tests import are not in the distribution and stand in here, almost empty.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -29,16 +27,10 @@ MAPPINGS = {
 
 # Fields that every configuration has to take, with values that are not their defaults.
 COMMON_FIELDS = {
-    "return_dict": False,
-    "output_hidden_states": True,
-    "output_attentions": True,
-    "dtype": "float16",
-    "chunk_size_feed_forward": 5,
-    "architectures": ["SomeModel"],
-    "id2label": {0: "no", 1: "yes", 2: "perhaps"},
-    "label2id": {"no": 0, "yes": 1, "perhaps": 2},
-    "problem_type": "regression",
-}
+    "return_dict": False, "output_hidden_states": True, "output_attentions": True, "dtype": "float16",
+    "chunk_size_feed_forward": 5, "architectures": ["SomeModel"], "id2label": {0: "no", 1: "yes", 2: "perhaps"},
+    "label2id": {"no": 0, "yes": 1, "perhaps": 2}, "problem_type": "regression",
+}  # fmt: skip
 
 
 def folder() -> Path:

@@ -5,8 +5,6 @@ server of this file imports them once. It imports neither hf_synlm nor transform
 environment when they are imported; so its children do this themselves, with their own environment.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -4,8 +4,6 @@ The committed results are compared with new computations on a few sentences and 
 the cards with the results. `make checkpoints` makes everything anew.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

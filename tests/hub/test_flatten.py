@@ -1,7 +1,5 @@
 """Every way of saving a model writes its code, complete and flat."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

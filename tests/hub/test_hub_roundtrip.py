@@ -1,7 +1,5 @@
 """Export, load without the package, save again: what users of a published model do."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

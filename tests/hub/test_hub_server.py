@@ -1,7 +1,5 @@
 """Publishing on a Hub: the real client against a stand-in on this machine. Every client is a process of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Files of unknown origin cannot run code, exhaust the machine or lead elsewhere, and secrets stay where they are."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -4,8 +4,6 @@ Searches, charts and recurrences with loops of their own run outside of compiled
 when it is exported, so that what is exported reads texts of one shape.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

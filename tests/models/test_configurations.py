@@ -1,7 +1,5 @@
 """Configurations of all architectures: published sizes, and values that make no model."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,7 @@
 What is special to an architecture stands beside its equations in its own folder.
 """
 
-from __future__ import annotations
-
+import copy
 import pickle
 from typing import Any
 
@@ -37,6 +36,10 @@ from tests.helpers.recurrent_models import (
 
 every_model = pytest.mark.parametrize("name", EVERY)
 sides = pytest.mark.parametrize("left", [False, True])
+# All networks, but few of their variants.
+NETWORKS = ("gpst", "rnng", "rnng, in-order", "tree_lm", "urnng", "pushdown", *PCFGS, *ARCHITECTURES)
+every_network = pytest.mark.parametrize("name", NETWORKS)
+STATISTICS = ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth")
 BY_TOKEN = ("logits", "token_logits_given_tree", "last_hidden_state", "hidden_states")
 
 
@@ -130,16 +133,27 @@ def test_padding_changes_no_training(name: str) -> None:
 @pytest.mark.parametrize("name", [*SEARCHING, *PCFGS, *WITH_TREES])
 @sides
 def test_trees_of_a_batch(name: str, left: bool) -> None:
-    """Those one by one, with their probabilities, in training as in evaluation, with a mask or without."""
-    model, inputs = build(name).train(), batch(name, 9, 4, 1, left=left)
+    """Those one by one, with probabilities, statistics and next words: in training too, whatever the padding holds."""
+    pieces, searches = left and name in (*RNNGS, *TREE_LMS), name in SEARCHING
+    model, inputs = build(name, **({"subwords": True} if pieces else {})).train(), batch(name, 9, 4, 1, left=left)
+    if pieces:
+        model.model.word_final[5::3] = False
+    options: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "stepwise": True} if searches else {}
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-    together = model.parse(ids, mask if left else None)
-    assert model.training and not together.token_log_probs[~mask].any()
+    given = (ids.masked_fill(~mask, -100), mask) if left else (ids, None)
+    together, logits = model.parse(*given, **options), model.eval()(*given).logits if searches else ids
     for row, own in enumerate(mask):
-        alone, start = model.parse(ids[row, own][None]), int(own.long().argmax())
+        words, start = ids[row, own][None], int(own.long().argmax())
+        alone = model.train().parse(words, **options)
+        assert model.training and (alone.labels is None or together.labels[row] == alone.labels[0])
         assert together.spans[row] == [[(i + start, j + start) for i, j in tree] for tree in alone.spans[0]]
         torch.testing.assert_close(together.log_probs[row], alone.log_probs[0], rtol=1.3e-6, atol=1e-5)
-        torch.testing.assert_close(together.token_log_probs[row, own], alone.token_log_probs[0], rtol=1.3e-6, atol=1e-5)
+        for field in STATISTICS if searches else STATISTICS[:1]:
+            near = {"rtol": 1.3e-6, "atol": 1e-4 if field == "stack_depth" else 1e-5}
+            torch.testing.assert_close(together[field][row, own], alone[field][0], **near)
+            assert not together[field][row, ~own].any()
+        if searches:
+            torch.testing.assert_close(logits[row, own], model.eval()(words).logits[0], rtol=1.3e-6, atol=1e-5)
 
 
 @every_model
@@ -185,6 +199,33 @@ def test_two_calls_are_one(name: str, cut: int) -> None:
                 torch.testing.assert_close(torch.cat(parts, 1)[mask == 1], state[mask == 1])
 
 
+@every_network
+def test_rows_of_a_cache_are_chosen_repeated_and_copied(name: str) -> None:
+    """They go on as the chosen texts do; a deep copy is independent, and what was reset begins anew."""
+    model, ids, order = build(name), torch.randint(5, 12, (3, 6)), torch.tensor([2, 0, 0, 1])
+    mask = torch.ones_like(ids)
+    mask[1, 3:] = 0
+    with torch.no_grad():  # nobody copies a graph
+        first = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True).past_key_values
+    cache, twin = copy.deepcopy(first), copy.deepcopy(first)
+    with pytest.raises(ValueError, match="3 (rows|sentences).*input_ids"):
+        model(ids[:1, 4:], past_key_values=cache)
+    cache.reorder_cache(order)
+    if name in RNNGS:  # what the model knows of the next word moves along
+        assert torch.equal(cache.state.next_log_probs, first.state.next_log_probs[order])
+    twin.batch_repeat_interleave(2)
+    assert twin.batch_size == 6 and first.get_seq_length() == 4
+    for rows, held in ((order, cache), (torch.arange(3).repeat_interleave(2), twin)):
+        found = model(ids[rows, 4:], attention_mask=mask[rows], past_key_values=held).logits
+        torch.testing.assert_close(found, model(ids[rows], attention_mask=mask[rows]).logits[:, 4:])
+    with pytest.raises(ValueError, match="cannot go back|crop"):
+        twin.crop(1)
+    twin.reset()
+    assert twin.get_seq_length() == 0 and not twin.is_initialized and not twin.is_croppable
+    if name not in PCFGS:
+        torch.testing.assert_close(model(ids, past_key_values=twin).logits, model(ids).logits)
+
+
 @pytest.mark.parametrize("kind", ["batch", "sum", "action", "token"])
 @pytest.mark.parametrize("name", [*RNNGS, *TREE_LMS])
 def test_loss_is_the_joint_probability(name: str, kind: str) -> None:
@@ -215,11 +256,37 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
             assert name in SEARCHING or gradient.any() != any(part in key for part in idle), key
 
 
+@every_network
+@pytest.mark.parametrize("kind", ["Model", "ForCausalLM", "ForSequenceClassification"])
+def test_outputs_begin_with_the_rows(name: str, kind: str) -> None:
+    """DataParallel gathers, and pipelines slice, tensors whose first dimension is the batch."""
+    if kind == "ForSequenceClassification" and name in ("lstm", "urnng", "pushdown", *PCFGS):
+        return
+    inputs, options = batch(name), {"output_hidden_states": True} if name in RECURRENT else {}
+    rows = len(inputs["input_ids"])
+    if kind != "Model":
+        labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+        inputs["labels"] = labels if kind == "ForCausalLM" else torch.zeros(rows, dtype=torch.long)
+    for key, value in build(name, kind)(**inputs, **options).items():
+        parts = value.values() if key == "losses" else value if isinstance(value, tuple) else [value]
+        for part in parts:
+            assert isinstance(part, Tensor) and (part.dim() == 0 if "loss" in key else len(part) == rows), key
+
+
 @every_model
-def test_a_row_of_ids_is_no_batch(name: str) -> None:
+def test_input_that_is_no_batch_of_ids(name: str) -> None:
+    """A row, texts of no token, and a text."""
+    model = build(name)
     for options in ({}, {"num_beams": 2}):
         with pytest.raises(ValueError, match=r"shape \(3,\): give \[batch, tokens\]"):
-            build(name).generate(torch.tensor([3, 4, 5]), max_new_tokens=2, **options)
+            model.generate(torch.tensor([3, 4, 5]), max_new_tokens=2, **options)
+    calls = [model, model.generate, *([model.parse] if name in (*SEARCHING, *PCFGS, *WITH_TREES) else [])]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"\[1, 0\] hold no token"):
+            call(torch.zeros(1, 0))
+    for parse in calls[2:]:
+        with pytest.raises(ValueError, match=r"is a str.*parse\(\*\*tokenizer"):
+            parse("We ask")
 
 
 @pytest.mark.parametrize("name", [*RNNGS, "pcfg", "pcfg, compound", *ARCHITECTURES])

@@ -4,8 +4,6 @@ Which of them do not apply is said in `transformers_skips`, with reasons. The te
 of the installed version (`transformers_tests`); without it this module fails.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import unittest
@@ -22,18 +20,9 @@ from tests.helpers.architectures import batch, build
 from tests.helpers.transformers_skips import ARCHITECTURES, DERIVATIONS, SKIPS, skip_of
 
 PREFIXES = {
-    "gpst": "GPST",
-    "rnng": "RNNG",
-    "tree_lm": "TreeLM",
-    "urnng": "URNNG",
-    "pushdown": "Pushdown",
-    "pcfg": "PCFG",
-    "on_lstm": "ONLSTM",
-    "prpn": "PRPN",
-    "palm": "PaLM",
-    "ordered_memory": "OrderedMemory",
-    "lstm": "LSTM",
-}
+    "gpst": "GPST", "rnng": "RNNG", "tree_lm": "TreeLM", "urnng": "URNNG", "pushdown": "Pushdown", "pcfg": "PCFG",
+    "on_lstm": "ONLSTM", "prpn": "PRPN", "palm": "PaLM", "ordered_memory": "OrderedMemory", "lstm": "LSTM",
+}  # fmt: skip
 KINDS = ("Model", "ForCausalLM", "ForSequenceClassification")
 # Tests that ask for attention weights without saying "eager".
 WITH_ATTENTIONS = ("test_capture_outputs_decorator", "test_model_outputs_equivalence")

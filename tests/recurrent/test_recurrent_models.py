@@ -144,27 +144,6 @@ class TestCache:
         second.loss.backward()
 
     @every_architecture
-    def test_rows_are_selected_and_repeated(self, name):
-        model = make_model(name)
-        ids, mask = ids_of(6, 3)
-        cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
-        cache.batch_repeat_interleave(2)
-        assert cache.batch_size == 4
-        cache.reorder_cache(torch.tensor([3, 0]))
-        following = torch.tensor([[7], [7]])
-        mine = model(following, past_key_values=cache).logits[:, 0]
-        for row, length in ((0, 3), (1, 6)):
-            text = torch.cat([ids[1 - row, :length], following[0]])[None]
-            torch.testing.assert_close(mine[row], model(text).logits[0, -1])
-        with pytest.raises(ValueError, match="crop"):
-            cache.crop(1)
-        with pytest.raises(ValueError, match="2 rows and input_ids 1"):
-            model(following[:1], past_key_values=cache)
-        cache.reset()
-        assert not cache.is_initialized and cache.batch_size == cache.get_seq_length() == 0
-        torch.testing.assert_close(model(ids[:1], past_key_values=cache).logits, model(ids[:1]).logits)
-
-    @every_architecture
     def test_states_of_other_networks_are_refused(self, name):
         model = make_model(name)
         ids, _ = ids_of(4, 4)
@@ -293,7 +272,6 @@ SEVENS = torch.full((1, 4), 7)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": torch.zeros(1, 0)}, "hold no token"),
         ({"input_ids": torch.tensor([[7, 99]])}, "99"),
         ({"input_ids": SEVENS, "labels": torch.full((1, 4), 30)}, "Label 30"),
         ({"input_ids": SEVENS, "labels": SEVENS, "logits_to_keep": 1}, "logits_to_keep"),

@@ -1,7 +1,5 @@
 """Tree LM and Transformer Grammars for one sentence, from the paper: a walk with a stack, and slow attention."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -10,8 +10,6 @@ R6 what ships with each architecture is a known set of files of a known size
 R7 a listing of a folder fits a screen
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """The names that users may rely on. ruff (rules ANN) checks that public functions are annotated."""
 
-from __future__ import annotations
-
 import importlib.resources
 
 import pytest
@@ -12,18 +10,8 @@ import hf_synlm
 
 # Taking a name out of these lists, or renaming one, breaks users: write it in CHANGELOG.md.
 ARCHITECTURES = (
-    "GPST",
-    "LSTM",
-    "ONLSTM",
-    "OrderedMemory",
-    "PCFG",
-    "PRPN",
-    "PaLM",
-    "Pushdown",
-    "RNNG",
-    "TreeLM",
-    "URNNG",
-)
+    "GPST", "LSTM", "ONLSTM", "OrderedMemory", "PCFG", "PRPN", "PaLM", "Pushdown", "RNNG", "TreeLM", "URNNG",
+)  # fmt: skip
 NOT_CLASSIFIERS = {f"{name}ForSequenceClassification" for name in ("LSTM", "PCFG", "Pushdown", "URNNG")}
 KINDS = ("Config", "PreTrainedModel", "Model", "ForCausalLM", "ForSequenceClassification")
 OUTPUTS = {"ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"}

@@ -1,7 +1,5 @@
 """The README's examples run as a reader would type them (see `documentation.py`); its pictures are what is measured."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """How texts end, and what special tokens weigh, in models with labeled trees: against the scores of derivations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

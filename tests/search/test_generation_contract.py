@@ -4,8 +4,6 @@ transformers' own tests of generation are not in its source distribution; these 
 shapes of outputs, caches, prompts of all kinds, and errors for what a model cannot do.
 """
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

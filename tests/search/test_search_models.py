@@ -4,9 +4,6 @@ Values are compared with enumerations and the authors' beams in `test_search_wor
 `test_generation_gpst` and `test_generation_rnng`.
 """
 
-from __future__ import annotations
-
-import copy
 import math
 from typing import Any
 
@@ -24,26 +21,21 @@ from transformers import (
 
 from hf_synlm.search.state import SyntacticCache
 from tests.helpers.search_models import (
-    MODELS,
     Forbid,
     ListStreamer,
     Recorder,
     StopAfter,
     actions_of,
     assert_fits,
-    assert_same,
     count_words,
     ending_model,
     generate,
-    hypotheses,
     padded,
     parse,
     search_model,
 )
 
-STATISTICS = ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth")
 GENERATING = ("gpst", "rnng", "rnng, in-order")
-every_model = pytest.mark.parametrize("name", list(MODELS))
 every_system = pytest.mark.parametrize("name", GENERATING)
 # GPST also searches action by action, without the marginal mode.
 every_search = pytest.mark.parametrize(
@@ -54,33 +46,6 @@ every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 # ------------------------------------------------------------------------------------------ batches, prefixes, caches
-@every_model
-@pytest.mark.parametrize("left", [False, True])
-def test_batch_equals_one_by_one(name: str, left: bool) -> None:
-    """Neither padding, whatever its ids, nor batch mates change trees, scores, statistics or distributions."""
-    model = search_model(name)
-    rows = [[8, 7, 2, 8, 9, 10, 7], [6], [10, 5, 11], [9, 9]]
-    ids, mask = padded(rows, left)
-    output = parse(model, ids, attention_mask=mask, stepwise=True)
-    logits = model(ids, attention_mask=mask).logits
-    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(ids.shape))
-    odd = ids.masked_fill(mask == 0, -100)  # never looked up
-    assert torch.equal(parse(model, odd, attention_mask=mask, stepwise=True).log_probs, output.log_probs)
-    assert torch.equal(model(odd, attention_mask=mask).logits, logits)
-    for row, tokens in enumerate(rows):
-        single = parse(model, tokens, stepwise=True)
-        assert_same(hypotheses(output, row), hypotheses(single))
-        columns = mask[row].bool()
-        for field in STATISTICS:
-            torch.testing.assert_close(output[field][row][columns], single[field][0], atol=1e-4, rtol=0)
-            assert not output[field][row][~columns].any()
-        torch.testing.assert_close(logits[row][columns], model(torch.tensor([tokens])).logits[0], atol=1e-4, rtol=0)
-        offset = int(columns.long().argmax())
-        assert [[(i - offset, j - offset) for i, j in tree] for tree in output.spans[row]] == single.spans[0]
-        if name != "gpst":
-            assert output.labels[row] == single.labels[0]
-
-
 @every_system
 def test_logits_are_stepwise(name: str) -> None:
     """`stepwise_log_probs` are the logits at the observed tokens, also after a begin token."""
@@ -95,31 +60,6 @@ def test_logits_are_stepwise(name: str) -> None:
     torch.testing.assert_close(with_begin[:, 0].gather(1, ids[:, :1]).squeeze(1), stepwise[:, 0])
     if name != "gpst":
         assert (logits[..., 0] == -math.inf).all()  # padding is never a word
-
-
-@every_system
-def test_cache_rows_can_be_reordered_repeated_and_copied(name: str) -> None:
-    """Reordered rows continue as reordered inputs do; a deep copy is independent."""
-    model = search_model(name)
-    ids = torch.randint(5, 12, (3, 6))
-    cache = model(ids[:, :4], use_cache=True).past_key_values
-    twin, order = copy.deepcopy(cache), torch.tensor([2, 0, 0])
-    known = cache.state.next_log_probs  # what RNNG knows of the next word moves along
-    cache.reorder_cache(order)
-    if name != "gpst":
-        assert torch.equal(cache.state.next_log_probs, known[order])
-    expected = model(ids[order]).logits[:, 4:]
-    torch.testing.assert_close(model(ids[order, 4:], past_key_values=cache).logits, expected, atol=1e-4, rtol=0)
-    twin.batch_repeat_interleave(2)
-    assert twin.batch_size == 6
-    twice = ids.repeat_interleave(2, 0)
-    expected = model(twice).logits[:, 4:]
-    torch.testing.assert_close(model(twice[:, 4:], past_key_values=twin).logits, expected, atol=1e-4, rtol=0)
-    with pytest.raises(ValueError, match="cannot go back"):
-        twin.crop(-1)
-    twin.reset()
-    assert twin.get_seq_length() == 0 and not twin.is_initialized and not twin.is_croppable
-    torch.testing.assert_close(model(ids, past_key_values=SyntacticCache(3)).logits, model(ids).logits)
 
 
 @every_system
@@ -411,7 +351,7 @@ def test_marginal_mode_honours_its_options_without_and_with_a_cache(name: str, n
     model = ending_model(name)
     eos, ids = model.config.eos_token_id, torch.tensor([[9, 11, 10, 8], [8, 5, 9, 7]])
     common = {"structure_mode": "marginal", "num_beams": num_beams, "output_scores": True, "eos_token_id": eos}
-    for options in ({"action_beam_size": 3}, {"action_beam_size": 6}, {}):
+    for options in ({"action_beam_size": 3}, {}):
         expected = generate(model, ids, **common, **options)
         uncached = generate(model, ids, use_cache=False, **common, **options)
         assert torch.equal(uncached.sequences, expected.sequences)
@@ -475,7 +415,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("both", {"synchronous": False, **MARGINAL}, "synchronous=False"),
     ("both", {"cache_implementation": "static"}, "cache_implementation='static'"),
     ("both", {"cache_implementation": "paged"}, "cache_implementation='paged'"),
-    ("both", {"output_hidden_states": True}, "output_hidden_states"),
+    ("both", {"output_hidden_states": True}, "output_hidden_states.*Call the model on the sequences"),
     ("both", {"output_attentions": True, **MARGINAL}, "output_attentions"),
     ("both", {"synced_gpus": True}, "synced_gpus"),
     ("both", {"prompt_lookup_num_tokens": 2}, "assisted|stateful|offer greedy"),

@@ -42,6 +42,7 @@ from tests.helpers.training_runs import start_server
 from tests.reference.contexts import pack_contexts
 
 TEXT = sample_path("raw.train.txt").read_text(encoding="utf-8")
+SHORT = "\n\n".join(TEXT.split("\n\n")[:3])
 END = 9  # id of the end token in tests of packing
 
 
@@ -531,7 +532,7 @@ def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
 
 @pytest.fixture
 def prepared(tmp_path: Path, tokenizer_folder: str, small_blocks: None) -> tuple[CorpusArguments, PreparedText]:
-    arguments = same_text(write(tmp_path / "text.txt", "\n\n".join(TEXT.split("\n\n")[:3])), tokenizer_folder)
+    arguments = same_text(write(tmp_path / "text.txt", SHORT), tokenizer_folder)
     return arguments, prepare.prepare(arguments, tmp_path / "out")
 
 
@@ -567,11 +568,11 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
 
 def test_text_that_changes_meanwhile_leaves_no_corpus(tmp_path, tokenizer_folder, small_blocks, monkeypatch):
     """Neither an index, nor shards that a second run would keep."""
-    arguments = same_text(write(tmp_path / "text.txt", TEXT), tokenizer_folder)
+    arguments = same_text(write(tmp_path / "text.txt", SHORT), tokenizer_folder)
     out, encode = tmp_path / "out", shards._encode
 
     def change(*args, **options):
-        write(tmp_path / "text.txt", f"{TEXT}More.")
+        write(tmp_path / "text.txt", f"{SHORT}More.")
         return encode(*args, **options)
 
     with monkeypatch.context() as patched:
@@ -705,7 +706,7 @@ def test_damaged_shards_are_named(is_finished, prepared, tmp_path):
 
 
 def test_full_disk(tmp_path, tokenizer_folder, small_blocks):
-    arguments = same_text(write(tmp_path / "text.txt", TEXT), tokenizer_folder)
+    arguments = same_text(write(tmp_path / "text.txt", SHORT), tokenizer_folder)
     out = tmp_path / "out"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))  # room for the tokenizer, but not for a shard
@@ -740,14 +741,6 @@ def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
         with pytest.raises(SystemExit) as stop:
             prepare.main(flags)
         assert stop.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_removed_options_are_named(tmp_path, capsys):
-    config = write(tmp_path / "old.yaml", "shard_tokens: 100\n")
-    for flags in (["--shard_tokens", "100"], ["--config", config]):
-        with pytest.raises(SystemExit):
-            prepare.main(["--output_dir", str(tmp_path / "out"), *flags])
-        assert "'shard_tokens' was removed. Leave it out: " in capsys.readouterr().err
 
 
 def test_lists_may_be_empty(tmp_path, tokenizer_folder):

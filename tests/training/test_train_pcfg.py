@@ -20,7 +20,7 @@ from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.samplers import EpochEnds
 from hf_synlm.training.programs import train_pcfg
 from hf_synlm.training.tasks.stream_batches import read_words
-from tests.helpers.training_runs import run_here, sample_files
+from tests.helpers.training_runs import run_here, sample_treebank
 
 SIZES = "symbol_size=8,num_nonterminals=4,num_preterminals=6"
 COMPOUND = "latent_size=3,encoder_embedding_size=5,encoder_hidden_size=4"
@@ -35,13 +35,7 @@ GRAMMARS = {
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A few trees of the embedded treebank, and the same sentences as text."""
-    folder = tmp_path_factory.mktemp("trees")
-    paths = sample_files(folder, "trees", train=24, valid=8, test=5)
-    for name in ("train", "valid", "test"):
-        lines = [" ".join(sentence.words) for sentence in read_treebank(paths[name])]
-        (text := folder / f"{name}.words.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        paths[f"{name}.words"] = str(text)
-    return paths
+    return sample_treebank(tmp_path_factory.mktemp("trees"), train=24, valid=8, test=5)
 
 
 Run = Callable[..., dict[str, Any]]

@@ -26,7 +26,7 @@ from hf_synlm.training.programs import train_recurrent
 from hf_synlm.training.tasks import stream_batches, stream_evaluation
 from hf_synlm.training.tasks import stream_schedule as schedules
 from tests.helpers.goldens import read_case
-from tests.helpers.training_runs import PACKAGE_FILES, results_of, sample_files
+from tests.helpers.training_runs import PACKAGE_FILES, results_of, sample_treebank
 
 SMALL = {
     "on_lstm": "embedding_size=8,hidden_size=12,num_layers=2,chunk_size=4",
@@ -39,13 +39,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A few trees of the embedded treebank, and the same sentences as text."""
-    folder = tmp_path_factory.mktemp("trees")
-    paths = sample_files(folder, "trees", train=30, valid=8, test=5)
-    for name in ("train", "valid", "test"):
-        paths[f"{name}.words"] = str(folder / f"{name}.words.txt")
-        words = [" ".join(sentence.words) for sentence in read_treebank(paths[name])]
-        Path(paths[f"{name}.words"]).write_text("\n".join(words) + "\n", encoding="utf-8")
-    return paths
+    return sample_treebank(tmp_path_factory.mktemp("trees"), train=30, valid=8, test=5)
 
 
 def flags(corpus: dict[str, str], output_dir: Path, architecture: str, *more: str) -> list[str]:

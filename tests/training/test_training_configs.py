@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hf_synlm.data.treebank import read_treebank
 from hf_synlm.training.engine.arguments import check_overrides, parse_arguments
 from hf_synlm.training.programs import (
     train_pcfg,
@@ -22,7 +21,7 @@ from hf_synlm.training.programs.finetune_glue import GlueRecipe
 from hf_synlm.training.programs.finetune_grammar_induction import InductionRecipe
 from hf_synlm.training.programs.finetune_summarization import SummarizationRecipe
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
-from tests.helpers.training_runs import PACKAGE_FILES, sample_files
+from tests.helpers.training_runs import PACKAGE_FILES, sample_treebank
 
 FINE_TUNING_RECIPES = (GlueRecipe, SummarizationRecipe, InductionRecipe)
 RECIPES = {recipe.program: recipe for recipe in (
@@ -37,10 +36,8 @@ CONFIGS = sorted(path for path in (PACKAGE_FILES / "configs").glob("*.yaml") if 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A treebank and a text, which configurations of corpora with a licence read."""
-    paths = sample_files(tmp_path_factory.mktemp("trees"), "trees", train=6)
-    words = [" ".join(sentence.words) for sentence in read_treebank(paths["train"])]
-    (text := Path(paths["train"]).with_name("words.txt")).write_text("\n".join(words), encoding="utf-8")
-    return {"trees": paths["train"], "text": str(text)}
+    paths = sample_treebank(tmp_path_factory.mktemp("trees"), train=6)
+    return {"trees": paths["train"], "text": paths["train.words"]}
 
 
 def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:

@@ -354,7 +354,7 @@ def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: p
         pretrain_gpst.main()
 
 
-@pytest.mark.parametrize("name", ["hub_strategy", "peak_flops"])
+@pytest.mark.parametrize("name", ["hub_strategy", "peak_flops", "shard_tokens"])
 def test_removed_options_say_what_to_do(name: str, tmp_path: Path) -> None:
     for flags in ([f"--{name}", "1"], [f"--{name}=1"]):
         with pytest.raises(ValueError, match=f"'{name}' was removed. Leave it out: "):

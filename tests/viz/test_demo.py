@@ -1,7 +1,5 @@
 """The demo: what it shows of a model, and its page."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """Reading induced grammars: numbers of a grammar made by hand, and `synlm grammar`."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path

@@ -11,16 +11,10 @@ from tests.reference import ordered_memory as reference
 
 CASES = ("01_full", "02_right_padded", "03_bidirectional")
 AUTHORS_NAMES = {
-    "input_projection": "input_projection.0",
-    "norm": "activation",
-    "query": "distribution.query.1",
-    "query_norm": "distribution.query.2",
-    "key": "distribution.key.1",
-    "key_norm": "distribution.key.2",
-    "slot_score": "distribution.beta.2",
-    "cell_in": "cell.input_t.1",
-    "cell_out": "cell.input_t.4",
-}
+    "input_projection": "input_projection.0", "norm": "activation", "query": "distribution.query.1",
+    "query_norm": "distribution.query.2", "key": "distribution.key.1", "key_norm": "distribution.key.2",
+    "slot_score": "distribution.beta.2", "cell_in": "cell.input_t.1", "cell_out": "cell.input_t.4",
+}  # fmt: skip
 
 
 def test_dropout_of_attention_and_cell() -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import pickle
 from collections import Counter
 from typing import Any
 
@@ -260,19 +259,6 @@ def test_shifted_labels_are_labels(name: str) -> None:
     shifted[0, 2] = -100
     with pytest.raises(ValueError, match="labels leave out single words"):
         model(ids, mask, shift_labels=shifted)
-
-
-@every_grammar
-def test_caches_are_sorted_repeated_and_pickled(name: str) -> None:
-    model = tiny(**PCFGS[name])
-    ids = torch.randint(WORDS.start, WORDS.stop, (3, 6))
-    first = model(ids[:, :3], use_cache=True)
-    rows = torch.tensor([2, 0, 2, 1])
-    cache = pickle.loads(pickle.dumps(first.past_key_values))
-    cache.reorder_cache(rows)
-    found = model(ids[rows, 3:], past_key_values=cache).logits
-    torch.testing.assert_close(found, model(ids[rows]).logits[:, 3:], atol=1e-5, rtol=1e-5)
-    assert cache.get_seq_length() == 6 and first.past_key_values.get_seq_length() == 3
 
 
 # ----------------------------------------------------------------------------------------------------- latent vectors

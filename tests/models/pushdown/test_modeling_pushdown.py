@@ -180,8 +180,8 @@ def test_trees_and_words_of_pieces() -> None:
         assert {(0, 2), (3, 6)} <= set(spans)
 
 
-def test_generate_and_round_trip(tmp_path: Path) -> None:
-    """The best sequence of a wide beam has the probability of its text with the tree that stands beside it."""
+def test_the_best_sequence_has_the_probability_of_its_tree() -> None:
+    """Of a wide beam, and of its text with the tree that stands beside it."""
     model, ids = tiny(scoring_num_beams=30), torch.tensor([[1, 3, 4]])
     options = {"max_new_tokens": 3, "eos_token_id": None, "return_dict_in_generate": True, "length_penalty": 0.0}
     out = model.generate(ids, num_beams=30, **options)
@@ -192,9 +192,6 @@ def test_generate_and_round_trip(tmp_path: Path) -> None:
     torch.manual_seed(0)
     drawn = [tuple(model.generate(ids, do_sample=True, **options).sequences[0, 3:].tolist()) for _ in range(20)]
     assert len(set(drawn)) > 5
-    model.save_pretrained(tmp_path)
-    again = PushdownForCausalLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=1e-6)
 
 
 def test_a_draw_of_forbidden_words_is_impossible() -> None:

@@ -15,15 +15,9 @@ from tests.models.rnng.test_rnng_derivations import SYSTEMS, batch_of, draw
 from tests.reference.rnng import naive_log_prob
 
 TINY = {
-    "vocab_size": 19,
-    "embedding_size": 8,
-    "hidden_size": 10,
-    "num_layers": 2,
-    "nonterminals": ["NP", "S", "VP"],
-    "scoring_num_beams": 4,
-    "action_beam_size": 12,
-    "dropout": 0.0,
-}
+    "vocab_size": 19, "embedding_size": 8, "hidden_size": 10, "num_layers": 2, "nonterminals": ["NP", "S", "VP"],
+    "scoring_num_beams": 4, "action_beam_size": 12, "dropout": 0.0,
+}  # fmt: skip
 LENGTHS = [7, 1, 4, 10, 2]
 FLAT = {"top_down": [3, 1, 1, 2], "in_order": [1, 4, 1, 2, 3]}
 IDS, ACTIONS = torch.tensor([[5, 6, 7]]), torch.tensor([[3, 1, 4, 1, 1, 2, 2]])

@@ -33,16 +33,9 @@ from tests.reference.tree_lm import log_probs, positions
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "tree_lm"
 TINY = {
-    "vocab_size": 19,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "nonterminals": ["NP", "S", "VP"],
-    "scoring_num_beams": 4,
-    "action_beam_size": 12,
-    "dropout": 0.0,
-}
+    "vocab_size": 19, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "nonterminals": ["NP", "S", "VP"], "scoring_num_beams": 4, "action_beam_size": 12, "dropout": 0.0,
+}  # fmt: skip
 # Causal attention over labels after words, too, and two decoders of transformers.
 BOTTOM_UP = ("binary", "no_opening")
 STRUCTURES = ("causal", "stack_compose", *BOTTOM_UP, "gpt2", "qwen3")
