@@ -276,7 +276,7 @@ def test_wrong_subword_vocabularies_are_named(sample):
     for sentences, size, model, message in [
         (sample, 600, "wordpiece", "'wordpiece': choose 'bpe' or 'unigram'"),
         ([["ab"]], 6, "bpe", r"vocab_size is 6: it must be at least 7 \(3 characters and 4 special tokens\)"),
-        ([["ab", "ab"]], 262, "bpe-bytes", r"must be at least 263 \(3 characters and 4 special tokens, and 256 bytes\)"),
+        (2 * [["ab"]], 262, "bpe-bytes", r"must be at least 263 \(3 characters and 4 special tokens, and 256 bytes\)"),
         ([["ab"]], 600, "unigram-bytes", "byte_fallback belongs to 'bpe', not to 'unigram'"),
         ([], 600, "bpe", "there are no words"),
         ([["a b"]], 600, "bpe", "the word 'a b'"),

@@ -21,7 +21,10 @@ class PCFGCache(StateCache):
     def __init__(self, grammars: list[Grammar], batch_size: int) -> None:
         super().__init__()
         self.grammars = grammars
-        self.state = [PrefixState.before(grammar, batch_size) for grammar in grammars]
+        self._begin(batch_size)
+
+    def _begin(self, batch_size: int) -> None:
+        self.state = [PrefixState.before(grammar, batch_size) for grammar in self.grammars]
         device = self.state[0].prefix.device
         self.begun, self.ended = torch.zeros(2, batch_size, dtype=torch.bool, device=device)
 
@@ -43,6 +46,8 @@ class PCFGCache(StateCache):
         `attention_mask` covers them, or all columns read so far. Masked columns, and all behind the end token, are
         skipped.
         """
+        if self.state is None:  # after `reset`
+            self._begin(len(input_ids))
         mask = self._mask(config, input_ids, attention_mask)
         begun = self.begun[:, None] | (mask.cumsum(1) > 1)
         words = mask & (begun | (input_ids != (-1 if config.bos_token_id is None else config.bos_token_id)))
