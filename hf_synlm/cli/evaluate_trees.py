@@ -244,7 +244,7 @@ def _score(
     rule: ParsingConvention | EvalbParameters,
     average: Sequence[ParsedSentence] | None = None,
 ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
-    from hf_synlm.evaluation.trees.treebank_parsing import report_evalb, report_parsing
+    from hf_synlm.evaluation.trees.treebank_reports import report_evalb, report_parsing
 
     if isinstance(rule, EvalbParameters):
         return report_evalb(bank, runs, rule, average=average)
@@ -282,7 +282,7 @@ def compare(
         synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
     """
     options.check_results(out, overwrite, treebank, first, second, counting.parameters)
-    from hf_synlm.evaluation.trees.treebank_parsing import report_comparison
+    from hf_synlm.evaluation.trees.treebank_reports import report_comparison
 
     if first.resolve() == second.resolve():
         raise ValueError(f"{first} is given twice: give the trees of two parsers")
