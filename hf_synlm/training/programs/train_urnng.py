@@ -252,8 +252,7 @@ class URNNGRecipe(Recipe):
     def load(self) -> PreTrainedModel:
         """Read and encode the sentences, make or load tokenizer, model and inference network."""
         data = self.data
-        parts = (data.train_files, data.validation_files, data.test_files)
-        trees = [load_trees(self.accelerator, files, data.reading) for files in parts if files]
+        trees = [load_trees(self.accelerator, files, data.reading) for files in data.splits]
         output_dir, words = Path(self.arguments.output_dir), partial(tree_words, trees[0])
         name = data.tokenizer_name or self.model_arguments.model_name_or_path
         self.tokenizer = load_or_make_tokenizer(
