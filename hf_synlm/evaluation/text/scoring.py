@@ -224,9 +224,8 @@ class TextScorer:
 
         The code of folders that earlier versions exported lacks the field: the installed class of the type has it.
         """
-        installed = (
-            CONFIG_MAPPING[self.model.config.model_type] if self.model.config.model_type in CONFIG_MAPPING else None
-        )
+        kind = self.model.config.model_type
+        installed = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None
         return getattr(self.model.config, "sentence_end", getattr(installed, "sentence_end", None))
 
     @property

@@ -16,6 +16,7 @@ from hf_synlm.data.arguments import option
 from hf_synlm.data.punctuation import keep_words
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingScores
 from hf_synlm.evaluation.trees.treebank_parsing import Treebank, make_treebank, parse_words, score_trees
 from hf_synlm.training.engine.arguments import check_choice, check_minimum
@@ -109,7 +110,7 @@ def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, 
     losses = {"nats": nats, "tokens": num_tokens, "nats_per_token": mean}
     if of_characters:
         return {**losses, "bits_per_character": mean / math.log(2)}
-    return {**losses, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+    return {**losses, "perplexity": perplexity_of(mean)}
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ The likelihood given the gold trees is not that of a language model of words. Th
 word perplexity with that of a model without trees.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.data.punctuation import Punctuation, keep_words
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, labeled_f1
 from hf_synlm.evaluation.trees.parsing import branching_baselines, unlabeled_f1
 from hf_synlm.training.engine.samplers import padded_batches
@@ -39,18 +39,14 @@ def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
     """
     values = dict(totals)
     word_nats, tokens, words = (values.pop(name) for name in ("word_nats", "tokens", "words"))
-    values["token_perplexity"] = _exp(word_nats / tokens)
+    values["token_perplexity"] = perplexity_of(word_nats / tokens)
     if "actions" in values:
         action_nats, actions = values.pop("action_nats"), values.pop("actions")
-        values["action_perplexity"] = _exp(action_nats / actions)
-        values["perplexity"] = _exp((word_nats + action_nats) / (tokens + actions))
+        values["action_perplexity"] = perplexity_of(action_nats / actions)
+        values["perplexity"] = perplexity_of((word_nats + action_nats) / (tokens + actions))
     else:
-        values["word_perplexity"] = _exp(word_nats / words)
+        values["word_perplexity"] = perplexity_of(word_nats / words)
     return values
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
 
 
 class Objective:
@@ -188,7 +184,7 @@ def _score(
     numbers = {
         **{name: round(100 * value, 2) for name, value in fractions.items()},
         "punctuation_by": by,
-        "word_perplexity": _exp(-sum(log_prob for _, log_prob in results) / sum(lengths)),
+        "word_perplexity": perplexity_of(-sum(log_prob for _, log_prob in results) / sum(lengths)),
         "num_sentences": len(results),
         "num_failures": sum(tree is None for tree, _ in results),
         "beam": beam,
