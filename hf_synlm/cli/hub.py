@@ -251,8 +251,7 @@ def verify(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the greedy continuation.")] = 8,
     tolerance: Annotated[
-        float,
-        typer.Option(min=0.0, help="Largest allowed difference between numbers; trees and tokens must be equal."),
+        float, typer.Option(min=0.0, help="Largest allowed difference between numbers; trees and tokens must be equal.")
     ] = 0.0,
     style: options.ReportFormat = "table",
     revision: options.Revision = None,
@@ -317,8 +316,7 @@ def push(
     check: Annotated[bool, typer.Option("--verify/--no-verify", help="First do what `synlm verify` does.")] = True,
     backbone: options.Backbone = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Upload nothing: verify, and list the files with their sizes in bytes."),
+        bool, typer.Option("--dry-run", help="Upload nothing: verify, and list the files with their sizes in bytes.")
     ] = False,
 ) -> None:
     """Upload a folder in a single, all-or-nothing commit.

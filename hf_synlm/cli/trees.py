@@ -255,12 +255,10 @@ class ChoosingOptions:
         ),
     ] = None
     sample: Annotated[
-        bool,
-        typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_SAMPLING),
+        bool, typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_SAMPLING)
     ] = False
     temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Values below 1 sharpen the distribution.", rich_help_panel=_SAMPLING),
+        float | None, typer.Option(min=0.0, help="Values below 1 sharpen the distribution.", rich_help_panel=_SAMPLING)
     ] = None
     top_k: Annotated[
         int | None,

@@ -200,11 +200,7 @@ class TextScorer:
             return found
         own = (config.bos_token_id, self.tokenizer.bos_token_id)
         # Elsewhere what minicons and lm-eval take goes first: the tokenizer's.
-        candidates = (
-            *(own if self.begins_itself else reversed(own)),
-            self.tokenizer.eos_token_id,
-            *self.end_ids,
-        )
+        candidates = (*(own if self.begins_itself else reversed(own)), self.tokenizer.eos_token_id, *self.end_ids)
         found = next((token for token in candidates if token is not None), None)
         if found is None:
             raise ValueError(

@@ -301,10 +301,7 @@ def _check_lengths(
 
 
 def parse_words(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[Sequence[str]],
-    **options: Any,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], **options: Any
 ) -> list[list[Span]]:
     """`best_trees` of `parse_sentences`."""
     return best_trees(parse_sentences(model, tokenizer, sentences, **options))
@@ -351,10 +348,7 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
 
 
 def score_trees(
-    trees: Sequence[Sequence[Span]],
-    treebank: Treebank,
-    convention: str | ParsingConvention = "gpst",
-    **changes: Any,
+    trees: Sequence[Sequence[Span]], treebank: Treebank, convention: str | ParsingConvention = "gpst", **changes: Any
 ) -> ParsingScores:
     """`unlabeled_f1` of trees, given as spans over the words of a treebank."""
     return unlabeled_f1(trees, treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)

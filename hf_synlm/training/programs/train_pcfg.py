@@ -26,12 +26,7 @@ from hf_synlm.training.engine.run import new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import model_loss
-from hf_synlm.training.tasks.stream_batches import (
-    SentenceDataset,
-    TextDataArguments,
-    boundary_ids,
-    stream_fingerprint,
-)
+from hf_synlm.training.tasks.stream_batches import SentenceDataset, TextDataArguments, boundary_ids, stream_fingerprint
 from hf_synlm.training.tasks.stream_evaluation import ParsingArguments
 from hf_synlm.training.tasks.text_recipe import TextRecipe
 
