@@ -272,9 +272,7 @@ class RNNGRecipe(Recipe):
         flat = {f"{name}/{key}": value for key, value in losses.items()}
         if rows:
             size, beam = self.evaluation.search_batch_size, self.evaluation.beam(self.config)
-            pad = self.tokenizer.pad_token_id
-            search = search_trees(self.accelerator, model, dataset, rows, pad, batch_size=size, beam=beam)
-            result["search"], text = search
+            result["search"], text = search_trees(self.accelerator, model, dataset, rows, size, beam)
             self.accelerator.print(f"step {step}: {name}: {text}")
             flat.update({f"{name}/{k}": v for k, v in result["search"].items() if not isinstance(v, dict)})
         self.accelerator.log(flat, step=step)
