@@ -204,10 +204,9 @@ def parse_sentences(
             "linearization='no_opening': labels do not say where constituents begin, so there are no trees. Train a "
             "Tree LM with another linearization."
         )
-    own = {"input_ids", "attention_mask", "word_ends"}
-    unknown = sorted(set(options) - (set(inspect.signature(model.parse).parameters) - own))
-    if unknown:
-        raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
+    known = set(inspect.signature(model.parse).parameters) - {"input_ids", "attention_mask", "word_ends"}
+    if unknown := ", ".join(sorted(set(options) - known)):
+        raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
     check_list("sentences", sentences)
