@@ -1,39 +1,112 @@
 """`synlm evaluate`: scores of models on treebanks, texts and test suites; means and pictures of the results."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hf_synlm.cli import options
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
-from hf_synlm.evaluation.text.text_items import read_items, read_treebank_items
+from hf_synlm.evaluation.text.text_items import TextItem, read_items, read_treebank_items
 from hf_synlm.viz import plot_bars, plot_effects
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.proposals import Proposals
 
 Results = Annotated[list[Path], typer.Argument(help="JSON files of one evaluation.", **options.INPUT_FILE)]
-LimitPairs = Annotated[int | None, typer.Option(min=1, help="Take at most this many of the first pairs of each group.")]
-EndOfSentence = Annotated[
-    bool, typer.Option("--end-of-sentence", help="Include the end of the sentences in their probability.")
-]
-ProposalFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--proposals",
-        help="File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or Charniak's), or "
-        "of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then the sum over its "
-        "trees there, its end included, as papers on Transformer Grammars report it.",
-        **options.INPUT_FILE,
-    ),
-]
-MaxTrees = Annotated[
-    int | None,
-    typer.Option(min=1, help="With --proposals: take at most this many of the first distinct trees of a sentence."),
-]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentenceOptions:
+    """How sentences are read, and the trees over which their probabilities are summed instead of a search."""
+
+    tokenize: options.Tokenize = None
+    proposals: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--proposals",
+            help="File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or "
+            "Charniak's), or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then "
+            "the sum over its trees there, its end included, as papers on Transformer Grammars report it.",
+            **options.INPUT_FILE,
+        ),
+    ] = None
+    max_trees: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --proposals: take at most this many of the first distinct trees of a sentence."),
+    ] = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of trees."""
+        return self.proposals or []
+
+    def trees(self) -> "Proposals | None":
+        """The trees of --proposals; None = there are none."""
+        if self.files:
+            from hf_synlm.evaluation.text.proposals import Proposals
+
+            return Proposals(self.files, self.max_trees)
+        if self.max_trees is not None:
+            raise ValueError("--max-trees belongs to --proposals: leave it out, or give files of trees")
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairOptions(SentenceOptions):
+    """Which minimal pairs are scored, and how."""
+
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Take at most this many of the first pairs of each group.")
+    ] = None
+    end_of_sentence: Annotated[
+        bool, typer.Option("--end-of-sentence", help="Include the end of the sentences in their probability.")
+    ] = False
+
+    def how(self) -> dict[str, Any]:
+        """The options of `evaluate_pairs`."""
+        return {"end": self.end_of_sentence, "tokenize": self.tokenize, "proposals": self.trees()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputOptions(options.TreebankReading):
+    """How `perplexity` reads its input."""
+
+    file_format: Annotated[
+        Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None,
+        typer.Option(
+            "--format",
+            help="Format of the input; default: the ending of its name. treebank: the words of bracketed trees.",
+        ),
+    ] = None
+    text_column: options.TextColumn = None
+    punctuation: Annotated[
+        Literal["remove", "keep"] | None,
+        typer.Option(help="Of a treebank: keep it (default), or remove it before scoring."),
+    ] = None
+    punctuation_by: options.PunctuationBy = "tag"
+
+    def items(self, texts: Path) -> tuple[list[TextItem], dict[str, Any]]:
+        """The texts, and what results say about how they were read."""
+        if self.file_format == "treebank":
+            if self.text_column is not None:
+                raise ValueError("--text-column: a treebank has no columns, leave it out")
+            reading, treatment = self.reading(), self.punctuation or "keep"
+            items, punctuation = read_treebank_items(texts, treatment, self.punctuation_by, **reading)
+            return items, {"punctuation": punctuation, **reading}
+        if self.punctuation is not None:
+            raise ValueError(
+                "--punctuation belongs to --format treebank, which has tags; remove it from the text yourself"
+            )
+        if given := ["punctuation_by"] * (self.punctuation_by != "tag") + self.given():
+            raise ValueError(f"{options.flag_of(given[0])} belongs to --format treebank: leave it out")
+        items = read_items(texts, kind=self.file_format, text_column=self.text_column)
+        options.say_odd_texts(item.text for item in items)
+        return items, {}
 
 
 # --------------------------------------------------------------------------------------------- texts and test suites
@@ -41,26 +114,11 @@ def perplexity(
     texts: options.Texts,
     model: options.Model,
     scoring: options.Scoring,
-    trees: options.TreebankReading,
+    reading: InputOptions,
+    sentences: SentenceOptions,
+    context: options.Context = "sentence",
     out: options.Output = None,
     overwrite: options.Overwrite = False,
-    context: options.Context = "sentence",
-    file_format: Annotated[
-        Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None,
-        typer.Option(
-            "--format",
-            help="Format of the input; default: the ending of its name. treebank: the words of bracketed trees.",
-        ),
-    ] = None,
-    punctuation: Annotated[
-        Literal["remove", "keep"] | None,
-        typer.Option(help="Of a treebank: keep it (default), or remove it before scoring."),
-    ] = None,
-    punctuation_by: options.PunctuationBy = "tag",
-    text_column: options.TextColumn = None,
-    tokenize: options.Tokenize = None,
-    proposals: ProposalFiles = None,
-    max_trees: MaxTrees = None,
 ) -> None:
     """Perplexity over tokens and over words, without and with the ends of sentences.
 
@@ -71,49 +129,39 @@ def perplexity(
         synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny
         synlm evaluate perplexity valid.txt --model model_cards/gpst-tiny --estimator stepwise --out ppl.json
     """
-    options.check_results(out, overwrite, texts, *(proposals or ()), scoring.cache, model=model)
-    settings: dict[str, object] = {"seed": scoring.seed}
-    if file_format == "treebank":
-        if text_column is not None:
-            raise ValueError("--text-column: a treebank has no columns, leave it out")
-        reading = trees.reading()
-        items, settings["punctuation"] = read_treebank_items(texts, punctuation or "keep", punctuation_by, **reading)
-        settings |= reading
-    elif punctuation is not None:
-        raise ValueError("--punctuation belongs to --format treebank, which has tags; remove it from the text yourself")
-    elif given := ["punctuation_by"] * (punctuation_by != "tag") + trees.given():
-        raise ValueError(f"{options.flag_of(given[0])} belongs to --format treebank: leave it out")
-    else:
-        items = read_items(texts, kind=file_format, text_column=text_column)
-        options.say_odd_texts(item.text for item in items)
-    data = {"files": describe_files([texts])}
-    proposed = _read_proposals(proposals, max_trees)
-    if proposed is not None:
+    options.check_results(out, overwrite, texts, *sentences.files, scoring.cache, model=model)
+    items, read = reading.items(texts)
+    trees = sentences.trees()
+    how: dict[str, Any] = {"tokenize": sentences.tokenize, "options": {"seed": scoring.seed, **read}}
+    how["data"] = {"files": describe_files([texts])}
+    if trees is not None:
         from hf_synlm.evaluation.text.proposals import evaluate_proposals
 
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
-        result = evaluate_proposals(
-            scoring.scorer(model), items, proposed, tokenize=tokenize, data=data, options=settings
-        )
-        return options.report(result, out)
+        return options.report(evaluate_proposals(scoring.scorer(model), items, trees, **how), out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 
     scorer = scoring.scorer(model)
     options.say_plain_context(scorer, context)
-    result = evaluate_perplexity(scorer, items, context=context, tokenize=tokenize, data=data, options=settings)
-    share = result.scores["unknown_words"] / max(1, result.scores["words"])
+    result = evaluate_perplexity(scorer, items, context=context, **how)
+    _say_odd_scores(result.scores)
+    options.report(result, out)
+
+
+def _say_odd_scores(scores: Mapping[str, float]) -> None:
+    """Remark on unknown words, and on sentences that cannot end."""
+    share = scores["unknown_words"] / max(1, scores["words"])
     if share > 0.1:
         options.say(
             f"{share:.0%} of the words are unknown to the model and count as a class of words: its perplexity does not "
             "compare with that of a model with another vocabulary"
         )
-    if result.scores["bits_per_token"] < math.inf == result.scores.get("bits_per_token_with_end"):
+    if scores["bits_per_token"] < math.inf == scores.get("bits_per_token_with_end"):
         options.say(
             "scores with ends are infinite: by this model some sentences cannot end where they do (a PCFG has none of "
             "one word). Leave these sentences out to get them"
         )
-    options.report(result, out)
 
 
 def syntaxgym(
@@ -145,30 +193,15 @@ def syntaxgym(
     options.report(result, out, items_out)
 
 
-def _read_proposals(paths: list[Path] | None, max_trees: int | None) -> "Proposals | None":
-    """The trees of --proposals; None = there are none."""
-    if paths:
-        from hf_synlm.evaluation.text.proposals import Proposals
-
-        return Proposals(paths, max_trees)
-    if max_trees is not None:
-        raise ValueError("--max-trees belongs to --proposals: leave it out, or give files of trees")
-    return None
-
-
 def blimp(
     paradigms: Annotated[Path, typer.Argument(exists=True, help="Folder of BLiMP's 67 .jsonl files, or one of them.")],
     model: options.Model,
     scoring: options.Scoring,
+    chosen: PairOptions,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
     paradigm: Annotated[list[str] | None, typer.Option(help="Take only this paradigm; repeat for several.")] = None,
-    limit: LimitPairs = None,
-    end_of_sentence: EndOfSentence = False,
-    tokenize: options.Tokenize = None,
-    proposals: ProposalFiles = None,
-    max_trees: MaxTrees = None,
 ) -> None:
     """Accuracy on BLiMP's minimal pairs: per paradigm, per phenomenon, and mean over the paradigms.
 
@@ -177,16 +210,13 @@ def blimp(
     Examples:
         synlm evaluate blimp blimp/data --model model_cards/gpst-tiny --limit 100 --out blimp.json
     """
-    reads = (paradigms, *(proposals or ()), scoring.cache)
+    reads = (paradigms, *chosen.files, scoring.cache)
     options.check_results(out, overwrite, *reads, model=model, items_out=items_out)
     from hf_synlm.evaluation.suites.blimp import evaluate_blimp, find_blimp
 
-    paths, trees = find_blimp(paradigms, paradigm or []), _read_proposals(proposals, max_trees)
-    scorer = scoring.scorer(model)
-    result = evaluate_blimp(
-        scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed}, proposals=trees,
-        tokenize=tokenize,
-    )  # fmt: skip
+    paths, how = find_blimp(paradigms, paradigm or []), chosen.how()
+    settings = {"seed": scoring.seed}
+    result = evaluate_blimp(scoring.scorer(model), paths, limit=chosen.limit, options=settings, **how)
     options.report(result, out, items_out)
 
 
@@ -194,6 +224,7 @@ def pairs(
     pairs: Annotated[Path, typer.Argument(help="Table of minimal pairs: .tsv, .csv or .jsonl.")],
     model: options.Model,
     scoring: options.Scoring,
+    chosen: PairOptions,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
@@ -202,11 +233,6 @@ def pairs(
     group_column: Annotated[
         str | None, typer.Option(help="Column that groups the pairs; the result has one score per group.")
     ] = None,
-    limit: LimitPairs = None,
-    end_of_sentence: EndOfSentence = False,
-    tokenize: options.Tokenize = None,
-    proposals: ProposalFiles = None,
-    max_trees: MaxTrees = None,
 ) -> None:
     """Share of minimal pairs for which the model assigns a higher probability to the better sentence.
 
@@ -215,19 +241,15 @@ def pairs(
     Examples:
         synlm evaluate pairs agreement.tsv --model model_cards/rnng-mini --group-column construction --items-out i.tsv
     """
-    reads = (pairs, *(proposals or ()), scoring.cache)
+    reads = (pairs, *chosen.files, scoring.cache)
     options.check_results(out, overwrite, *reads, model=model, items_out=items_out)
     from hf_synlm.evaluation.suites.blimp import evaluate_pairs, first_pairs, read_pairs
 
     data = {"files": describe_files([pairs])}
     read = read_pairs(pairs, good_column=good_column, bad_column=bad_column, group_column=group_column)
-    trees = _read_proposals(proposals, max_trees)
-    scorer = scoring.scorer(model)
-    settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
-    result = evaluate_pairs(
-        scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings, proposals=trees,
-        tokenize=tokenize,
-    )  # fmt: skip
+    how: dict[str, Any] = {"data": data, **chosen.how()}
+    how["options"] = {"pairs_per_group": chosen.limit or "all", "seed": scoring.seed}
+    result = evaluate_pairs(scoring.scorer(model), first_pairs(read, chosen.limit), **how)
     options.report(result, out, items_out)
 
 

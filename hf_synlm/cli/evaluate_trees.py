@@ -13,7 +13,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import write_text
-from hf_synlm.data.parsed import ParsedSentence, kind_of_trees, lines_of_parses
+from hf_synlm.data.parsed import ParsedSentence, TreeStyle, kind_of_trees, lines_of_parses
 from hf_synlm.data.text import read_lines, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, evaluate_files
@@ -177,26 +177,37 @@ def parsing(
     settings = counting.describe(rule, bank)
     settings |= {"consensus": True} if consensus else {}
     data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
-    if model is None:
-        _check_unused(parsing)
-        if save_trees is not None and not consensus:
-            raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
-        evalb, reading = None if consensus else counting.evalb(rule, treebank, limit), counting.predicted()
-        runs: dict[str, Any] = {}
-        for path in trees or ():
-            run = options.read_trees(path, tree_style, evalb, **reading)
-            runs[str(path)] = run if isinstance(run, EvalbScores) else run[:limit]
-            if isinstance(run, EvalbScores):
-                _say_roots(treebank, path)
-        average = average_parses(runs) if consensus else None
-        scores, tables = _score(bank, runs, rule, average)
-        _write_trees(save_trees, average or ())
-        _say_missing(bank, runs, rule)
-        named = {"name": ", ".join(map(str, trees or ()))}
-        result = EvaluationResult("parsing", scores, named, settings, data, tables)
-    else:
+    if model is not None:
         result = _evaluate_model(model, parsing, bank, rule, consensus, save_trees, settings, data)
-    options.report(result, out)
+        return options.report(result, out)
+    _check_unused(parsing)
+    if save_trees is not None and not consensus:
+        raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
+    evalb = None if consensus else counting.evalb(rule, treebank, limit)
+    runs = _read_runs(treebank, trees or (), tree_style, limit, evalb, counting.predicted())
+    average = average_parses(runs) if consensus else None
+    scores, tables = _score(bank, runs, rule, average)
+    _write_trees(save_trees, average or ())
+    _say_missing(bank, runs, rule)
+    options.report(EvaluationResult("parsing", scores, {"name": ", ".join(runs)}, settings, data, tables), out)
+
+
+def _read_runs(
+    gold: Path,
+    files: Sequence[Path],
+    style: TreeStyle | None,
+    limit: int | None,
+    evalb: Callable[[Path], EvalbScores] | None,
+    reading: dict[str, Any],
+) -> dict[str, Any]:
+    """The trees of each file, or what the program EVALB says of them where it is asked for."""
+    runs: dict[str, Any] = {}
+    for path in files:
+        run = options.read_trees(path, style, evalb, **reading)
+        runs[str(path)] = run if isinstance(run, EvalbScores) else run[:limit]
+        if isinstance(run, EvalbScores):
+            _say_roots(gold, path)
+    return runs
 
 
 def _evaluate_model(
@@ -244,7 +255,7 @@ def _score(
     rule: ParsingConvention | EvalbParameters,
     average: Sequence[ParsedSentence] | None = None,
 ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
-    from hf_synlm.evaluation.trees.treebank_parsing import report_evalb, report_parsing
+    from hf_synlm.evaluation.trees.treebank_reports import report_evalb, report_parsing
 
     if isinstance(rule, EvalbParameters):
         return report_evalb(bank, runs, rule, average=average)
@@ -282,7 +293,7 @@ def compare(
         synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
     """
     options.check_results(out, overwrite, treebank, first, second, counting.parameters)
-    from hf_synlm.evaluation.trees.treebank_parsing import report_comparison
+    from hf_synlm.evaluation.trees.treebank_reports import report_comparison
 
     if first.resolve() == second.resolve():
         raise ValueError(f"{first} is given twice: give the trees of two parsers")

@@ -172,26 +172,15 @@ def export(
     found = {path: load_result(path) for path in results or ()}
     measured = [row for result in found.values() for row in card_rows(result)]
     if (Path(model) / STATE_FILE).is_file():
-        from hf_synlm.training.engine.export import load_step
-
         if revision or backbone or measured or dtype != "auto":
             raise ValueError(
                 f"{model!r} is a checkpoint of a training run: leave out --revision, --backbone, --results and "
                 "--dtype. They may be given when its model is exported again."
             )
-        export_model(*load_step(Path(model)), out, overwrite=overwrite, facts=given)
-        options.say(f"wrote {out} with the weights of this step, not those of the best step or of an average")
-        return
+        return _export_step(Path(model), out, overwrite, given)
     auto_class = saved_auto_class(model, revision, trust_remote_code)
-    loaded, tokenizer = load_pretrained(
-        model,
-        auto_class,
-        dtype=dtype,
-        backbone=backbone,
-        merge=False,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
+    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    loaded, tokenizer = load_pretrained(model, auto_class, dtype=dtype, backbone=backbone, merge=False, **source)
     written = str(loaded.dtype).removeprefix("torch.")
     check_results_of(found, model, type(loaded).__name__, loaded.num_parameters(), written)
     saved = PreTrainedConfig.get_config_dict(model, revision=revision)[0]
@@ -201,6 +190,15 @@ def export(
         stated.setdefault("task", "text-classification")
     export_model(loaded, tokenizer, out, card=text, overwrite=overwrite, facts=stated)
     options.say(f"wrote {out}; check it by `synlm verify {out}`")
+
+
+def _export_step(folder: Path, out: Path, overwrite: bool, facts: dict[str, Any]) -> None:
+    """Export the model of a checkpoint of a training run."""
+    from hf_synlm.hub.export import export_model
+    from hf_synlm.training.engine.export import load_step
+
+    export_model(*load_step(folder), out, overwrite=overwrite, facts=facts)
+    options.say(f"wrote {out} with the weights of this step, not those of the best step or of an average")
 
 
 def _stated_facts(
@@ -253,8 +251,7 @@ def verify(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the greedy continuation.")] = 8,
     tolerance: Annotated[
-        float,
-        typer.Option(min=0.0, help="Largest allowed difference between numbers; trees and tokens must be equal."),
+        float, typer.Option(min=0.0, help="Largest allowed difference between numbers; trees and tokens must be equal.")
     ] = 0.0,
     style: options.ReportFormat = "table",
     revision: options.Revision = None,
@@ -319,8 +316,7 @@ def push(
     check: Annotated[bool, typer.Option("--verify/--no-verify", help="First do what `synlm verify` does.")] = True,
     backbone: options.Backbone = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Upload nothing: verify, and list the files with their sizes in bytes."),
+        bool, typer.Option("--dry-run", help="Upload nothing: verify, and list the files with their sizes in bytes.")
     ] = False,
 ) -> None:
     """Upload a folder in a single, all-or-nothing commit.

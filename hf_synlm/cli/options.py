@@ -74,18 +74,14 @@ NumBeams = Annotated[
 ActionBeamSize = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        help="Derivations kept after an action (RNNG); default: the model's own, at least num_beams.",
-        **_BEAM,
+        min=1, help="Derivations kept after an action (RNNG); default: the model's own, at least num_beams.", **_BEAM
     ),
 ]
 FastTrackSize = Annotated[
-    int | None,
-    typer.Option(min=0, help="Derivations that fast-track moves on to the next word (RNNG).", **_BEAM),
+    int | None, typer.Option(min=0, help="Derivations that fast-track moves on to the next word (RNNG).", **_BEAM)
 ]
 Texts = Annotated[
-    Path,
-    typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
+    Path, typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.")
 ]
 TextFiles = Annotated[
     list[Path],
@@ -146,16 +142,14 @@ class TreebankReading:
     """How trees are read."""
 
     drop_tags: Annotated[
-        str | None,
-        typer.Option(help="Leave out words with these tags, separated by spaces: '-DFL- SYM'.", **_BRACKETS),
+        str | None, typer.Option(help="Leave out words with these tags, separated by spaces: '-DFL- SYM'.", **_BRACKETS)
     ] = None
     drop_labels: Annotated[
         str | None,
         typer.Option(help="Leave out the brackets of these constituents, but not what is in them.", **_BRACKETS),
     ] = None
     label_separators: Annotated[
-        str,
-        typer.Option(help="Characters before the function tags of constituents, which are removed.", **_BRACKETS),
+        str, typer.Option(help="Characters before the function tags of constituents, which are removed.", **_BRACKETS)
     ] = LABEL_SEPARATORS
     lemma_separator: Annotated[
         str | None,

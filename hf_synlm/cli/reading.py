@@ -224,10 +224,7 @@ class _Study:
             raise ValueError("--slope belongs to --preset sap: leave it out")
 
     def predictors(
-        self,
-        texts: Sequence[TextItem],
-        preferred: Literal["sentence", "document"],
-        read: "Callable[[str], Predictor]",
+        self, texts: Sequence[TextItem], preferred: Literal["sentence", "document"], read: "Callable[[str], Predictor]"
     ) -> "tuple[list[Predictor], dict[str, Any]]":
         """Surprisals by the model, with its description, or else those of the tables."""
         if self.model is not None:

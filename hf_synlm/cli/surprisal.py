@@ -43,8 +43,7 @@ class InputOptions:
     ] = None
     text_column: options.TextColumn = None
     item_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
+        str | None, typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row.")
     ] = None
     word_column: Annotated[
         str | None,
@@ -89,8 +88,7 @@ class MeasureOptions:
     ] = False
     tokenize: options.Tokenize = None
     lmzoo: Annotated[
-        bool,
-        typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits."),
+        bool, typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits.")
     ] = False
     entropy: Annotated[
         Literal["shannon", "renyi"] | None,
@@ -335,10 +333,7 @@ def _check_places(texts: Sequence[Path], out: Path | None) -> None:
 
 
 def _write_words(
-    items: Sequence[TextItem],
-    scores: "Iterable[WordScores]",
-    out: Path | None,
-    unit: Literal["bits", "nats"] | None,
+    items: Sequence[TextItem], scores: "Iterable[WordScores]", out: Path | None, unit: Literal["bits", "nats"] | None
 ) -> tuple[list[str], Counter[str]]:
     """Print the rows of each text as soon as its scores are there, or write all; without a `unit` those of lm-zoo.
 

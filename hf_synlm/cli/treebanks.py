@@ -35,15 +35,12 @@ class ReadingOptions(options.TreebankReading):
     """How `treebank` reads trees."""
 
     tags: Annotated[
-        Literal["upos", "xpos"] | None,
-        typer.Option(help="Tags of words. Default: upos.", **options.DEPENDENCIES),
+        Literal["upos", "xpos"] | None, typer.Option(help="Tags of words. Default: upos.", **options.DEPENDENCIES)
     ] = None
     mark_heads: Annotated[
         bool,
         typer.Option(
-            "--mark-heads",
-            help="Add -HD to the part of a constituent that holds its head.",
-            **options.DEPENDENCIES,
+            "--mark-heads", help="Add -HD to the part of a constituent that holds its head.", **options.DEPENDENCIES
         ),
     ] = False
 

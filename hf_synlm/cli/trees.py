@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -255,12 +255,10 @@ class ChoosingOptions:
         ),
     ] = None
     sample: Annotated[
-        bool,
-        typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_SAMPLING),
+        bool, typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_SAMPLING)
     ] = False
     temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Values below 1 sharpen the distribution.", rich_help_panel=_SAMPLING),
+        float | None, typer.Option(min=0.0, help="Values below 1 sharpen the distribution.", rich_help_panel=_SAMPLING)
     ] = None
     top_k: Annotated[
         int | None,
@@ -356,20 +354,25 @@ def generate(
         options.say(
             f"texts that end with their prompt: {empty} of {len(found)}. Try another prompt, --sample, or a --seed."
         )
+    if style in ("text", "json"):
+        blank, remaining = GeneratedText("", "", 0, False, None, ParsedSentence(())), iter(found)
+        found = [blank if t is None else next(remaining) for t in texts for _ in range(choosing.num_sequences)]
+    _print_or_write(_show(found, style), out)
+
+
+def _show(texts: "Sequence[GeneratedText]", style: str) -> str:
+    """Generated texts in the format of --format."""
     if style == "table":
-        _print_or_write(markdown_table([_row(text) for text in found]) + "\n", out)
-    elif style == "brackets":
-        _print_or_write("".join(f"{line}\n" for line in lines_of_parses(text.tree for text in found)), out)
+        return markdown_table([_row(text) for text in texts]) + "\n"
+    if style == "tree":
+        return "\n".join(f"{text.text}\n{SentenceView(text.tree)}\n" for text in texts)
+    if style == "brackets":
+        lines = lines_of_parses(text.tree for text in texts)
+    elif style == "json":
+        lines = [json.dumps(text.to_dict(), ensure_ascii=False) for text in texts]
     else:
-        lines: dict[str, Callable[[GeneratedText], str]] = {
-            "text": lambda text: " ".join(text.text.splitlines()),
-            "json": lambda text: json.dumps(text.to_dict(), ensure_ascii=False),
-            "tree": lambda text: f"{text.text}\n{SentenceView(text.tree)}\n",
-        }
-        if style != "tree":
-            blank, remaining = GeneratedText("", "", 0, False, None, ParsedSentence(())), iter(found)
-            found = [blank if t is None else next(remaining) for t in texts for _ in range(choosing.num_sequences)]
-        _print_or_write("\n".join(map(lines[style], found)) + ("" if style == "tree" else "\n"), out)
+        lines = [" ".join(text.text.splitlines()) for text in texts]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _read_prompts(path: Path | None, given: Sequence[str] | None) -> list[str | None]:

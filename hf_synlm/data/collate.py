@@ -3,9 +3,9 @@
 Shapes: B contexts, T tokens of the longest context in the batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,13 @@ LABEL_PADDING = -100
 def _pad(rows: Sequence[Sequence[Any]], value: int | bool, dtype: torch.dtype) -> Tensor:
     """Stack rows of unequal length to [B, T], padded on the right."""
     return pad_sequence([torch.as_tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=value)
+
+
+def pad_inputs(rows: Iterable[Any], pad_token_id: int, side: Literal["right", "left"] = "right") -> dict[str, Tensor]:
+    """Stack rows of token ids of unequal length to `input_ids` [B, T], with their `attention_mask`."""
+    ids = [torch.as_tensor(row, dtype=torch.long) for row in rows]
+    mask = pad_sequence([torch.ones_like(row) for row in ids], True, 0, side)
+    return {"input_ids": pad_sequence(ids, True, pad_token_id, side), "attention_mask": mask}
 
 
 def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
@@ -62,8 +69,7 @@ def _pad_tokens(
     rows = [part["input_ids"] for part in batch]
     types = {"sentence_ids": torch.long, "word_ends": torch.bool}
     return {
-        "input_ids": _pad(rows, pad_token_id, torch.long),
-        "attention_mask": _pad([[1] * len(row) for row in rows], 0, torch.long),
+        **pad_inputs(rows, pad_token_id),
         # Labels are masked by position, not by id: a tokenizer may use a real token for padding.
         "labels": _pad(rows, LABEL_PADDING, torch.long),
         **{name: _pad([part[name] for part in batch], 0, types[name]) for name in names},

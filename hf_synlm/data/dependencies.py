@@ -108,10 +108,7 @@ def holds_dependencies(path: PathLike) -> bool:
 
 
 def read_conllu(
-    path: PathLike,
-    tokens: Tokens = "surface",
-    counts: Counter[str] | None = None,
-    lines: Iterable[str] | None = None,
+    path: PathLike, tokens: Tokens = "surface", counts: Counter[str] | None = None, lines: Iterable[str] | None = None
 ) -> list[DependencySentence]:
     """Read all sentences of a file in CoNLL-U or CoNLL-X.
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_synlm.data.collate import LABEL_PADDING
+from hf_synlm.data.collate import LABEL_PADDING, pad_inputs
 from hf_synlm.trees.spans import Span
 
 
@@ -230,8 +230,7 @@ def collate_framed(
     rows = [torch.from_numpy(stream.ids[first:stop].astype(np.int64)) for first, stop in frames]
     following = [torch.cat([row[1:], row.new_tensor([LABEL_PADDING])]) for row in rows]
     batch: dict[str, Any] = {
-        "input_ids": pad_sequence(rows, batch_first=True, padding_value=pad_token_id),
-        "attention_mask": pad_sequence([torch.ones_like(row) for row in rows], batch_first=True),
+        **pad_inputs(rows, pad_token_id),
         "shift_labels": pad_sequence(following, batch_first=True, padding_value=LABEL_PADDING),
     }
     if gold and stream.distances is not None:

@@ -11,17 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_synlm.data.text import check_list
@@ -91,11 +81,7 @@ def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int, *, min_frequency:
 
 
 def train_wordpiece_tokenizer(
-    texts: Iterable[str],
-    vocab_size: int,
-    *,
-    lowercase: bool = True,
-    min_frequency: int = 2,
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, min_frequency: int = 2
 ) -> PreTrainedTokenizerFast:
     """Train a WordPiece tokenizer in the style of BERT: BERT's normalization and splitting, ## before inner pieces.
 

@@ -30,6 +30,7 @@ from hf_synlm.data.brackets import (
     unescape_word,
 )
 from hf_synlm.data.dependencies import (
+    DependencySentence,
     Labels,
     NonProjective,
     Structure,
@@ -244,15 +245,21 @@ def read_dependency_trees(
                 continue
             sentence = lift(sentence, counts)
         mark = HEAD_MARK if mark_heads else ""
-        heads = {*sentence.heads} | ({0} if len(sentence.words) == 1 else set())
-        own_tags = map(escape_word, sentence.tags if tags == "upos" else sentence.own_tags)
-        found_spans = constituents(sentence, structure, labels, mark)
-        yield TreebankSentence(
-            words=tuple(map(escape_word, sentence.words)),
-            tags=tuple(tag + mark * (word in heads) for word, tag in enumerate(own_tags)),
-            labeled_spans=tuple((escape_word(label), i, j) for label, i, j in found_spans),
-            source=sentence.source,
-        )
+        yield _as_constituents(sentence, constituents(sentence, structure, labels, mark), tags == "xpos", mark)
+
+
+def _as_constituents(
+    sentence: DependencySentence, spans: Sequence[tuple[str, int, int]], with_own_tags: bool, mark: str
+) -> TreebankSentence:
+    """A sentence with the constituents of its dependencies; heads get the `mark`."""
+    heads = {*sentence.heads} | ({0} if len(sentence.words) == 1 else set())
+    tags = map(escape_word, sentence.own_tags if with_own_tags else sentence.tags)
+    return TreebankSentence(
+        words=tuple(map(escape_word, sentence.words)),
+        tags=tuple(tag + mark * (word in heads) for word, tag in enumerate(tags)),
+        labeled_spans=tuple((escape_word(label), i, j) for label, i, j in spans),
+        source=sentence.source,
+    )
 
 
 def parse_treebank(

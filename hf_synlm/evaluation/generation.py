@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.collate import pad_inputs
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.text import check_list
 from hf_synlm.evaluation.text.processes import progress_bar
@@ -106,13 +106,10 @@ def _continue(
     """Continue one batch, padded on the left."""
     candidates = (tokenizer.pad_token_id, model.config.pad_token_id, tokenizer.eos_token_id)
     pad = next((token for token in candidates if token is not None), 0)
-    masks = [torch.ones(len(row), dtype=torch.long) for row in rows]
-    ids = pad_sequence([torch.tensor(row) for row in rows], True, pad, padding_side="left")
-    mask = pad_sequence(masks, True, padding_side="left")
-    width = ids.shape[1]
+    inputs = {name: values.to(model.device) for name, values in pad_inputs(rows, pad, "left").items()}
+    width = inputs["input_ids"].shape[1]
     output = model.generate(
-        ids.to(model.device),
-        attention_mask=mask.to(model.device),
+        **inputs,
         pad_token_id=pad,
         return_dict_in_generate=True,
         **({"tokenizer": tokenizer} if options.get("stop_strings") else {}),

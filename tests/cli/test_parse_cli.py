@@ -25,9 +25,9 @@ from hf_synlm.evaluation.trees.treebank_parsing import (
     load_treebank,
     make_treebank,
     parse_sentences,
-    report_parsing,
     score_baselines,
 )
+from hf_synlm.evaluation.trees.treebank_reports import report_parsing
 from hf_synlm.trees.spans import right_branching
 from hf_synlm.viz import posteriors
 from tests.helpers.commands import fail, run

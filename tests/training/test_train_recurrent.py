@@ -237,10 +237,11 @@ def test_ends_of_epochs() -> None:
 
 # ---------------------------------------------------------------------------------------------- evaluation
 def small_model(corpus: dict[str, str], tmp_path: Path, architecture: str, *more: str) -> tuple:
-    model_arguments, data, *_ = parse(*flags(corpus, tmp_path, architecture, *more))
+    parsed = parse(*flags(corpus, tmp_path, architecture, *more))
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
-    streams, tokenizer, model = train_recurrent.load_data(accelerator, model_arguments, data, tmp_path)
-    return accelerator, data, streams, tokenizer, model
+    recipe = train_recurrent.RecurrentRecipe(accelerator, *parsed)
+    streams, tokenizer, model = recipe.load_text()
+    return accelerator, recipe.data, streams, tokenizer, model
 
 
 @pytest.mark.parametrize("architecture", list(SMALL))

@@ -27,14 +27,7 @@ import torch
 from benchmarks.gradients import gradient_errors
 from benchmarks.grammar import pcfg_growth
 from benchmarks.lengths import time_by_length
-from benchmarks.search import (
-    BEAM,
-    PARSE_TOKENS,
-    gpst_growth,
-    gpst_parse,
-    rnng_growth,
-    rnng_search,
-)
+from benchmarks.search import BEAM, PARSE_TOKENS, gpst_growth, gpst_parse, rnng_growth, rnng_search
 from benchmarks.sides import Sides, measure, origin, seconds, use_device
 from benchmarks.train import (
     QUARTER,

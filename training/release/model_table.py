@@ -48,7 +48,7 @@ def _row(name: str, checkpoint: dict[str, Any], is_linked: bool) -> list[str]:
         f"{parameters / 1e6:.1f} M{' and the backbone' * bool(adapted)}",
         f"{size / 1e6:.1f} MB",
         checkpoint["in_short"],
-        _perplexity(of_task["perplexity"], checkpoint["evaluations"]),
+        _perplexity(of_task["perplexity"]),
         _f1(of_task["parsing"], next(iter(checkpoint["evaluations"].values()))["dataset"]),
         f"{100 * of_task['syntaxgym'].scores['mean_over_suites']:.1f}",
         f"{100 * of_task['blimp'].scores['accuracy']:.1f} ({of_task['blimp'].data['pairs']:,} pairs)",
@@ -56,7 +56,7 @@ def _row(name: str, checkpoint: dict[str, Any], is_linked: bool) -> list[str]:
     ]
 
 
-def _perplexity(result: EvaluationResult, evaluations: dict[str, Any]) -> str:
+def _perplexity(result: EvaluationResult) -> str:
     scores = result.scores
     return f"{scores['word_perplexity']:,.0f} ({scores['unknown_words']:.0f} of {scores['words']:,.0f})"
 

@@ -94,15 +94,7 @@ def join_corpus(
     measured = _times(times, rt_column, reader, remarks)
     of_times = match(times, text, remarks, reader=reader, **joining)
     add_structure(text, times, of_times)
-    values, unknown = pd.DataFrame(index=text.index), pd.DataFrame(index=text.index)
-    for one in predictors:
-        places = match(one.table, text, remarks, **joining)
-        add_structure(text, one.table, places)
-        joined = places >= 0
-        values.loc[places[joined], one.name] = numbers(one.table, one.column)[joined]
-        unknown[one.name] = 0.0
-        if "oov" in one.table:
-            unknown.loc[places[joined], one.name] = numbers(one.table, "oov")[joined]
+    values, unknown = _values(predictors, text, remarks, joining)
     _name_sentences(text, remarks)
     rows = pd.DataFrame({"place": of_times, "time": measured, **{name: numbers(times, name) for name in controls}})
     if by_subject:
@@ -112,6 +104,22 @@ def join_corpus(
     counts = None if frequencies is None else _counts(frequencies, text, times, of_times)
     own = rows.drop(columns=list(controls))
     return Corpus(text, own, rows[list(controls)], predictors, values, unknown, counts, remarks)
+
+
+def _values(
+    predictors: Sequence[Predictor], text: pd.DataFrame, remarks: list[str], joining: dict[str, Any]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Of every predictor its value at each word of the text, and 1 for words that its model does not know."""
+    values, unknown = pd.DataFrame(index=text.index), pd.DataFrame(index=text.index)
+    for one in predictors:
+        places = match(one.table, text, remarks, **joining)
+        add_structure(text, one.table, places)
+        joined = places >= 0
+        values.loc[places[joined], one.name] = numbers(one.table, one.column)[joined]
+        unknown[one.name] = 0.0
+        if "oov" in one.table:
+            unknown.loc[places[joined], one.name] = numbers(one.table, "oov")[joined]
+    return values, unknown
 
 
 def _times(times: pd.DataFrame, column: str, reader: str, remarks: list[str]) -> np.ndarray:

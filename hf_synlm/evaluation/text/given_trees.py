@@ -138,10 +138,7 @@ def _without(tree: TreebankSentence, unknown: Sequence[tuple[str, int, int]], bi
 
 
 def score_given_trees(
-    scorer: TextScorer,
-    items: Sequence[TextItem],
-    trees: Sequence[TreebankSentence | None],
-    progress: str | None = None,
+    scorer: TextScorer, items: Sequence[TextItem], trees: Sequence[TreebankSentence | None], progress: str | None = None
 ) -> list[WordScores]:
     """Surprisal of the words of texts together with given trees.
 

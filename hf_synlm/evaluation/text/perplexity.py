@@ -61,15 +61,16 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
 def averages(nats: float, tokens: int, words: int, suffix: str) -> dict[str, float]:
     """Perplexities and bits per token and per word (NaN without words) of texts with -log p = `nats`, by name."""
     return {
-        f"token_perplexity{suffix}": _exp(nats / tokens),
-        f"word_perplexity{suffix}": _exp(nats / words) if words else math.nan,
+        f"token_perplexity{suffix}": perplexity_of(nats / tokens),
+        f"word_perplexity{suffix}": perplexity_of(nats / words) if words else math.nan,
         f"bits_per_token{suffix}": nats / tokens / NATS["bits"],
         f"bits_per_word{suffix}": nats / words / NATS["bits"] if words else math.nan,
     }
 
 
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+def perplexity_of(nats: float) -> float:
+    """Exp of the mean nats, infinity where no number is as large."""
+    return math.exp(nats) if nats < 700 else math.inf
 
 
 def evaluate_perplexity(

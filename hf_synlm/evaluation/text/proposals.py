@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_synlm.data.brackets import plain_word
-from hf_synlm.data.collate import collate_trees, encode_words
+from hf_synlm.data.collate import collate_trees, encode_words, pad_inputs
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
 from hf_synlm.data.parsed import ParsedSentence, guess_style, kind_of_trees, parses_of_lines
 from hf_synlm.data.text import PathLike, Tokenization, check_list, read_lines_beside
@@ -178,12 +178,7 @@ def batch_given_trees(scorer: TextScorer, rows: Sequence[dict[str, Any]]) -> dic
     if _ENCODERS[scorer.model.config.model_type] is _labeled:
         batch: dict[str, Any] = collate_trees(rows, 0)
     else:
-        ids = [torch.tensor(row["input_ids"]) for row in rows]
-        masks = [torch.ones_like(row) for row in ids]
-        batch = {
-            "input_ids": pad_sequence(ids, batch_first=True),
-            "attention_mask": pad_sequence(masks, batch_first=True),
-        }
+        batch = {**pad_inputs((row["input_ids"] for row in rows), 0)}
         for name in ("actions", "attachments"):
             if name in rows[0]:
                 parts = [torch.tensor(row[name]) for row in rows]

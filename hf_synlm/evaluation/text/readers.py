@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from hf_synlm.data.collate import pad_inputs
 from hf_synlm.evaluation.text.batches import Window
 from hf_synlm.evaluation.text.cache import Result
 from hf_synlm.evaluation.text.token_scores import TokenScores
@@ -41,10 +42,9 @@ class LogitReader:
     def _padded(self, batch: list[Window], closing: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Ids and mask [B, T] of context and text after a begin token, `closing` behind, padded on the right."""
         begin = [] if self.scorer.begin_id is None else [self.scorer.begin_id]
-        rows = [torch.tensor([*begin, *(t for s in w.context for t in s), *w.ids, *closing]) for w in batch]
-        ids = pad_sequence(rows, batch_first=True)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-        return ids.to(self.model.device), mask.to(self.model.device)
+        rows = ([*begin, *(t for s in w.context for t in s), *w.ids, *closing] for w in batch)
+        padded = pad_inputs(rows, 0)
+        return padded["input_ids"].to(self.model.device), padded["attention_mask"].to(self.model.device)
 
     def score(self, batch: list[Window]) -> list[TokenScores]:
         """Scores of texts; long ones are read in segments, by models that can continue from a cache."""

@@ -200,11 +200,7 @@ class TextScorer:
             return found
         own = (config.bos_token_id, self.tokenizer.bos_token_id)
         # Elsewhere what minicons and lm-eval take goes first: the tokenizer's.
-        candidates = (
-            *(own if self.begins_itself else reversed(own)),
-            self.tokenizer.eos_token_id,
-            *self.end_ids,
-        )
+        candidates = (*(own if self.begins_itself else reversed(own)), self.tokenizer.eos_token_id, *self.end_ids)
         found = next((token for token in candidates if token is not None), None)
         if found is None:
             raise ValueError(
@@ -224,9 +220,8 @@ class TextScorer:
 
         The code of folders that earlier versions exported lacks the field: the installed class of the type has it.
         """
-        installed = (
-            CONFIG_MAPPING[self.model.config.model_type] if self.model.config.model_type in CONFIG_MAPPING else None
-        )
+        kind = self.model.config.model_type
+        installed = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None
         return getattr(self.model.config, "sentence_end", getattr(installed, "sentence_end", None))
 
     @property

@@ -35,14 +35,7 @@ from hf_synlm.data.text import Tokenization, check_list
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.token_scores import TokenScores
-from hf_synlm.evaluation.text.words import (
-    EncodedText,
-    Word,
-    encode_rows,
-    encode_sentences,
-    split_words,
-    word_starts,
-)
+from hf_synlm.evaluation.text.words import EncodedText, Word, encode_rows, encode_sentences, split_words, word_starts
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.recurrent.distances import spans_to_distances
 from hf_synlm.trees.spans import Span

@@ -77,12 +77,7 @@ _LIST_KEYWORDS = {
     "EQ_WORD": "equal_words",
     "QUOTE_LABEL": "quote_labels",
 }
-_NUMBER_KEYWORDS = {
-    "LABELED": "labeled",
-    "CUTOFF_LEN": "cutoff_length",
-    "MAX_ERROR": "max_errors",
-    "DEBUG": "debug",
-}
+_NUMBER_KEYWORDS = {"LABELED": "labeled", "CUTOFF_LEN": "cutoff_length", "MAX_ERROR": "max_errors", "DEBUG": "debug"}
 COLLINS = EvalbParameters()
 
 

@@ -140,6 +140,13 @@ def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
             )
 
 
+def check_trees(predicted: Sequence[Sequence[Span]], gold: Sequence[Sequence[Span]], lengths: Sequence[int]) -> None:
+    """`check_spans` of the trees of all sentences."""
+    for index, length in enumerate(lengths):
+        check_spans(predicted[index], length, f"prediction for sentence {index}")
+        check_spans(gold[index], length, f"gold tree of sentence {index}")
+
+
 # --------------------------------------------------------------------------------------------------------------- F1
 @dataclasses.dataclass(frozen=True)
 class ParsingScores:
@@ -317,9 +324,7 @@ def unlabeled_f1(
     """
     convention = resolve_convention(convention, **changes)
     _check_corpus(lengths, predicted=predicted, gold=gold, keep=keep)
-    for index, length in enumerate(lengths):
-        check_spans(predicted[index], length, f"prediction for sentence {index}")
-        check_spans(gold[index], length, f"gold tree of sentence {index}")
+    check_trees(predicted, gold, lengths)
     predicted, gold = apply_keep(predicted, lengths, keep), apply_keep(gold, lengths, keep)
     lengths = _lengths_kept(lengths, keep)
 

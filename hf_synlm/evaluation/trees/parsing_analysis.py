@@ -23,6 +23,7 @@ from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
     check_spans,
+    check_trees,
     counted_spans,
     resolve_convention,
     unlabeled_f1,
@@ -182,10 +183,9 @@ def _scored(
         raise ValueError(
             f"{len(predicted)} predicted and {len(gold)} gold trees of {len(lengths)} sentences: give one each"
         )
+    check_trees(predicted, gold, lengths)
     scored = []
     for number, length in enumerate(lengths):
-        check_spans(predicted[number], length, f"prediction for sentence {number}")
-        check_spans(gold[number], length, f"gold tree of sentence {number}")
         if convention.scores_length(length):
             found, wanted = (counted_spans(side[number], length, convention) for side in (predicted, gold))
             scored.append((number, found, wanted))

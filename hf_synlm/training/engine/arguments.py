@@ -230,23 +230,14 @@ def parse_arguments(
         "gpst_tiny; flags win.",
     )
     values = read_config_file(find_config(known.config)) if known.config else {}
-    for key in values:
-        if str(key) not in parser.names:
-            refuse_removed(str(key), f"{known.config}: ")
-            close = difflib.get_close_matches(str(key), parser.names, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
-            raise ValueError(f"{known.config}: {key!r} is not an argument of this program.{hint}")
+    _check_names(values, parser.names, known.config)
     given = {name: value for name, value in values.items() if not isinstance(value, dict)}
     # `--config` itself belongs to no dataclass and comes after them, as a namespace; then what was not understood.
     *parsed, unknown = parser.parse_args_into_dataclasses(
         args=[*config_flags(given), *rest], look_for_args_file=False, return_remaining_strings=True
     )
     if unknown:
-        word = unknown[0].removeprefix("--").partition("=")[0]
-        close = [name for name in parser.names if name.startswith(word)]
-        close += difflib.get_close_matches(word, parser.names, 1)
-        hint = f" Did you mean --{close[0]}?" if close else " --help lists all options."
-        raise ValueError(f"{unknown[0]} is not an option of this program.{hint}")
+        raise _unknown_option(unknown[0], parser.names)
     parsed = parsed[: len(types)]
     for arguments in parsed:
         for f in dataclasses.fields(arguments):
@@ -257,3 +248,20 @@ def parse_arguments(
             elif isinstance(values.get(f.name), dict):
                 raise ValueError(f"{known.config}: {f.name!r} takes a single value, not a mapping.")
     return tuple(parsed)
+
+
+def _check_names(values: Collection[Any], names: Sequence[str], file: str | None) -> None:
+    """Raise ValueError for a name in a config file that is no argument."""
+    for key in map(str, values):
+        if key not in names:
+            refuse_removed(key, f"{file}: ")
+            close = difflib.get_close_matches(key, names, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
+            raise ValueError(f"{file}: {key!r} is not an argument of this program.{hint}")
+
+
+def _unknown_option(option: str, names: Sequence[str]) -> ValueError:
+    word = option.removeprefix("--").partition("=")[0]
+    close = [name for name in names if name.startswith(word)] + difflib.get_close_matches(word, names, 1)
+    hint = f" Did you mean --{close[0]}?" if close else " --help lists all options."
+    return ValueError(f"{option} is not an option of this program.{hint}")

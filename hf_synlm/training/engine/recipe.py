@@ -34,7 +34,8 @@ class Recipe(ABC):
 
     A new program must set `program` and `parts`, and write `check`, `load` (which sets `tokenizer`, `examples` and
     `collate`), `settings`, `evaluate`, `card_facts` and `report`. The other methods have defaults: AdamW, shuffled
-    batches, the model's own loss, evaluation every `evaluation_steps`, and the last step as the final model.
+    batches, the model's own loss, evaluation every `evaluation_steps`, and as the final model that with the lowest
+    `nats` in the losses of an evaluation.
 
     Fields:
         program: name of the module; also of the run in the trackers.
@@ -105,9 +106,11 @@ class Recipe(ABC):
         batch_size = self.arguments.per_device_train_batch_size
         return StepSampler(len(self.examples), batch_size, self.arguments.seed, rank, world_size, consumed)
 
-    def padded_sampler(self, lengths: np.ndarray, max_padded_length: int, consumed: int) -> PaddedBatchSampler:
+    def padded_sampler(
+        self, lengths: np.ndarray, max_padded_length: int, consumed: int, kind: Any = PaddedBatchSampler
+    ) -> PaddedBatchSampler:
         """Training batches of this process, of sentences of similar `lengths` (see `PaddedBatchSampler`)."""
-        return PaddedBatchSampler(
+        return kind(
             lengths,
             self.arguments.per_device_train_batch_size,
             max_padded_length,
@@ -140,7 +143,7 @@ class Recipe(ABC):
 
     def best_model(self) -> BestModel | None:
         """Which evaluation gives the final model and when to stop early; `None`: the last step gives it."""
-        return None
+        return BestModel(lambda evaluation: evaluation["losses"]["nats"], self.arguments.early_stopping_patience)
 
     def evaluation_due(self, step: int) -> bool:
         """Whether to evaluate after a step that is not the last one."""

@@ -27,14 +27,7 @@ from hf_synlm.training.engine.export import check_repository, export_run, push_f
 from hf_synlm.training.engine.loop import TrainingLoop, start_or_resume
 from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, RESULTS_FILE, take_output_folder
 from hf_synlm.training.engine.recipe import Recipe
-from hf_synlm.training.engine.run import (
-    Run,
-    TrainingState,
-    course_settings,
-    end_run,
-    make_accelerator,
-    set_up_layers,
-)
+from hf_synlm.training.engine.run import Run, TrainingState, course_settings, end_run, make_accelerator, set_up_layers
 
 PACKAGE = Path(__file__).parents[2]
 

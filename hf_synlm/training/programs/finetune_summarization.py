@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
-from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
+from hf_synlm.data.collate import LABEL_PADDING, collate_contexts, pad_inputs
 from hf_synlm.data.files import write_text
 from hf_synlm.data.text import split_sentences
 from hf_synlm.evaluation.suites.rouge import rouge_scores
@@ -285,18 +285,12 @@ class ContextCollator:
         ids, sentences = [], []
         for row in rows:
             length = int(row["prompt_length"])
-            ids.append(torch.as_tensor(row["input_ids"][:length]))
+            ids.append(row["input_ids"][:length])
             sentences.append(torch.as_tensor(_sentence_ids(row["sentence_lengths"])[:length]))
-        batch = {
-            "input_ids": _pad_left(ids, self.pad_token_id),
-            "attention_mask": _pad_left([torch.ones_like(row) for row in ids], 0),
-        }
-        # GPST reads the prompt as complete sentences with their induced trees, as in training.
-        return {**batch, "context_sentence_ids": _pad_left(sentences, 0)} if self.with_sentences else batch
-
-
-def _pad_left(rows: list[Tensor], value: int) -> Tensor:
-    return pad_sequence(rows, batch_first=True, padding_value=value, padding_side="left")
+        batch = pad_inputs(ids, self.pad_token_id, "left")
+        if self.with_sentences:  # GPST reads the prompt as complete sentences with their induced trees, as in training
+            batch["context_sentence_ids"] = pad_sequence(sentences, batch_first=True, padding_side="left")
+        return batch
 
 
 def _sentence_ids(lengths: np.ndarray) -> np.ndarray:

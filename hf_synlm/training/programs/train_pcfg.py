@@ -10,7 +10,6 @@ al. (ACL 2019), Yang et al. (NAACL 2021, NAACL 2022), Liu et al. (EMNLP Findings
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,19 +22,11 @@ from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import collate_framed
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS
 from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_minimum
-from hf_synlm.training.engine.checkpoints import BestModel
-from hf_synlm.training.engine.recipe import Splits
 from hf_synlm.training.engine.run import new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import model_loss
-from hf_synlm.training.tasks.stream_batches import (
-    SentenceDataset,
-    TextDataArguments,
-    load_stream,
-    make_stream_tokenizer,
-    stream_fingerprint,
-)
+from hf_synlm.training.tasks.stream_batches import SentenceDataset, TextDataArguments, boundary_ids, stream_fingerprint
 from hf_synlm.training.tasks.stream_evaluation import ParsingArguments
 from hf_synlm.training.tasks.text_recipe import TextRecipe
 
@@ -134,15 +125,9 @@ class PCFGRecipe(TextRecipe):
             raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but a PCFG is over words. Leave it out.")
         self.parsing.complete(self.data, self.model_arguments.architecture)
 
-    def load_text(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
-        """Encoded text, tokenizer and model."""
-        data, source = self.data, self.data.tokenizer_name or self.model_arguments.model_name_or_path
-        tokenizer = make_stream_tokenizer(self.accelerator, data, source, Path(self.arguments.output_dir))
-        boundary = tokenizer.eos_token_id
-        ids = {"bos_token_id": boundary, "eos_token_id": boundary, "pad_token_id": tokenizer.pad_token_id}
-        model = new_or_pretrained(PCFGForCausalLM, self.model_arguments, tokenizer, ids)
-        parts = (data.train_files, data.validation_files, data.test_files)
-        return Splits(*(load_stream(data, files, tokenizer) for files in parts if files)), tokenizer, model
+    def make_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """Make an untrained grammar, or load the one to continue from."""
+        return new_or_pretrained(PCFGForCausalLM, self.model_arguments, tokenizer, boundary_ids(tokenizer))
 
     def set_examples(self) -> None:
         """Sentences between boundaries."""
@@ -150,21 +135,12 @@ class PCFGRecipe(TextRecipe):
         self.examples = SentenceDataset(train)
         self.collate = partial(collate_framed, train, pad_token_id=self.tokenizer.pad_token_id)
 
-    def sampler(self, consumed: int = 0) -> CurriculumSampler:
+    def sampler(self, consumed: int = 0) -> PaddedBatchSampler:
         """Sentences of similar length, short ones first."""
         first = self.curriculum.curriculum_words
-        return CurriculumSampler(
-            first + 2 if first else np.inf,  # with both boundaries
-            self.curriculum.curriculum_growth,
-            self.examples.lengths,
-            self.arguments.per_device_train_batch_size,
-            self.data.max_batch_tokens,
-            self.data.batch_group_size,
-            self.arguments.seed,
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
-            consumed=consumed,
-        )
+        first_tokens = first + 2 if first else np.inf  # with both boundaries
+        kind = partial(CurriculumSampler, first_tokens, self.curriculum.curriculum_growth)
+        return self.padded_sampler(self.examples.lengths, self.data.max_batch_tokens, consumed, kind)
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Fingerprints of the text, how it is read, and the curriculum."""
@@ -190,10 +166,6 @@ class PCFGRecipe(TextRecipe):
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure validation text and trees."""
         return self.validation.run(model, step)
-
-    def best_model(self) -> BestModel:
-        """The epoch with the lowest validation loss."""
-        return BestModel(lambda evaluation: evaluation["losses"]["nats"], self.arguments.early_stopping_patience)
 
 
 main = partial(run_recipe, PCFGRecipe)

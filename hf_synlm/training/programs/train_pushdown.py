@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from hf_synlm.core.losses import share_of
 from hf_synlm.data.arguments import option
-from hf_synlm.data.collate import LABEL_PADDING
+from hf_synlm.data.collate import LABEL_PADDING, pad_inputs
 from hf_synlm.data.gold_trees import gold_attachments
 from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.training.engine.runner import run_recipe
@@ -49,11 +49,9 @@ class AttachmentCollator:
 
     def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
         """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
-        ids = [torch.tensor([*row["input_ids"], *self.closing]) for row in rows]
         attachments = [torch.tensor([*self._attachments(row), *self.closing.values()]) for row in rows]
         return {
-            "input_ids": pad_sequence(ids, True, self.pad_token_id),
-            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
+            **pad_inputs(([*row["input_ids"], *self.closing] for row in rows), self.pad_token_id),
             "attachments": pad_sequence(attachments, True, LABEL_PADDING),
             "num_words": torch.tensor(sum(sum(row["word_ends"]) for row in rows)),
         }

@@ -10,10 +10,8 @@ is the one with the best validation likelihood. Papers: Shen et al. (ICLR 2019),
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,7 +19,6 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_synlm import ONLSTMForCausalLM, OrderedMemoryForCausalLM, PaLMForCausalLM, PRPNForCausalLM
 from hf_synlm.data.arguments import option
 from hf_synlm.training.engine.arguments import ModelArguments
-from hf_synlm.training.engine.recipe import Splits
 from hf_synlm.training.engine.run import new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import EpochSampler
@@ -31,9 +28,8 @@ from hf_synlm.training.tasks.stream_batches import (
     SegmentSampler,
     SentenceDataset,
     StreamDataArguments,
+    boundary_ids,
     first_item,
-    load_stream,
-    make_stream_tokenizer,
     stream_fingerprint,
 )
 from hf_synlm.training.tasks.stream_schedule import (
@@ -76,9 +72,7 @@ class RecurrentModelArguments(ModelArguments):
 # ---------------------------------------------------------------------------------------------- model
 def make_model(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Make an untrained model, or load the one to continue from; PaLM and AWD-LSTM are not mixed up."""
-    boundary = tokenizer.eos_token_id
-    ids = {"bos_token_id": boundary, "eos_token_id": boundary, "pad_token_id": tokenizer.pad_token_id}
-    model = new_or_pretrained(MODELS[arguments.architecture], arguments, tokenizer, ids)
+    model = new_or_pretrained(MODELS[arguments.architecture], arguments, tokenizer, boundary_ids(tokenizer))
     if model.config.gives_trees != (arguments.architecture != "awd_lstm"):
         raise ValueError(
             f"architecture is {arguments.architecture!r}, but the model has "
@@ -105,19 +99,7 @@ def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | No
     return name
 
 
-# ---------------------------------------------------------------------------------------------- data
-def load_data(
-    accelerator: Accelerator, model_arguments: RecurrentModelArguments, data: StreamDataArguments, output_dir: Path
-) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
-    """Make or load tokenizer and model, and encode the text for them; every process calls."""
-    source = data.tokenizer_name or model_arguments.model_name_or_path
-    tokenizer = make_stream_tokenizer(accelerator, data, source, output_dir)
-    model = make_model(model_arguments, tokenizer)
-    gold = gold_structure(model.config, data.tree_supervision)
-    held_out = [load_stream(data, files, tokenizer) for files in (data.validation_files, data.test_files) if files]
-    return Splits(load_stream(data, data.train_files, tokenizer, gold), *held_out), tokenizer, model
-
-
+# ---------------------------------------------------------------------------------------------- the run
 class RecurrentRecipe(TextRecipe):
     """Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models; keep the best validation likelihood."""
 
@@ -146,9 +128,13 @@ class RecurrentRecipe(TextRecipe):
                 "larger per_device_train_batch_size."
             )
 
-    def load_text(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
-        """Encoded text, with gold trees if they are learned from; tokenizer and model."""
-        return load_data(self.accelerator, self.model_arguments, self.data, Path(self.arguments.output_dir))
+    def make_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """See `make_model`."""
+        return make_model(self.model_arguments, tokenizer)
+
+    def gold_structure(self, config: PreTrainedConfig) -> str | None:
+        """See `gold_structure`."""
+        return gold_structure(config, self.data.tree_supervision)
 
     def set_examples(self) -> None:
         """Segments of the stream, or sentences."""

@@ -26,7 +26,6 @@ from hf_synlm.data.arguments import option
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.trees.treebank_parsing import PUNCTUATION
 from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, check_overrides
-from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
@@ -111,10 +110,8 @@ class EvaluationArguments:
 
     def check_architecture(self, architecture: str) -> None:
         """Refuse options of the search for the LSTM, which has no trees."""
-        names = (
-            "search_sentences final_search_sentences num_beams action_beam_size fast_track_size final_report"
-        ).split()
-        given = [name for name in names if getattr(self, name)]
+        names = "search_sentences final_search_sentences num_beams action_beam_size fast_track_size final_report"
+        given = [name for name in names.split() if getattr(self, name)]
         if architecture == "lstm" and given:
             raise ValueError(f"{given[0]} is {getattr(self, given[0])}, but an LSTM has no trees. Leave it out.")
 
@@ -168,8 +165,7 @@ def load_data(
     accelerator: Accelerator, model_arguments: RNNGModelArguments, data: TreeDataArguments, output_dir: Path
 ) -> tuple[Splits, list[str], PreTrainedTokenizerBase, PreTrainedModel]:
     """Read and encode the trees; make or load tokenizer and model. Returns trees, their labels, tokenizer and model."""
-    parts = (data.train_files, data.validation_files, data.test_files)
-    trees = [load_trees(accelerator, files, data.reading) for files in parts if files]
+    trees = [load_trees(accelerator, files, data.reading) for files in data.splits]
     backbone = getattr(model_arguments, "backbone", None)
     source = data.tokenizer_name or model_arguments.model_name_or_path or backbone
     ends = backbone is not None or model_arguments.architecture == "pushdown"
@@ -276,17 +272,11 @@ class RNNGRecipe(Recipe):
         flat = {f"{name}/{key}": value for key, value in losses.items()}
         if rows:
             size, beam = self.evaluation.search_batch_size, self.evaluation.beam(self.config)
-            pad = self.tokenizer.pad_token_id
-            search = search_trees(self.accelerator, model, dataset, rows, pad, batch_size=size, beam=beam)
-            result["search"], text = search
+            result["search"], text = search_trees(self.accelerator, model, dataset, rows, size, beam)
             self.accelerator.print(f"step {step}: {name}: {text}")
             flat.update({f"{name}/{k}": v for k, v in result["search"].items() if not isinstance(v, dict)})
         self.accelerator.log(flat, step=step)
         return result
-
-    def best_model(self) -> BestModel:
-        """The evaluation with the lowest negative log-likelihood of all validation trees, in nats."""
-        return BestModel(lambda evaluation: evaluation["losses"]["nats"], self.arguments.early_stopping_patience)
 
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Files, steps and sentences."""
@@ -317,11 +307,8 @@ class RNNGRecipe(Recipe):
             beam = self.evaluation.beam(self.config)
             widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
             methods = {f"search (beams {' and '.join(widths)})": beam}
-            backbone = (
-                getattr(self.model_arguments, "backbone", None)
-                if getattr(run.model, "adapts_backbone", False)
-                else None
-            )
+            is_adapter = getattr(run.model, "adapts_backbone", False)
+            backbone = getattr(self.model_arguments, "backbone", None) if is_adapter else None
             report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, backbone=backbone)
             results["test"]["saved_model"] = report
         line, test = improvement(results, "nats_per_sentence"), results.get("test")

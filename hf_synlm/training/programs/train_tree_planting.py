@@ -60,13 +60,7 @@ def encode_tree(tokenizer: PreTrainedTokenizerBase, tree: TreebankSentence | Dep
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program with a command line (default: the process's)."""
-    planting, options, pad, _ = prepare_training(
-        argv,
-        "tree-planting",
-        TreePlantingArguments,
-        encode_tree,
-        read_trees,
-    )
+    planting, options, pad, _ = prepare_training(argv, "tree-planting", TreePlantingArguments, encode_tree, read_trees)
     trainer = TreePlantingTrainer(planting=planting, data_collator=TreePlantingCollator(pad), **options)
     train_and_measure(trainer, lambda: {"eval_planting_loss": measure_planting(trainer, options["eval_dataset"])})
 

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from hf_synlm import URNNGForCausalLM
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
+from hf_synlm.data.collate import pad_inputs
 from hf_synlm.data.punctuation import keep_words
 from hf_synlm.evaluation.trees.parsing import binarized_gold, branching_baselines, unlabeled_f1
 from hf_synlm.models.rnng.actions import TransitionSystem
@@ -129,12 +130,9 @@ class BinaryTreeCollator:
 
     def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
         """Collate rows: the arguments of `variational_loss` or `supervised_loss`."""
-        ids = [torch.tensor([*row["input_ids"], self.eos_token_id]) for row in rows]
-        lengths = torch.tensor([len(row) for row in ids])
-        batch = {"input_ids": pad_sequence(ids, batch_first=True, padding_value=self.pad_token_id)}
-        batch["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+        batch = pad_inputs(([*row["input_ids"], self.eos_token_id] for row in rows), self.pad_token_id)
         if self.system is not None:
-            size, actions = int(lengths.max()) - 1, []
+            size, actions = batch["input_ids"].shape[1] - 1, []
             batch["trees"] = torch.zeros(len(rows), size, size, dtype=torch.bool)
             for tree, row in zip(batch["trees"], rows, strict=True):
                 length = len(row["input_ids"])
@@ -252,8 +250,7 @@ class URNNGRecipe(Recipe):
     def load(self) -> PreTrainedModel:
         """Read and encode the sentences, make or load tokenizer, model and inference network."""
         data = self.data
-        parts = (data.train_files, data.validation_files, data.test_files)
-        trees = [load_trees(self.accelerator, files, data.reading) for files in parts if files]
+        trees = [load_trees(self.accelerator, files, data.reading) for files in data.splits]
         output_dir, words = Path(self.arguments.output_dir), partial(tree_words, trees[0])
         name = data.tokenizer_name or self.model_arguments.model_name_or_path
         self.tokenizer = load_or_make_tokenizer(

@@ -116,7 +116,12 @@ class SentenceFileArguments(DependencyArguments):
     @property
     def files(self) -> list[str]:
         """Files for training, validation and test."""
-        return [*self.train_files, *self.validation_files, *self.test_files]
+        return [path for files in self.splits for path in files]
+
+    @property
+    def splits(self) -> list[list[str]]:
+        """Files for training, for validation and, if there are some, for the test."""
+        return [files for files in (self.train_files, self.validation_files, self.test_files) if files]
 
     def describe_splits(self, splits: Any, describe: Callable[[Any], str]) -> str:
         """A line per split: its files and, by `describe`, its size."""

@@ -184,6 +184,12 @@ def make_stream_tokenizer(
     return load_or_make_tokenizer(accelerator, data, name, output_dir, words, "pad_token", "eos_token")
 
 
+def boundary_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    """Special tokens of a model of a stream, for its configuration: one boundary begins and ends sentences."""
+    boundary = tokenizer.eos_token_id
+    return {"bos_token_id": boundary, "eos_token_id": boundary, "pad_token_id": tokenizer.pad_token_id}
+
+
 def load_stream(
     data: TextDataArguments, paths: Sequence[str], tokenizer: PreTrainedTokenizerBase, gold: str | None = None
 ) -> TokenStream:

@@ -1,6 +1,5 @@
 """How well a recurrent language model predicts held-out text, and F1 of the trees that it induces."""
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +14,9 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.punctuation import keep_words
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
+from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingScores
 from hf_synlm.evaluation.trees.treebank_parsing import Treebank, make_treebank, parse_words, score_trees
 from hf_synlm.training.engine.arguments import check_choice, check_minimum
@@ -109,7 +110,7 @@ def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, 
     losses = {"nats": nats, "tokens": num_tokens, "nats_per_token": mean}
     if of_characters:
         return {**losses, "bits_per_character": mean / math.log(2)}
-    return {**losses, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+    return {**losses, "perplexity": perplexity_of(mean)}
 
 
 @torch.no_grad()
@@ -180,15 +181,9 @@ class TreeScorer:
 
     def rehearse(self, model: PreTrainedModel) -> None:
         """Parse and score one sentence, so that a wrong option of `parse` fails before training."""
-        known = set(inspect.signature(model.parse).parameters) - {"input_ids", "attention_mask", "word_ends"}
-        for name in self.options:
-            if name not in known:
-                raise ValueError(
-                    f"parse_options: {type(model).__name__}.parse does not take {name!r}. Choose among "
-                    f"{', '.join(sorted(known))}."
-                )
         first = self.treebank.select([0])
-        trees = parse_words(model, self.tokenizer, first.words, **self.options)
+        with errors_at("parse_options"):
+            trees = parse_words(model, self.tokenizer, first.words, **self.options)
         score_trees(trees, first, self.convention)
 
     def run(self, accelerator: Accelerator, model: nn.Module) -> ParsingScores:

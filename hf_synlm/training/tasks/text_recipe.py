@@ -4,7 +4,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.trees.treebank_parsing import score_baselines, score_numbers, score_table
@@ -14,7 +14,12 @@ from hf_synlm.training.engine.final_report import report_saved_model
 from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.samplers import EpochEnds, EpochSampler
-from hf_synlm.training.tasks.stream_batches import TextDataArguments, describe_stream
+from hf_synlm.training.tasks.stream_batches import (
+    TextDataArguments,
+    describe_stream,
+    load_stream,
+    make_stream_tokenizer,
+)
 from hf_synlm.training.tasks.stream_evaluation import ParsingArguments, TextEvaluator, TreeScorer
 
 REPORT_SENTENCES = 20
@@ -35,8 +40,12 @@ class TextRecipe(Recipe):
     final_trees: TreeScorer | None
 
     @abstractmethod
-    def load_text(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
-        """Make or load tokenizer and model, and encode the text for them; every process calls."""
+    def make_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """Make an untrained model, or load the one to continue from."""
+
+    def gold_structure(self, config: PreTrainedConfig) -> str | None:
+        """What the model learns from gold trees: "distances" or "spans"; default: nothing."""
+        return None
 
     @abstractmethod
     def set_examples(self) -> None:
@@ -45,6 +54,15 @@ class TextRecipe(Recipe):
     @abstractmethod
     def sampler(self, consumed: int = 0) -> EpochSampler:
         """See `Recipe.sampler`."""
+
+    def load_text(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
+        """Make or load tokenizer and model, and encode the text for them; every process calls."""
+        data, source = self.data, self.data.tokenizer_name or self.model_arguments.model_name_or_path
+        tokenizer = make_stream_tokenizer(self.accelerator, data, source, Path(self.arguments.output_dir))
+        model = self.make_model(tokenizer)
+        gold = (self.gold_structure(model.config), None, None)
+        streams = (load_stream(data, files, tokenizer, kind) for files, kind in zip(data.splits, gold, strict=False))
+        return Splits(*streams), tokenizer, model
 
     def load(self) -> PreTrainedModel:
         """Make or load tokenizer and model, encode the text, and try what will be measured."""

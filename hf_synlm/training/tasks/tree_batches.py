@@ -47,11 +47,7 @@ TREE_FEATURES = {
     "spans": List(List(Value("int32"))),
     "source": Value("string"),
 }
-CODE_FEATURES = {
-    "input_ids": List(Value("int32")),
-    "actions": List(Value("int32")),
-    "word_ends": List(Value("bool")),
-}
+CODE_FEATURES = {"input_ids": List(Value("int32")), "actions": List(Value("int32")), "word_ends": List(Value("bool"))}
 
 
 @dataclass

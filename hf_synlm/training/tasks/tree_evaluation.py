@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from hf_synlm.core.losses import share_of
 from hf_synlm.core.module_tools import evaluation_mode
-from hf_synlm.data.collate import collate_trees
-from hf_synlm.data.parsed import word_brackets
+from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.punctuation import Punctuation, keep_words
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, labeled_f1
 from hf_synlm.evaluation.trees.parsing import branching_baselines, unlabeled_f1
+from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.training.engine.samplers import padded_batches
 from hf_synlm.training.engine.steps import map_rows, to_device
 from hf_synlm.training.tasks.tree_batches import TreeDataset
-from hf_synlm.trees.spans import Span, fold_tokens
 
 
 # ---------------------------------------------------------------------------------------------- given trees
@@ -39,18 +39,14 @@ def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
     """
     values = dict(totals)
     word_nats, tokens, words = (values.pop(name) for name in ("word_nats", "tokens", "words"))
-    values["token_perplexity"] = _exp(word_nats / tokens)
+    values["token_perplexity"] = perplexity_of(word_nats / tokens)
     if "actions" in values:
         action_nats, actions = values.pop("action_nats"), values.pop("actions")
-        values["action_perplexity"] = _exp(action_nats / actions)
-        values["perplexity"] = _exp((word_nats + action_nats) / (tokens + actions))
+        values["action_perplexity"] = perplexity_of(action_nats / actions)
+        values["perplexity"] = perplexity_of((word_nats + action_nats) / (tokens + actions))
     else:
-        values["word_perplexity"] = _exp(word_nats / words)
+        values["word_perplexity"] = perplexity_of(word_nats / words)
     return values
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
 
 
 class Objective:
@@ -118,14 +114,13 @@ def search_trees(
     model: nn.Module,
     dataset: TreeDataset,
     rows: Sequence[int],
-    pad_token_id: int,
     batch_size: int,
     beam: dict[str, Any],
 ) -> tuple[dict[str, Any], str]:
     """Parse the sentences `rows` by beam search and score the best trees; every process calls.
 
-    `beam` holds `num_beams`, `action_beam_size`, `fast_track_size` for `model.parse`. Returns a line that says the
-    scores, and the scores for JSON (F1 in percent):
+    `beam` holds `num_beams`, `action_beam_size`, `fast_track_size` for `model.parse`. Returns the scores for
+    JSON (F1 in percent), and a line that says them:
 
     - `labeled_f1`, `labeled_precision`, `labeled_recall`: EVALB's (COLLINS.prm); missing for unlabeled trees.
     - `unlabeled_f1`: the same brackets without their labels.
@@ -136,45 +131,27 @@ def search_trees(
     - `num_failures`: sentences without a complete tree in the beam; their gold brackets count as missed.
     """
     plain, lengths = accelerator.unwrap_model(model), dataset.lengths("input_ids")
-
-    def parse(numbers: list[int]) -> list[tuple[Any, float]]:
-        """Per sentence (labels, word spans) of the best tree or None, and the log-probability of its words."""
-        items = dataset.__getitems__([rows[number] for number in numbers])
-        batch = to_device(collate_trees(items, pad_token_id), accelerator.device)
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "word_ends")}
-        output = plain.parse(**inputs, **beam)
-        trees = [
-            _over_words(item["word_ends"], spans[0], None if output.labels is None else output.labels[row][0])
-            if spans and plain.config.gives_trees
-            else None
-            for row, (item, spans) in enumerate(zip(items, output.spans, strict=True))
-        ]
-        return list(zip(trees, output.token_log_probs.cpu().double().sum(1).tolist(), strict=True))
-
-    with evaluation_mode(plain):
-        found = map_rows(accelerator, [int(lengths[row]) for row in rows], batch_size, parse, "search")
     gold = [dataset.sentence(row) for row in rows]
-    return _score(gold, dataset.punctuation_by, found, beam, hasattr(plain.config, "nonterminals"))
 
+    def parse(numbers: list[int]) -> list[ParsedSentence]:
+        items = zip(numbers, dataset.__getitems__([rows[number] for number in numbers]), strict=True)
+        sentences = [
+            EncodedSentence(tuple(item["input_ids"]), tuple(item["word_ends"]), gold[number].words)
+            for number, item in items
+        ]
+        return parse_encoded(plain, sentences, batch_size=batch_size, **beam)
 
-def _over_words(word_ends: Sequence[bool], spans: list[Span], labels: list[str] | None) -> tuple[list[str], list[Span]]:
-    """Labels and word spans of a tree over tokens; one without labels has the label X, and no span of one word."""
-    if labels is None:
-        folded = fold_tokens(spans, word_ends)
-        return ["X"] * len(folded), folded
-    ends = [token + 1 for token, is_end in enumerate(word_ends) if is_end]
-    return list(labels), word_brackets(spans, labels, ends)
+    found = map_rows(accelerator, [int(lengths[row]) for row in rows], batch_size, parse, "search")
+    return _score(gold, dataset.punctuation_by, found, beam, plain.config)
 
 
 def _score(
-    gold: list[TreebankSentence],
-    by: Punctuation,
-    results: Sequence[tuple[Any, float]],
-    beam: dict[str, Any],
-    with_labels: bool,
+    gold: list[TreebankSentence], by: Punctuation, parsed: Sequence[ParsedSentence], beam: dict[str, Any], config: Any
 ) -> tuple[dict[str, Any], str]:
-    trees: list[tuple[list[str], list[Span]]] = [([], []) if tree is None else tree for tree, _ in results]
-    spans: list[list[Span]] = [[(i, j) for i, j in tree[1]] for tree in trees]
+    with_labels = hasattr(config, "nonterminals")
+    best = [sentence.hypotheses[0] if sentence.hypotheses and config.gives_trees else None for sentence in parsed]
+    trees = [(tree.labels or ["X"] * len(tree.spans), tree.spans) if tree else ((), ()) for tree in best]
+    spans = [found for _, found in trees]
     lengths, gold_spans = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
     keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]
     induction = unlabeled_f1(spans, gold_spans, lengths, keep=keep)
@@ -188,9 +165,9 @@ def _score(
     numbers = {
         **{name: round(100 * value, 2) for name, value in fractions.items()},
         "punctuation_by": by,
-        "word_perplexity": _exp(-sum(log_prob for _, log_prob in results) / sum(lengths)),
-        "num_sentences": len(results),
-        "num_failures": sum(tree is None for tree, _ in results),
+        "word_perplexity": perplexity_of(-sum(math.fsum(one.word_log_probs or ()) for one in parsed) / sum(lengths)),
+        "num_sentences": len(parsed),
+        "num_failures": best.count(None),
         "beam": beam,
     }
     widths, text = ", ".join(f"{name} {value}" for name, value in beam.items()), ""
@@ -198,7 +175,7 @@ def _score(
         precision, recall = numbers["labeled_precision"], numbers["labeled_recall"]
         text = f"labeled F1 {numbers['labeled_f1']:.2f} (precision {precision:.2f}, recall {recall:.2f}), "
     return numbers, (
-        f"search over {len(results)} sentences, {numbers['num_failures']} without a tree ({widths}): {text}unlabeled "
+        f"search over {len(parsed)} sentences, {numbers['num_failures']} without a tree ({widths}): {text}unlabeled "
         f"F1 {numbers['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 {numbers['induction_sentence_f1']:.2f}, "
         f"right branching {numbers['right_branching_sentence_f1']:.2f} (convention {induction.convention}; "
         f"punctuation, recognized by {by}, not counted); word perplexity {numbers['word_perplexity']:.2f}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from hf_synlm.data.collate import LABEL_PADDING, encode_words
+from hf_synlm.data.collate import LABEL_PADDING, encode_words, pad_inputs
 
 
 def encode_framed(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> dict[str, list[Any]]:
@@ -34,11 +34,9 @@ def collate_framed(rows: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict
 
     Returns `input_ids`, `attention_mask` and `labels` [B, T], and `word_spans` [B, W, 2], padded by (0, 0).
     """
-    ids = [torch.tensor(row["input_ids"]) for row in rows]
     words = [torch.tensor(row["word_spans"]).view(-1, 2) for row in rows]
     return {
-        "input_ids": pad_sequence(ids, True, pad_token_id),
-        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
+        **pad_inputs((row["input_ids"] for row in rows), pad_token_id),
         # Nobody predicts the first token; `Trainer` counts the labels that are left.
         "labels": pad_sequence(
             [torch.tensor([LABEL_PADDING, *row["input_ids"][1:]]) for row in rows], True, LABEL_PADDING

@@ -33,6 +33,7 @@ from hf_synlm.training.tasks.inference_network import InferenceNetwork
 from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION
 
 NETWORK_FILE = "inference_network.safetensors"
+_ROWS = 64  # sentences with a tree that `estimate` reads in one pass
 
 
 def attach_network(model: Any, network: InferenceNetwork) -> None:
@@ -162,15 +163,15 @@ class Bounds(NamedTuple):
 
 @torch.no_grad()
 def estimate(
-    model: Any, network: InferenceNetwork, batch: dict[str, Any], count: int, temperature: float = 1.0, rows: int = 64
+    model: Any, network: InferenceNetwork, batch: dict[str, Any], count: int, temperature: float = 1.0
 ) -> Bounds:
-    """Estimate the probability of sentences, trees summed out, from K = `count` trees of each, `rows` in one pass.
+    """Estimate the probability of sentences, trees summed out, from K = `count` trees of each.
 
     Model and network are in evaluation mode. The authors take temperature 2 with 1,000 trees, so that all trees are
     drawn.
     """
     crf = read_trees(model, network, batch, temperature)
-    per_pass = max(1, rows // len(crf.lengths))
+    per_pass = max(1, _ROWS // len(crf.lengths))
     passes = [sample_trees(model, crf, batch, min(per_pass, count - k), 1.0) for k in range(0, count, per_pass)]
     joint, proposed = (
         torch.cat(parts, 1) for parts in ([x.words + x.actions for x in passes], [x.network for x in passes])

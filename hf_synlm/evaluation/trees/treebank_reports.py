@@ -1,0 +1,230 @@
+"""Numbers and tables of the trees of one or several runs over a treebank: without labels, as EVALB scores, compared."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.evaluation.results import F1_TITLES, Row
+from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbSummary, EvalbTree, labeled_f1
+from hf_synlm.evaluation.trees.parsing import (
+    ParsingConvention,
+    ParsingScores,
+    binarized_gold,
+    branching_baselines,
+    resolve_convention,
+    unlabeled_f1,
+)
+from hf_synlm.evaluation.trees.parsing_analysis import (
+    Recall,
+    compare_parses,
+    pair_rows,
+    pairwise_f1,
+    recall_by_label,
+    recall_by_size,
+    tree_statistics,
+)
+from hf_synlm.evaluation.trees.treebank_parsing import Treebank, best_trees, match_treebank
+from hf_synlm.trees.spans import Span
+
+
+def report_parsing(
+    treebank: Treebank,
+    runs: Mapping[str, Sequence[ParsedSentence]],
+    convention: str | ParsingConvention = "gpst",
+    *,
+    average: Sequence[ParsedSentence] | None = None,
+    **changes: Any,
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """Score the trees of one or several runs without their labels; all numbers are of sentences that are scored.
+
+    Args:
+        treebank: the gold trees.
+        runs: per run, by its name, the parsed sentences of the treebank in order.
+        convention: as in `unlabeled_f1`.
+        average: the average of the runs, which is scored beside them as `consensus_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        Scores by name, means where there are several runs (then also `f1_standard_deviation` and `agreement`); and
+        tables by title.
+
+    Raises:
+        ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
+    """
+    convention = resolve_convention(convention, **changes)
+    count, runs = len(runs), _with_average(runs, average)
+    for name, parsed in runs.items():
+        match_treebank(parsed, treebank, name)
+    chosen = treebank.numbers_scored(convention)
+    treebank = treebank.select(chosen)
+    runs = {name: [parsed[number] for number in chosen] for name, parsed in runs.items()}
+    trees = {name: treebank.over_kept_words(best_trees(parsed)) for name, parsed in runs.items()}
+    gold, lengths = treebank.over_kept_words(treebank.spans), [len(sentence.words) for sentence in treebank.scored()]
+    scores = {name: unlabeled_f1(found, gold, lengths, convention) for name, found in trees.items()}
+    baselines = branching_baselines(gold, lengths, convention)
+    binary = [binarized_gold(spans, length) for spans, length in zip(gold, lengths, strict=True)]
+    shown: dict[str, Sequence[Sequence[Span]]] = {**trees, "gold": gold, "binarized gold": binary}
+    shapes = {
+        name: {key: round(value, 2) for key, value in tree_statistics(found, lengths).items()}
+        for name, found in shown.items()
+    }
+    numbers = [_numbers_of_run(score, shapes[name], runs[name]) for name, score in scores.items()]
+    pairs = pairwise_f1(list(trees.values()), lengths, convention)
+    values = _over_runs(numbers[:count])
+    if count > 1:
+        values["agreement"] = round(100 * statistics.fmean(f1 for (_, b), f1 in pairs.items() if b < count), 2)
+    if average is not None:
+        values["consensus_f1"] = numbers[-1]["f1"]
+    first = next(iter(trees))
+    tables = {
+        "unlabeled F1 (%)": [_f1_row(name, score) for name, score in (scores | baselines).items()],
+        "shape of the trees": [{"trees": name, **shape} for name, shape in shapes.items()],
+        **_recall_tables(trees[first], gold, treebank, convention, "" if len(runs) == 1 else f", {first}"),
+    }
+    if pairs:
+        tables["F1 between the runs (%)"] = pair_rows(list(runs), count, pairs)
+    return values, tables
+
+
+def _numbers_of_run(
+    score: ParsingScores, shape: Mapping[str, float], run: Sequence[ParsedSentence]
+) -> dict[str, float]:
+    return {
+        **score.numbers(),
+        "precision": round(100 * score.precision, 2),
+        "recall": round(100 * score.recall, 2),
+        **shape,
+        "num_sentences": score.num_sentences,
+        "num_without_tree": sum(not sentence.hypotheses for sentence in run),
+    }
+
+
+def _over_runs(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The numbers of the only run, or the means over several ones, with the standard deviation of F1."""
+    if len(numbers) == 1:
+        return dict(numbers[0])
+    means = {name: statistics.fmean(each[name] for each in numbers) for name in numbers[0]}
+    return {**means, "f1_standard_deviation": statistics.stdev(each["f1"] for each in numbers)}
+
+
+def _f1_row(name: str, score: ParsingScores) -> Row:
+    numbers = score.numbers()
+    titled = {title: numbers[key] for key, title in F1_TITLES.items()}
+    return {"trees": name, **titled, "recall": round(100 * score.recall, 2)}
+
+
+def _with_average(runs: Mapping[str, Any], average: Sequence[ParsedSentence] | None) -> dict[str, Any]:
+    """The runs, and at the end their average under its name in tables."""
+    return dict(runs) if average is None else {**runs, "consensus of the runs": average}
+
+
+def report_comparison(
+    treebank: Treebank, systems: Mapping[str, Sequence[ParsedSentence]], convention: str | ParsingConvention = "gpst"
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """`compare_parses` of two systems, by name: the row of sentence F1 as scores, and all rows as a table."""
+    for name, parsed in systems.items():
+        match_treebank(parsed, treebank, name)
+    first, second = (_constituents(treebank.over_kept_words(best_trees(parsed))) for parsed in systems.values())
+    rows = compare_parses(first, second, treebank.scored(), convention)
+    scores = {name: value for name, value in rows[0].items() if name != "measure"}
+    return scores, {"sentence F1 and recall by label (%)": rows}
+
+
+def _recall_tables(
+    trees: Sequence[Sequence[Span]],
+    gold: Sequence[Sequence[Span]],
+    treebank: Treebank,
+    convention: ParsingConvention,
+    of_run: str,
+) -> dict[str, list[Row]]:
+    sentences = treebank.scored()
+    trees, gold = _constituents(trees), _constituents(gold)
+    classes: dict[str, Mapping[Any, Recall]] = {"label": recall_by_label(trees, sentences, convention)}
+    for size in ("width", "height"):
+        lengths = [len(sentence.words) for sentence in sentences]
+        classes[size] = recall_by_size(trees, gold, lengths, size, convention)
+    if not any(classes["label"]):
+        del classes["label"]
+    return {
+        f"recall by {name} (%){of_run}": [
+            {name: key, "recall": round(100 * recall.value, 2), "found": recall.found, "gold": recall.total}
+            for key, recall in found.items()
+        ]
+        for name, found in classes.items()
+    }
+
+
+def _constituents(trees: Sequence[Sequence[Span]]) -> list[list[Span]]:
+    """The spans of two or more words."""
+    return [[(i, j) for i, j in spans if j - i > 1] for spans in trees]
+
+
+def report_evalb(
+    treebank: Treebank,
+    runs: Mapping[str, Sequence[ParsedSentence] | EvalbScores],
+    parameters: EvalbParameters = COLLINS,
+    *,
+    average: Sequence[ParsedSentence] | None = None,
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """Score the trees of one or several runs as EVALB does; words carry the gold tags, and there are no root wrappers.
+
+    A sentence without a tree counts as one without brackets: its gold brackets are missed.
+
+    Args:
+        treebank: the gold trees; EVALB leaves words out by their tags itself.
+        runs: per run, by its name, the parsed sentences of the treebank in order; or what `evaluate_files` gives for
+            trees with tags of their own.
+        parameters: what to count; `labeled=False` for trees without labels.
+        average: the average of the runs, which is scored beside them as `consensus_f1`.
+
+    Returns:
+        Scores by name in percent, means where there are several runs; and tables by title.
+
+    Raises:
+        ValueError: trees that are not over the words of the treebank, trees without labels where labels count, or no
+            sentence that EVALB scores.
+    """
+    gold = [EvalbTree.from_sentence(sentence) for sentence in treebank.sentences]
+    scores: dict[str, EvalbScores] = {}
+    for name, run in _with_average(runs, average).items():
+        if isinstance(run, EvalbScores):
+            scores[name] = run
+        else:
+            match_treebank(run, treebank, name)
+            scores[name] = labeled_f1([_brackets(sentence, name, parameters) for sentence in run], gold, parameters)
+        counted = scores[name].overall
+        if not counted.num_valid:
+            reasons = [sentence.reason for sentence in scores[name].sentences if sentence.reason]
+            raise ValueError(
+                f"{name}: EVALB scores none of the {counted.num_sentences} sentences: {counted.num_skipped} have no "
+                f"tree, or its parameters delete all their words; {counted.num_errors} have other words"
+                + "".join(f" ({why})" for why in reasons[:1])
+            )
+    rows = [
+        {"trees": name, "sentences": part.name, **_numbers_of_evalb(part)}
+        for name, score in scores.items()
+        for part in (score.overall, score.short)
+    ]
+    numbers = [_numbers_of_evalb(score.overall) for score in scores.values()]
+    values = _over_runs(numbers[: len(runs)])
+    if average is not None:
+        values["consensus_f1"] = numbers[-1]["f1"]
+    return values, {f"{'labeled' if parameters.labeled else 'unlabeled'} brackets by EVALB (%)": rows}
+
+
+def _numbers_of_evalb(part: EvalbSummary) -> dict[str, float]:
+    return {
+        **{key: round(100 * getattr(part, key), 2) for key in ("f1", "precision", "recall", "complete_match")},
+        "average_crossing": round(part.average_crossing, 2),
+        **{key: getattr(part, key) for key in ("num_valid", "num_skipped", "num_errors")},
+    }
+
+
+def _brackets(sentence: ParsedSentence, name: str, parameters: EvalbParameters) -> tuple[Sequence[str], Sequence[Span]]:
+    if not sentence.hypotheses:
+        return (), ()
+    tree = sentence.hypotheses[0]
+    if tree.labels is None and parameters.labeled:
+        raise ValueError(f"{name}: the trees have no labels; score them without (labeled=False, --unlabeled)")
+    return tree.labels or ["X"] * len(tree.spans), tree.spans
