@@ -157,7 +157,7 @@ def load_pretrained(
     if changed and other:
         raise ValueError(
             f"config_overrides {changed} change the weights of model_name_or_path {name!r} (such as {min(other)}). "
-            "Give only fields, also in the file of --config, that leave their shapes as they are, such as losses' weights."
+            "Give only fields, in the file of --config, too, that leave their shapes as they are."
         )
     if loading["missing_keys"]:
         raise ValueError(
