@@ -140,7 +140,7 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
     training = {
         "command": command,
         "config": checkpoint["config"],
-        "settings": {**settings, **{key: checkpoint[key] for key in ("seed",) if key in checkpoint}},
+        "settings": {**settings, "seed": checkpoint.get("seed", settings["seed"])},
         "steps": found["step"],
         "best_step": best,
         "validation": {"score": score, "before": before, "after": after},
