@@ -436,3 +436,8 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
             f"{scorer.cuts['texts_in_windows']} of {counts['texts']} texts are longer than the model's "
             f"{scorer.max_tokens} positions: they were scored in windows that overlap by half"
         )
+    if scorer.cuts["contexts_cut"]:
+        options.say(
+            f"{scorer.cuts['contexts_cut']} of {counts['texts']} texts have more context than the model can read: its "
+            "first sentences were left out"
+        )

@@ -377,6 +377,17 @@ def test_document_context_of_a_tree_lm_on_a_backbone(monkeypatch):
     assert why_sentences_alone(scorer) == "TreeLMForCausalLM is trained on single sentences"
 
 
+def test_plain_context_is_text_as_it_was_written(monkeypatch):
+    """With a space between sentences, whatever splits the words of the sentence itself."""
+    scorer, tokenizer, encoded = scorer_of("tree_lm_gpt2"), tokenizer_of("bpe"), []
+    scorer.tokenizer = tokenizer
+    monkeypatch.setattr(TextScorer, "iterate", lambda self, texts, **options: iter(encoded.extend(texts) or ()))
+    documents = [TextItem(str(k), text) for k, text in enumerate((SENTENCES[0], "", *SENTENCES[1:]))]
+    score_words(scorer, documents, context="document", tokenize="ptb")
+    assert [len(text.context) for text in encoded] == [0, 1, 1, 2]
+    assert tokenizer.decode(sum(encoded[3].context, [])) == " ".join(SENTENCES[:2])
+
+
 def test_beginnings_of_words_after_context():
     """`starts` reads logits, which have to be those behind the context."""
     scorer = scorer_of("gpst", estimator="stepwise", num_beams=3)

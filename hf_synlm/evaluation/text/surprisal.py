@@ -125,11 +125,11 @@ def iterate_words(
     if context not in ("sentence", "document"):
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
     words = [words_of(item) for item in items]
-    of_rows = any(item.rows for item in items)
-    encode = partial(encode_rows if of_rows else encode_sentences, scorer.tokenizer, tokenize=tokenize)
+    read = encode_rows if any(item.rows for item in items) else encode_sentences
+    encode, as_written = partial(read, scorer.tokenizer, tokenize=tokenize), partial(read, scorer.tokenizer)
     reads_documents = context == "document" and not scorer.reads_context
     groups = _documents(items) if reads_documents else [[k] for k in range(len(items))]
-    encoded = _encode(scorer, encode, words, items, groups, context)
+    encoded = _encode(scorer, encode, as_written, words, items, groups, context)
     starts = word_correction and can_correct_words(scorer)
     has_one_tree = scorer.details and hasattr(scorer.model, "parse") and not scorer.searches
     block = 8 * scorer.batch_size if first_texts_first else len(items)
@@ -220,6 +220,7 @@ def _documents(items: Sequence[TextItem]) -> list[list[int]]:
 def _encode(
     scorer: TextScorer,
     encode: _Encode,
+    as_written: _Encode,
     words: list[list[Word]],
     items: Sequence[TextItem],
     groups: list[list[int]],
@@ -235,11 +236,24 @@ def _encode(
         return encode([[word for k in group for word in sentences[k]] for group in groups])
     texts = encode(sentences)
     if scorer.reads_context:
+        is_plain = getattr(scorer.model, "reads_plain_context", False)
         for group in _documents(items):
+            parts = [texts[k].ids for k in group]
+            parts = _running_text(as_written, [sentences[k] for k in group]) if is_plain else parts
             for place, k in enumerate(group):
-                texts[k].context = [texts[j].ids for j in group[:place] if texts[j].ids]
+                texts[k].context = [ids for ids in parts[:place] if ids]
         return texts
     return [_with_ends([texts[k] for k in group], scorer.end_ids[0]) for group in groups]
+
+
+def _running_text(encode: _Encode, sentences: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Tokens of sentences that stand one after the other in a text, with spaces between them."""
+    text = encode([[word for words in sentences for word in words]])[0]
+    owners = [number for number, words in enumerate(sentences) for _ in words]
+    ids: list[list[int]] = [[] for _ in sentences]
+    for token, word in zip(text.ids, text.word_of_token, strict=True):
+        ids[owners[word]].append(token)
+    return ids
 
 
 def _with_ends(texts: list[EncodedText], end_id: int) -> EncodedText:
