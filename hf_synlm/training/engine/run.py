@@ -149,7 +149,8 @@ def load_pretrained(
             f"model_name_or_path {name!r} holds a model of type {found.get('model_type')!r}, not {wanted!r}. Name "
             "another model, or train it with the program and architecture of its type."
         )
-    changed = check_overrides(model_class.config_class, overrides, ("vocab_size",))
+    checked = check_overrides(model_class.config_class, overrides, ("vocab_size",))
+    changed = {field: value for field, value in checked.items() if found.get(field) != value}
     model, loading = model_class.from_pretrained(
         name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=bool(changed), **options, **changed
     )
