@@ -158,7 +158,7 @@ class Table:
         values = table.column(self.column)
         try:
             texts = values.cast(pyarrow.large_binary()).to_pylist()
-        except pyarrow.ArrowNotImplementedError as error:
+        except pyarrow.ArrowNotImplementedError as error:  # what pyarrow raises for a type that is no text
             raise _no_text(self.column, where, values.type) from error
         for text in texts:
             yield from self.row(text, counts)

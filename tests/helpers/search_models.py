@@ -29,7 +29,10 @@ MODELS: dict[str, dict[str, Any] | None] = {
     "gpst": None,
     "rnng": {"composition": "lstm"},
     "rnng, attention": {"composition": "attention"},
+    "rnng, pieces": {"composition": "attention", "subwords": True},
     "rnng, in-order": {"transition_system": "in_order", "composition": "lstm"},
+    "rnng, in-order, attention": {"transition_system": "in_order", "composition": "attention"},
+    "rnng, in-order, pieces": {"transition_system": "in_order", "composition": "lstm", "subwords": True},
 }
 
 

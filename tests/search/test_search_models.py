@@ -351,7 +351,7 @@ def test_marginal_mode_honours_its_options_without_and_with_a_cache(name: str, n
     model = ending_model(name)
     eos, ids = model.config.eos_token_id, torch.tensor([[9, 11, 10, 8], [8, 5, 9, 7]])
     common = {"structure_mode": "marginal", "num_beams": num_beams, "output_scores": True, "eos_token_id": eos}
-    for options in ({"action_beam_size": 3}, {}):
+    for options in ({"action_beam_size": 3}, {"action_beam_size": 6}, {}):
         expected = generate(model, ids, **common, **options)
         uncached = generate(model, ids, use_cache=False, **common, **options)
         assert torch.equal(uncached.sequences, expected.sequences)
