@@ -80,14 +80,25 @@ def read_specifications() -> dict[str, dict[str, Any]]:
 
 
 # ---------------------------------------------------------------------------------------------------- commands
-def training_command(name: str, checkpoint: dict[str, Any]) -> str:
-    """The command that trains a checkpoint."""
-    script, data = checkpoint["script"], checkpoint.get("data", "")
+def training_phases(name: str, checkpoint: dict[str, Any]) -> list[tuple[Path, str]]:
+    """Output folder and command of each phase of training; `data` is a list if there is more than one."""
+    given = checkpoint.get("data", "")
+    phases = given if isinstance(given, list) else [given]
+    folders = [RUNS / f"{name}-{number}" for number in range(1, len(phases))] + [RUNS / name]
+    return [
+        (folder, _training_command(folder, checkpoint, data, 10 * number))  # a later phase has a seed of its own
+        for number, (folder, data) in enumerate(zip(folders, phases, strict=True))
+    ]
+
+
+def _training_command(folder: Path, checkpoint: dict[str, Any], data: str, seed_offset: int) -> str:
     launch = LAUNCH.replace("precision no", f"precision {checkpoint.get('mixed_precision', 'no')}")
     if checkpoint.get("on_gpu"):
         launch = launch.replace(" --cpu", "")
-    seed = f"--seed {checkpoint['seed']}" if "seed" in checkpoint else ""
-    command = f"{launch} training/{script} --config {checkpoint['config']} {data} {seed} --output_dir {RUNS / name}"
+    seed = f"--seed {checkpoint['seed'] + seed_offset}" if "seed" in checkpoint else ""
+    command = (
+        f"{launch} training/{checkpoint['script']} --config {checkpoint['config']} {data} {seed} --output_dir {folder}"
+    )
     return " ".join(command.split())
 
 
@@ -128,17 +139,19 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
 
     A mini that was stopped is continued, and one that is finished is only copied.
     """
-    command, is_tiny = training_command(name, checkpoint), checkpoint["kind"] == "tiny"
+    is_tiny, cpu_seconds = checkpoint["kind"] == "tiny", 0.0
     model, folder = ROOT / RUNS / name / "model", ROOT / CARDS / name
-    is_done = not is_tiny and (ROOT / RUNS / name / RESULTS_FILE).is_file()
-    cpu_seconds = 0.0 if is_done else run(command, *(["--overwrite_output_dir"] if is_tiny else []))
+    phases = training_phases(name, checkpoint)
+    for output, command in phases:
+        if is_tiny or not (ROOT / output / RESULTS_FILE).is_file():
+            cpu_seconds += run(command, *(["--overwrite_output_dir"] if is_tiny else []))
     found = json.loads((ROOT / RUNS / name / RESULTS_FILE).read_text(encoding="utf-8"))
     best = found.get("best_step", found["step"])
     score = _LOSSES[checkpoint["script"]]
     before, after = (item["losses"][score] for item in found["evaluations"] if item["step"] in (0, best))
     settings = yaml.safe_load(Path(find_config(checkpoint["config"])).read_text(encoding="utf-8"))
     training = {
-        "command": command,
+        "command": "\n".join(command for _, command in phases),
         "config": checkpoint["config"],
         "settings": {**settings, "seed": checkpoint.get("seed", settings["seed"])},
         "steps": found["step"],
@@ -220,10 +233,12 @@ def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
     loss, hardware, versions = training["validation"], training["hardware"], training["versions"]
     score = loss["score"].replace("_", " ")
     place = f"{'one thread of ' * (hardware['device'] == 'cpu')}{hardware['device_name']}"
+    phases = training["command"].count("\n") + 1
+    steps = f"{phases} phases, the last of {training['steps']} steps" if phases > 1 else f"{training['steps']} steps"
     time = checkpoint.get("time") or f"{training['cpu_seconds']:.0f} s of CPU time, evaluations and report included"
     return (
         f"```bash\n{training['command']}\n```\n\n"
-        f"{parameters:,} parameters, stored in {checkpoint.get('stored', 'float32')}. {training['steps']} steps, of "
+        f"{parameters:,} parameters, stored in {checkpoint.get('stored', 'float32')}. {steps}, of "
         f"which step {training['best_step']} is kept; seed {training['settings']['seed']}. Validation {score} "
         f"{loss['before']:.2f} -> {loss['after']:.2f}. {time}, on {place}; Python "
         f"{versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}. "

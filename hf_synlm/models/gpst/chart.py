@@ -1,8 +1,9 @@
 """Plans of pruned inside-outside charts: which spans are encoded, from which splits, in which order.
 
-Everything here is integers: `plan_chart` (from a merge order), `plan_trees` (from given trees), `best_splits` and
-`induced_trees` (from split scores back to trees: the hard EM step of GPST). The tensors that run through a plan are in
-`models/gpst/inside_outside.py`. The slow and obvious version is `replay_chart` in tests/reference/inside_outside.py.
+Nearly everything here is integers: `plan_chart` (from a merge order), `plan_trees` (from given trees), `best_splits`
+(the hard EM step of GPST), `mbr_splits` and `induced_trees` (from split scores back to trees). The tensors that run
+through a plan are in `models/gpst/inside_outside.py`. The slow and obvious version is `replay_chart` in
+tests/reference/inside_outside.py.
 
 Shapes: B contexts, T tokens, P boundaries between neighbouring tokens, S sentences, N cells (leaves first, then
 level by level), C inner cells, M splits of a cell, A tree nodes. Spans are half-open and in context positions.
@@ -419,14 +420,44 @@ def best_splits(plan: ChartPlan, split_score_CM: Tensor, word_index_BT: Tensor |
     With `word_index_BT` (the number of each token's word), a split inside a word is taken only in cells that lie inside
     that word (or when a cell has no other split).
     """
+    return _allowed_scores(plan, split_score_CM, word_index_BT).argmax(-1)
+
+
+def mbr_splits(plan: ChartPlan, split_score_CM: Tensor, word_index_BT: Tensor | None = None) -> Tensor:
+    """Index [C] of the splits of the tree with the largest expected number of correct spans in the chart.
+
+    From the root down, a cell takes a split with probability w = softmax(s) of its scores [C, M]; the probability of a
+    span is that of reaching its cell. Words are kept whole as by `best_splits`. Cost: O(W) for each cell.
+    Source: minimum Bayes risk as in Goodman 1996, Labelled Recall; the authors of GPST follow the best splits.
+    """
+    score_CM = _allowed_scores(plan, split_score_CM, word_index_BT)
+    weight_CM = score_CM.softmax(-1)
+    reached_N = score_CM.new_zeros(plan.num_cells).index_fill_(0, plan.root_S, 1.0)
+    inner_C = reached_N[plan.num_leaves :]
+    for first, last, width in reversed(plan.levels):
+        share = inner_C[first:last, None] * weight_CM[first:last, :width]
+        for child_CM in (plan.left_CM, plan.right_CM):
+            reached_N.index_add_(0, child_CM[first:last, :width].flatten(), share.flatten())
+    expected_N = torch.zeros_like(reached_N)  # correct spans of the best subtree of a cell
+    total_CM = torch.full_like(score_CM, -torch.inf)
+    for level, (first, last, width) in enumerate(plan.levels):
+        below = expected_N[plan.level_children(level)].sum(-1)
+        total = below.masked_fill(score_CM[first:last, :width] == -torch.inf, -torch.inf)
+        total_CM[first:last, :width] = total
+        expected_N[plan.num_leaves + first : plan.num_leaves + last] = total.amax(-1) + inner_C[first:last]
+    return total_CM.argmax(-1)
+
+
+def _allowed_scores(plan: ChartPlan, split_score_CM: Tensor, word_index_BT: Tensor | None) -> Tensor:
+    """The scores, -inf for splits inside words where a cell has another one."""
     if word_index_BT is None:
-        return split_score_CM.argmax(-1)
+        return split_score_CM
     row = plan.context_N[plan.num_leaves :, None]
     split = plan.split_CM.clamp_min(1)
     breaks = word_index_BT[row, split - 1] == word_index_BT[row, split]
     allowed = split_score_CM.masked_fill(breaks, -torch.inf)
     possible = (allowed > -torch.inf).any(-1, keepdim=True)
-    return torch.where(possible, allowed, split_score_CM).argmax(-1)
+    return torch.where(possible, allowed, split_score_CM)
 
 
 @dataclasses.dataclass

@@ -41,7 +41,7 @@ from hf_synlm.models.gpst.inside_outside import outside
 from hf_synlm.models.gpst.objective import LOSS_PARTS, GPSTHeads, NodeSequence, TreeStructure, count_items
 from hf_synlm.models.gpst.stack_machine import GPSTStackMachine
 from hf_synlm.models.gpst.tokens import ContextBatch
-from hf_synlm.models.gpst.trees import TreeInduction, chart_tensors
+from hf_synlm.models.gpst.trees import WHOLE_SENTENCE_METHODS, TreeInduction, chart_tensors
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
@@ -503,8 +503,9 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             num_beams: width of the search; default `config.scoring_num_beams`.
             num_return_sequences: number of trees per sentence (search only).
             method: "search" parses left to right by word-synchronous search over the generative model; "inside" takes
-                the tree of the inside pass over the whole sentence; "merge_order" the tree in which the parser's
-                merges happen.
+                the tree of the inside pass over the whole sentence; "mbr" that with the largest expected number of
+                correct spans in a chart of three times the window (minimum Bayes risk); "merge_order" the tree in
+                which the parser's merges happen.
             context_sentence_ids: [B, T], 1, 2, ... at the tokens of complete sentences before the one to parse
                 (search only).
             synchronous: `False` searches action by action instead of word by word (the paper's "w/o sync" rows).
@@ -512,7 +513,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             lexical: also return `lexical_log_probs`.
 
         Returns:
-            `ParseOutput`; "inside" and "merge_order" fill in trees and actions, not probabilities.
+            `ParseOutput`; only "search" fills in probabilities.
 
         Raises:
             ValueError: for an unknown method, options that the method does not have, and bad input (see `forward`).
@@ -534,17 +535,17 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                     stepwise=stepwise,
                     lexical=lexical,
                 )
-        if method not in ("inside", "merge_order"):
-            raise ValueError(f"method {method!r} is unknown. Choose 'search', 'inside' or 'merge_order'.")
+        if method not in WHOLE_SENTENCE_METHODS:
+            raise ValueError(f"method {method!r} is unknown. Choose one of {['search', *WHOLE_SENTENCE_METHODS]}.")
         given = num_beams is not None or context_sentence_ids is not None or num_return_sequences != 1
         if given or stepwise or lexical or not synchronous:
             raise ValueError(f"method {method!r} takes no search options; it gives one tree per sentence.")
-        return self._parse_whole(input_ids, mask, word_ends, by_merges=method == "merge_order")
+        return self._parse_whole(input_ids, mask, word_ends, method)
 
-    def _parse_whole(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None, by_merges: bool) -> ParseOutput:
+    def _parse_whole(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None, method: str) -> ParseOutput:
         """Trees that need whole sentences: of the inside pass, or of the parser's merges alone."""
         with evaluation_mode(self):
-            spans = self.model.whole_sentence_trees(input_ids, mask, word_ends, by_merges=by_merges)
+            spans = self.model.whole_sentence_trees(input_ids, mask, word_ends, method=method)
         lengths, offsets = mask.sum(1).tolist(), mask.long().argmax(1).tolist()
         ends = None
         if word_ends is not None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
-from hf_synlm.models.gpst.chart import best_splits, induced_trees, plan_chart, plan_trees
+from hf_synlm.models.gpst.chart import best_splits, induced_trees, mbr_splits, plan_chart, plan_trees
 from tests.reference.inside_outside import replay_chart
 
 
@@ -60,6 +60,46 @@ def test_size_bounds_of_window_two():
     assert plan.num_cells - n <= 3 * n - 5
     assert sum((last - first) * width for first, last, width in plan.levels) <= 5 * n
     assert all(width == min(level + 1, 2) for level, (_, _, width) in enumerate(plan.levels))
+
+
+def chart_trees(splits, weights, span):
+    """All trees of a chart below a span: (probability, spans)."""
+    if span[1] - span[0] == 1:
+        return [(1.0, frozenset())]
+    return [
+        (weight * left * right, first | second | {span})
+        for k, weight in zip(splits[span], weights[span], strict=True)
+        for left, first in chart_trees(splits, weights, (span[0], k))
+        for right, second in chart_trees(splits, weights, (k, span[1]))
+    ]
+
+
+@pytest.mark.parametrize("window", [2, 3, 6])
+def test_mbr_tree_has_the_most_expected_spans_of_all_trees_of_the_chart(window):
+    generator = random.Random(window)
+    torch.manual_seed(window)
+    rows = [generator.randint(1, 8) for _ in range(20)]
+    sentence_ids = torch.tensor([[1] * n + [0] * (8 - n) for n in rows])
+    order = torch.stack([torch.randperm(7) for _ in rows])
+    plan = plan_chart(order, sentence_ids, window)
+    scores = 2 * torch.randn(plan.left_CM.shape)
+    for first, last, width in plan.levels:
+        scores[first:last, width:] = -torch.inf
+    nodes = induced_trees(plan, mbr_splits(plan, scores))
+    spans = list(zip(nodes.start_A.tolist(), nodes.end_A.tolist(), strict=True))
+    for row, n in enumerate(rows):
+        splits, _ = plan_cells(plan, row)
+        cells = {
+            (int(plan.start_N[index]), int(plan.end_N[index])): scores[index - plan.num_leaves].softmax(0).tolist()
+            for index in range(plan.num_leaves, plan.num_cells)
+            if int(plan.context_N[index]) == row
+        }
+        weights = {span: values[: len(splits[span])] for span, values in cells.items()}
+        trees = chart_trees(splits, weights, (0, n))
+        assert sum(p for p, _ in trees) == pytest.approx(1)
+        expected = {tree: sum(p * len(tree & other) for p, other in trees) for _, tree in trees}
+        found = {span for span, of in zip(spans, nodes.context_A.tolist(), strict=True) if of == row}
+        assert expected[frozenset(s for s in found if s[1] - s[0] > 1)] == pytest.approx(max(expected.values()))
 
 
 def test_given_trees_come_back():

@@ -106,7 +106,7 @@ def test_words_stay_whole():
     ids, _ = ids_of(12)
     word_ends = torch.ones_like(ids, dtype=torch.bool)
     word_ends[0, [2, 3, 7]] = False  # words (2..4), (7, 8)
-    for method in ("inside", "merge_order", "search"):
+    for method in ("inside", "mbr", "merge_order", "search"):
         output = model.parse(ids, word_ends=word_ends, method=method)
         spans = output.spans[0][0]
         assert len(spans) == 11
@@ -217,7 +217,7 @@ def test_trees_of_one_two_and_three_tokens():
     model = tiny()
     for n in (1, 2, 3):
         ids, _ = ids_of(n)
-        for method in ("inside", "merge_order", "search"):
+        for method in ("inside", "mbr", "merge_order", "search"):
             spans = model.parse(ids, method=method).spans[0][0]
             assert len(spans) == n - 1 and ((0, n) in spans or n == 1)
 
