@@ -62,16 +62,19 @@ def run_backbone(
     `is_causal`, which the decoder does by itself, so that its fast attention can be used. Of the distances `index`
     [B, P, S], that to the begin token is the position. More positions than the decoder has raise ValueError.
     """
+    seen, position = None, index.amax(2)
     longest = getattr(backbone.config, "max_position_embeddings", None)
-    if longest is not None and is_causal and mask.shape[2] > longest:
-        raise ValueError(
-            f"A linearized tree has {mask.shape[2]} positions or more, and the backbone {longest}. Shorten the text."
-        )
-    seen = None
+    if longest is not None and is_causal:
+        # In a search, columns are of several trees.
+        count = mask.shape[2] if cache is None else int(position.amax()) + 1
+        if count > longest:
+            raise ValueError(
+                f"A linearized tree has {count} positions or more, and the backbone {longest}. Shorten the text."
+            )
     if cache is not None or not is_causal:
         seen = embedded.new_zeros(()).masked_fill(~mask[:, None], float("-inf"))
     output = backbone(
-        inputs_embeds=embedded, attention_mask=seen, position_ids=index.amax(2), past_key_values=cache,
+        inputs_embeds=embedded, attention_mask=seen, position_ids=position, past_key_values=cache,
         use_cache=cache is not None, output_hidden_states=cache is None,
     )  # fmt: skip
     return [output.last_hidden_state] if cache is not None else list(output.hidden_states)

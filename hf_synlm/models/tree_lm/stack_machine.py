@@ -1,7 +1,8 @@
 """The stack machine of Tree LM for the search: legal actions are those of RNNG, states come from a Transformer.
 
 A state is a node of the pool. Under "causal" it attends to all nodes of its derivation, under "stack_compose" to those
-on its stack. Their keys and values are gathered, so that hypotheses share them. REDUCE under "stack_compose" is one
+on its stack. Their keys and values are gathered, so that hypotheses share them: once for all states of a call that have
+most of them in common, which see their own by a mask. REDUCE under "stack_compose" is one
 call of two rows: the first composes, and its keys and values stay; the second reads, and nobody sees it again.
 
 Words, openings and closings share one softmax. For the search it is cut in two: log p(SHIFT) is that of all words
@@ -30,7 +31,7 @@ from hf_synlm.models.tree_lm.linearization import relative_depths
 from hf_synlm.search.parsing import AlignedText
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
-from hf_synlm.search.tree_attention import PathCache
+from hf_synlm.search.tree_attention import PathCache, columns_of
 from hf_synlm.search.word_head import PackedWordHead, rows_at_once
 
 # Numbers that are gathered for one call of a layer: memory does not grow with the beam.
@@ -192,9 +193,12 @@ class TreeLMStackMachine(RNNGStackMachine):
         """Run the layers on new nodes at the flat places `own` [M], which write `tokens` [M] after `path` [M, L]."""
         fields = pool.fields.flatten(0, 1)
         names = {name: fields[:, pool.names.index(name)] for name in ("action", "depth", "length", "num_open")}
-        count, before = 1 + composes, path.clamp(min=0)
-        columns = torch.cat([before, own[:, None].expand(-1, count)], 1)
-        mask = F.pad(path >= 0, (0, count), value=True)[:, None]
+        count = 1 + composes
+        # Two rows of one node, or contexts of several sentences, have columns of their own.
+        is_apart = composes or (bool(pool.context) and pool.batch_size > 1)
+        before, seen = (path.clamp(min=0), path >= 0) if is_apart else columns_of(path)
+        columns = torch.cat([before, own.view(len(before), -1).repeat(1, count)], 1)
+        mask = torch.cat([seen, own[:, None] == columns[:, before.shape[1] :]], 1)[:, None]
         if composes:
             # Children and opening stand at least as high on the stack as what replaces them.
             inside = F.pad(names["depth"][before] >= names["depth"][own][:, None], (0, 1), value=True)
@@ -203,7 +207,7 @@ class TreeLMStackMachine(RNNGStackMachine):
             depth = names["num_open"] + ((names["action"] < self.first) & (names["action"] >= 0))
             index = relative_depths(depth[own][:, None] - depth[columns], self.config)
         else:
-            index = names["length"][own][:, None] - names["length"][columns]
+            index = (names["length"][own][:, None] - names["length"][columns]).clamp(min=0)
         if pool.context:
             known = pool.num_context[own // pool.fields.shape[1], None]
             place = torch.arange(pool.context["layer_0"].shape[1], device=own.device)
@@ -211,12 +215,15 @@ class TreeLMStackMachine(RNNGStackMachine):
             mask = torch.cat([(place < known)[:, None], mask], 2)
         index = index[:, None].expand(-1, count, -1)
         embedded = self.model.embed(tokens)[:, None].expand(-1, count, -1)
+        # For the layers, nodes with columns of their own are sentences, others are positions of one sentence.
+        mask, index, embedded = (value.reshape(len(before), -1, value.shape[2]) for value in (mask, index, embedded))
         with pool.products:
-            hidden = self.model.decode(embedded, mask, index, PathCache(pool, before, own))[-1][:, -1].to(self.dtype)
+            hidden = self.model.decode(embedded, mask, index, PathCache(pool, before, own))[-1].to(self.dtype)
+        hidden = hidden.reshape(len(own), count, -1)[:, -1]
         if self._watches and are_words:
             cache = PathCache(pool, before, own, writes=False)
             found = entropy_of_positions(self.model, embedded, mask, index, self._products, cache)
-            pool.features["attention_entropy"].flatten(0, 1)[own] = found
+            pool.features["attention_entropy"].flatten(0, 1)[own] = found.view(-1, 1)
         parts = hidden.split(rows_at_once(hidden, self.config.vocab_size))
         sums = torch.cat([self._sum_words(part) for part in parts])
         pool.features["predictor"].flatten(0, 1)[own] = torch.cat([hidden.float(), sums], 1)

@@ -27,6 +27,7 @@ from hf_synlm.models.tree_lm.backbone import PackedProducts
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine
 from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine
+from hf_synlm.search import tree_attention
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
 from tests.reference.rnng_search import Grammar, log_sum_exp
 from tests.reference.tree_lm import log_probs, positions
@@ -401,6 +402,49 @@ def test_trees_of_the_treebank_come_back():
     ]  # fmt: skip
 
 
+# Sentence and last node of each state of a call. Nodes 0 to 19 are a chain, 20 follows 10, 21 follows 19, 22 and 23 21.
+CALLS = {
+    "nothing in common": [(0, 0), (1, 20)],
+    "all in common": [(0, 20)] * 5,
+    "branches": [(0, k) for k in (0, 3, 20, 21, 21, 22, 23)],
+    "two sentences": [(0, 20), (0, 23), (0, 22), (1, 20), (1, 5), (1, 22)],
+}
+
+
+@pytest.mark.parametrize("states", CALLS.values(), ids=CALLS)
+@torch.no_grad()
+def test_common_nodes_are_gathered_once(structure, states, monkeypatch):
+    """New states that see the columns of all through a mask get the numbers that paths of their own give."""
+    sentence, last = torch.tensor(states).unbind(1)
+    kind = BinaryTreeLMStackMachine if structure in BOTTOM_UP else TreeLMStackMachine
+    machine = kind(tiny(structure_attention=structure))
+    machine.watch_attention("raw")
+    pool, _ = machine.begin(int(sentence.max()) + 1, torch.device("cpu"))
+    pool.reserve(23)
+    new = slice(24, 24 + len(states))
+    own = pool.reserve(len(states)) + torch.arange(len(states)).expand(pool.batch_size, -1)
+    parents = torch.tensor([-1, *range(19), 10, 19, 21, 21, *last])
+    lengths = torch.tensor([*range(20), 11, 20, 21, 21, *[0] * len(last)])
+    lengths[new] = lengths[last] + 1
+    for name, values in {"predecessor": parents, "below": parents, "length": lengths, "depth": lengths}.items():
+        pool.field(name)[:] = values
+    if pool.batch_size == 1 and structure in CONFIG_MAPPING:
+        pool.context = {name: torch.randn(1, 4, pool.features[name].shape[2]) for name in ("layer_0", "layer_1")}
+        pool.num_context += 3
+    for values in pool.features.values():
+        values.normal_()
+    live = sentence == torch.arange(pool.batch_size)[:, None]
+    found, rows, decode = [], [], machine.model.decode
+    monkeypatch.setattr(machine.model, "decode", lambda x, *more: rows.append(len(x)) or decode(x, *more))
+    for most in (0, 100):
+        monkeypatch.setattr(tree_attention, "_DENSE", most)
+        machine._execute(pool, last.expand_as(own), own, own % 19, torch.zeros_like(live), live, are_words=True)
+        found.append({name: values[:, new][live] for name, values in pool.features.items()})
+    assert rows[0] == len(states) and rows[-1] == 1
+    for name, values in found[0].items():
+        assert torch.allclose(values, found[1][name], **TOLERANCE), name
+
+
 # ------------------------------------------------------------------------------------------------------ backbones
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3", "mistral", "opt", "gpt_neox"])
 def test_a_decoder_of_transformers_is_the_backbone(kind, tmp_path):
@@ -495,9 +539,12 @@ def test_activations_of_a_backbone_are_checkpointed():
         tiny().gradient_checkpointing_enable()
 
 
-def test_a_backbone_has_only_so_many_positions():
+def test_a_backbone_has_only_so_many_positions(monkeypatch):
+    """A tree of two words has at most eleven; columns of many states of a call are no positions."""
     config = decoder_config("gpt2")
     config.n_positions = 12
-    model = TreeLMForCausalLM(TreeLMConfig(backbone_config=config, **TINY))
+    model = TreeLMForCausalLM(TreeLMConfig(backbone_config=config, max_consecutive_nonterminals=2, **TINY))
+    monkeypatch.setattr(tree_attention, "_DENSE", 100)
+    model.parse(torch.tensor([[2, 3]]), action_beam_size=50)
     with pytest.raises(ValueError, match="13 positions or more, and the backbone 12"):
         model.parse(torch.arange(2, 15)[None])
