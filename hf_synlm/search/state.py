@@ -221,7 +221,7 @@ def in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad(), without_autocast(self.model.device.type):
+        with torch.no_grad(), without_autocast(self.device_type):
             return method(self, *args, **kwargs)
 
     return run
@@ -234,12 +234,18 @@ class StackMachine(ABC):
     """
 
     config: Any
+    model: Any
     pad_action: int
     """Pads action sequences."""
     token_action: int
     """Adds a token."""
     max_tokens = float("inf")
     """Number of tokens for which the model has positions."""
+
+    @functools.cached_property
+    def device_type(self) -> str:
+        """Of the model, which looks it up among all its parameters."""
+        return self.model.device.type
 
     @abstractmethod
     def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:

@@ -59,8 +59,9 @@ class BidirectionalLSTM(nn.Module):
             from_input(gates, inputs)
             size = inputs.shape[2]
             states, before = inputs.new_empty(2, inputs.shape[1], 2 * size), inputs.new_zeros(2, sizes[0], 2 * size)
-            for now, new in zip(gates.split(sizes, 1), states.split(sizes, 1), strict=True):
-                from_state(now, before[..., :size])
+            for number, (now, new) in enumerate(zip(gates.split(sizes, 1), states.split(sizes, 1), strict=True)):
+                if number:  # the first states are zeros
+                    from_state(now, before[..., :size])
                 lstm_step(now, before[..., size:], new)
                 before = new
             return states[..., :size]

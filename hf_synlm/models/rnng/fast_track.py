@@ -34,6 +34,9 @@ from hf_synlm.models.rnng.stack_machine import Phase, RNNGStackMachine, Seen
 from hf_synlm.search.stack import Nodes
 from hf_synlm.search.state import NEG_INF, Candidates, SearchState, WordSearch, check_count, keep_frozen
 
+# States whose word is scored at once besides those that matter for sure: rows cost less than another product.
+_MORE_WORDS = 3
+
 
 class Frontier(NamedTuple):
     """States inside a word whose actions are looked at next."""
@@ -152,7 +155,8 @@ class _GivenWords:
         bound = base + self.machine.log_probs_bound(predictor, self.tokens)
         track = min(self.fast_track_size, base.shape[1])
         if track:
-            least = torch.minimum(least, bound.topk(track).values[:, -1:])
+            first = min(track + _MORE_WORDS, base.shape[1])
+            least = torch.minimum(least, bound.topk(first).values[:, -1:])
         wanted = (bound >= least) & (base > NEG_INF)
         scores = base + self.machine.log_probs_of(predictor, self.tokens, wanted)
         if track:
@@ -286,7 +290,7 @@ class FastTrackSearch(WordSearch):
 
         Those that are live stand before the others.
         """
-        row, action = moves // self.machine.config.num_actions, moves % self.machine.config.num_actions
+        row, action = moves // self.machine.num_actions, moves % self.machine.num_actions
         row = row.clamp(max=frontier.scores.shape[1] - 1)  # places of moves that do not exist lie behind the last row
         nodes = self.machine.push(state.pool, frontier.seen.take(row), action, state.num_tokens, live)
         rows = nodes.shape[1]

@@ -67,6 +67,24 @@ def lstm_step(gates: Tensor, cell: Tensor, out: Tensor) -> None:
     torch.mul(o, new.tanh(), out=hidden)
 
 
+def for_sigmoids(values: Tensor) -> Tensor:
+    """Weights [4 D, ...] or biases [4 D] of gates i, f, g, o in the order of `search_step`, those of g times -2."""
+    o, i, f, g = by_activation(values).chunk(4)
+    return torch.cat([o, i, f, -2 * g])
+
+
+def search_step(gates: Tensor, cell: Tensor, out: Tensor) -> None:
+    """`lstm_step` where the inputs of g are multiplied with -2: tanh x = 1 - 2 sigmoid(-2 x).
+
+    On a CPU, a sigmoid takes a sixth of the time of a tanh. The results differ by rounding.
+    """
+    size = gates.shape[-1] // 4
+    o, i, f, g = gates.sigmoid_().split(size, -1)
+    hidden, new = out.split(size, -1)
+    torch.addcmul(i, f, cell, out=new).addcmul_(i, g, value=-2)
+    torch.addcmul(o, o, torch.mul(new, -2).sigmoid_(), value=-2, out=hidden)
+
+
 def lstm_slopes(acts: Tensor, cell: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """What the gradients of any number of steps are multiplied with, in a few operations for all of them.
 

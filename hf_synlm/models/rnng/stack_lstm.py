@@ -19,7 +19,15 @@ from torch.nn import functional as F
 from hf_synlm.core.matrix_products import linear, linear_map
 from hf_synlm.core.module_tools import unwrapped, weight_of
 from hf_synlm.models.rnng.composition import chain_inputs
-from hf_synlm.models.rnng.forest_lstm import by_activation, forest_lstm, lstm_slopes, lstm_step, lstm_step_backward
+from hf_synlm.models.rnng.forest_lstm import (
+    by_activation,
+    for_sigmoids,
+    forest_lstm,
+    lstm_slopes,
+    lstm_step,
+    lstm_step_backward,
+    search_step,
+)
 from hf_synlm.models.rnng.plan import LevelPlan, StepPlan
 
 # Rows per push and pushes of a search, roughly: they choose the layout of the weights.
@@ -105,7 +113,7 @@ class Pusher:
     def __init__(self, stack_lstm: StackLSTM) -> None:
         self.size, self._layers = stack_lstm.hidden_size, []
         for layer in stack_lstm.weights():
-            weight_ih, weight_hh, bias = (by_activation(value) for value in layer)
+            weight_ih, weight_hh, bias = (for_sigmoids(value) for value in layer)
             maps = (linear_map(weight, _PUSHED_ROWS, _PUSHES) for weight in (weight_ih, weight_hh))
             self._layers.append((*maps, bias))
 
@@ -127,7 +135,7 @@ class Pusher:
                 recurrent, cells = recurrent.index_select(0, which), cells.index_select(0, which)
             if layer:
                 gates = from_input(states[:, layer - 1, :size])
-            lstm_step(gates.add_(recurrent), cells, states[:, layer])
+            search_step(gates.add_(recurrent), cells, states[:, layer])
         return states
 
 

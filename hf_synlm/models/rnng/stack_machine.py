@@ -83,14 +83,19 @@ class Seen(NamedTuple):
         """Fields of the states (0), their open nonterminals (1) or their corners (2)."""
         return State(*self.fields[:, :, which].unbind(-1))
 
+    def column(self, name: str, which: int = 0) -> Tensor:
+        """One field [B, R]; `which` as for `state`."""
+        return self.fields[:, :, which, State._fields.index(name)]
+
     def rows(self, rows: slice) -> "Seen":
         """Some rows of every sentence."""
         return Seen(*(value[:, rows] for value in self))
 
     def take(self, index: Tensor) -> "Seen":
         """The states `index` [B, R']."""
-        places = [index.view(*index.shape, *[1] * (value.dim() - 2)) for value in self]
-        return Seen(*(v.gather(1, at.expand(-1, -1, *v.shape[2:])) for v, at in zip(self, places, strict=True)))
+        count = self.nodes.shape[1]
+        flat = (index + torch.arange(0, len(index) * count, count, device=index.device)[:, None]).flatten()
+        return Seen(*(v.flatten(0, 1).index_select(0, flat).view(*index.shape, *v.shape[2:]) for v in self))
 
 
 def _first_true(mask: Tensor, count: int) -> Tensor:
@@ -125,6 +130,7 @@ class RNNGStackMachine(StackMachine):
         if self.normalization not in ("search", "train"):
             raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
         self.in_order, self.first = self.config.in_order, self.config.first_nonterminal
+        self.num_actions = self.config.num_actions
         self._prepare(model)
 
     @in_full_precision
@@ -205,9 +211,8 @@ class RNNGStackMachine(StackMachine):
         Cost: one wait for the device. Rows that stand on one state are multiplied with the recurrent weights together
         on a CPU. A composition takes as many steps as the widest constituent has children.
         """
-        before, opened = seen.state(0), seen.state(1)
         reduces = (actions == REDUCE) & live
-        children = (before.depth - opened.floor) * reduces
+        children = (seen.column("depth") - seen.column("floor", 1)) * reduces
         sizes = torch.stack([live.sum(1).amax(), live.sum(), reduces.sum(), children.amax()])
         rows, num_live, num_reduces, most = sizes.tolist()
         first = pool.reserve(rows)
@@ -230,7 +235,7 @@ class RNNGStackMachine(StackMachine):
             gates.index_copy_(0, closing, self._pusher.inputs(composed))
         sentence = torch.arange(len(own), device=own.device)[:, None] * pool.fields.shape[1]
         below, places = (_flat(ids + sentence, which) for ids in (fields[..., State._fields.index("below")], own))
-        self._write(pool, places, elements, gates, self._states(pool), below)
+        self._write(pool, None if which is None else places, elements, gates, self._states(pool), below)
         return own
 
     @in_full_precision
@@ -297,13 +302,16 @@ class RNNGStackMachine(StackMachine):
     def _write(
         self,
         pool: NodePool,
-        places: Tensor,
+        places: Tensor | None,
         elements: Tensor,
         gates: Tensor,
         states: Tensor,
         below: Tensor | None = None,
     ) -> None:
-        """Push elements [Q, w] on the states `below` [Q] (None = all, in order); features go to flat `places` [Q]."""
+        """Push elements [Q, w] on the states `below` [Q] (None = all, in order).
+
+        Features go to flat `places` [Q]; None = to the last nodes of all sentences, which is faster.
+        """
         which = None
         if below is not None:
             if below.device.type == "cpu":  # elsewhere counting them would wait
@@ -312,7 +320,11 @@ class RNNGStackMachine(StackMachine):
         new = self._pusher(gates, states, which)
         predictor = self.model.predictor(new[:, -1, : self.config.hidden_size])
         for name, value in (("state", new.flatten(1)), ("element", elements), ("predictor", predictor)):
-            pool.features[name].flatten(0, 1).index_copy_(0, places, value)
+            if places is None:
+                last = value.unflatten(0, (pool.batch_size, -1))
+                pool.features[name][:, pool.size - last.shape[1] : pool.size] = last
+            else:
+                pool.features[name].flatten(0, 1).index_copy_(0, places, value)
 
     def _structural(self, seen: Seen, own: Tensor, actions: Tensor, num_tokens: Tensor) -> Tensor:
         """Integer fields [B, R, F] of the new nodes of NT and REDUCE."""
@@ -353,7 +365,7 @@ class RNNGStackMachine(StackMachine):
         below = fields[:, State._fields.index("below")]
         offset = which // seen.nodes.shape[1] * pool.fields.shape[1]
         top = offset + seen.nodes.flatten()[which]
-        nonterminal = offset + seen.state(0).open.flatten()[which]
+        nonterminal = offset + seen.column("open").flatten()[which]
         walk, current = [], top
         for step in range(most):
             if step:
@@ -439,7 +451,7 @@ class RNNGStackMachine(StackMachine):
         """The action that ends a sentence, and in which states [B, R] it does."""
         if self.first > FINISH:
             return FINISH, torch.ones_like(seen.nodes, dtype=torch.bool)
-        return REDUCE, seen.state(0).num_open == 1
+        return REDUCE, seen.column("num_open") == 1
 
     def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], list[list[list[str]]]]:
         """Spans and labels of the constituents of derivations [B, K, A], in the order of their REDUCE actions."""
