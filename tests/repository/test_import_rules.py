@@ -58,13 +58,13 @@ DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distan
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
     "gpst": (SHARED + SEARCH + "search_level_machine", 7700),
-    "rnng": (SHARED + SEARCH + "trees_given", 8430),
+    "rnng": (SHARED + SEARCH + "trees_given", 8470),
     "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5650),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3690),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4130),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3380),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9680),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9690),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5770),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",

@@ -195,7 +195,7 @@ def score_proposals(
 ) -> ProposalScore:
     """Sum the probabilities of a sentence with given trees.
 
-    Cost: one forward pass over every distinct tree; of a Tree LM over what the trees do not share.
+    Cost: one forward pass over every distinct tree; of a Tree LM and an RNNG over what the trees do not share.
     """
     rows = list({row["key"]: row for row in encode_given_trees(scorer, trees)}.values())[:max_trees]
     length, num_closing = len(rows[0]["input_ids"]), len(scorer.closing_ids)

@@ -112,6 +112,7 @@ class RNNGModel(DerivationStates, RNNGPreTrainedModel):
         mask: Tensor,
         word_ends: Tensor | None = None,
         run_last: bool = False,
+        shared: bool = False,
     ) -> RNNGPlan:
         """Lay out given derivations [B, A] on the device of the model; see `make_plan` in models/rnng/plan.py."""
         check_actions(actions, mask, word_ends)
@@ -130,6 +131,7 @@ class RNNGModel(DerivationStates, RNNGPreTrainedModel):
             word_ends=ends,
             by_level=self.config.composition == "lstm",
             run_last=run_last,
+            shared=shared,
         )
         return plan.to(self.initial_element.device)
 
@@ -251,6 +253,38 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
         self.action_head = nn.Linear(config.embedding_size, config.num_actions)
         self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
         self.post_init()
+
+    @torch.no_grad()
+    def joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
+        """Log p(text, tree) [K] of several trees of one text, as `forward` gives it; equal beginnings are read once.
+
+        Args:
+            input_ids: [K, T], the text K times.
+            actions: [K, A] derivations; 0 = padding.
+            word_ends: [K, T] as in `forward`.
+
+        Returns:
+            The values in nats. The stack machine and the heads run once on each distinct beginning of a derivation.
+
+        Raises:
+            ValueError: actions that do not derive the text.
+
+        Cost: as `forward` of one derivation, with the widths of all in each step.
+        """
+        mask = torch.ones_like(input_ids, dtype=torch.bool)
+        plan = self.model.make_plan(actions, mask, word_ends, shared=True)
+        hidden = self.model.run(input_ids[:1], mask[:1], plan)[-1]
+        before, own = plan.context.unique(return_inverse=True)
+        states = self.model.predictor(hidden[before])
+        log_probs = self.action_head(states).float().log_softmax(1)[own, plan.action]
+        shifts, place = own[plan.shifts].unique(return_inverse=True)
+        words = torch.empty_like(shifts)
+        words[place] = input_ids.flatten().long()  # every derivation shifts the whole text
+        _, word_loss = linear_cross_entropy(
+            states[shifts], weight_of(self.lm_head), words, torch.ones_like(words), self.lm_head.bias
+        )
+        log_probs[plan.shifts] -= word_loss[place].to(log_probs.dtype)
+        return log_probs.new_zeros(len(actions)).index_add(0, plan.action_row, log_probs)
 
     def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
         """Loss and probability of given derivations; see `FastTrackGenerationMixin`."""

@@ -205,10 +205,12 @@ class _Record:
 
     def __init__(self, num_sentences: int) -> None:
         self.parent, self.depth, self.time = [-1] * num_sentences, [0] * num_sentences, [0] * num_sentences
-        self.row = list(range(num_sentences))
         self.words: list[tuple[int, int, int]] = []  # push, row, position
         self.opened: list[tuple[int, int]] = []  # push, label
-        self.composed: list[tuple[int, int, list[int], int]] = []  # push, nonterminal, children, height
+        self.composed: list[
+            tuple[int, int, list[int], int, int]
+        ] = []  # push, nonterminal, children, height, top before
+        self.known: dict[tuple[int, int], int] = {}  # push by the push before it and the action
         self.height = [0] * num_sentences
         self.context: list[int] = []
         self.action: list[int] = []
@@ -216,8 +218,7 @@ class _Record:
         self.action_column: list[int] = []
         self.final = list(range(num_sentences))
 
-    def push(self, row: int, time: int, parent: int, height: int = 0) -> int:
-        self.row.append(row)
+    def push(self, time: int, parent: int, height: int = 0) -> int:
         self.time.append(time)
         self.parent.append(parent)
         self.depth.append(self.depth[parent] + 1)
@@ -228,6 +229,7 @@ class _Record:
 def _run_sentence(
     record: _Record,
     row: int,
+    bottom: int,
     system: TransitionSystem,
     actions: Sequence[int],
     word_ends: Sequence[bool] | None,
@@ -235,35 +237,42 @@ def _run_sentence(
 ) -> None:
     """Run the actions of one sentence and record the pushes, that of the last action only with `run_last`.
 
+    Sentences on one `bottom` have the same words: they share the pushes of equal beginnings.
+
     `pushes` is the order in which the stack LSTM reads, `elements` the order of the tree: they differ in the in-order
     system, where the nonterminal is pushed behind its left corner but stands before it in the tree.
     """
     record.action += actions
     record.action_row += [row] * len(actions)
     record.action_column += range(len(actions))
-    pushes, elements = [row], []
+    pushes, elements = [bottom], []
     for time, stack in enumerate(system.steps(actions, word_ends), 1):
-        action, place = stack.action, stack.place
-        record.context.append(pushes[-1])
+        action, place, top = stack.action, stack.place, pushes[-1]
+        record.context.append(top)
         if time == len(actions) and not run_last:
             continue  # no break: `steps` checks the end of the sentence
+        push = record.known.get((top, action))
         if action == SHIFT:
-            push = record.push(row, time, pushes[-1])
-            record.words.append((push, row, stack.start))
+            if push is None:
+                push = record.push(time, top)
+                record.words.append((push, bottom, stack.start))
             elements.append(push)
         elif action == REDUCE:
             nonterminal, *children = elements[place:]
             del elements[place:], pushes[place + 1 :]
-            height = 1 + max(record.height[child] for child in children)
-            push = record.push(row, time, pushes[-1], height)
-            record.composed.append((push, nonterminal, children, height))
+            if push is None:
+                height = 1 + max(record.height[child] for child in children)
+                push = record.push(time, pushes[-1], height)
+                record.composed.append((push, nonterminal, children, height, top))
             elements.append(push)
         elif stack.after_nonterminal:
-            push = record.push(row, time, pushes[-1])
-            record.opened.append((push, action - system.first_nonterminal))
+            if push is None:
+                push = record.push(time, top)
+                record.opened.append((push, action - system.first_nonterminal))
             elements.insert(place, push)
         else:  # FINISH leaves the state as it is
             continue
+        record.known[top, action] = push
         pushes.append(push)
     if run_last:
         record.final[row] = pushes[-1]
@@ -275,15 +284,16 @@ def _simulate(
     num_words: Sequence[int],
     word_ends: Sequence[Sequence[bool]] | None,
     run_last: bool,
+    shared: bool,
 ) -> _Record:
-    record = _Record(len(actions))
+    record = _Record(1 if shared else len(actions))
     for row, sequence in enumerate(actions):
         if not len(sequence):
             raise ValueError(f"actions, row {row}: there is no action. Leave empty sentences out.")
         # The last token always ends a word.
         ends = None if word_ends is None else [*word_ends[row][:-1], True]
         try:
-            _run_sentence(record, row, system, sequence, ends, run_last)
+            _run_sentence(record, row, 0 if shared else row, system, sequence, ends, run_last)
         except ValueError as error:
             raise ValueError(f"actions, row {row}: {error}.") from error
         num_shifts = sequence.count(SHIFT)
@@ -303,19 +313,21 @@ def make_plan(
     word_ends: Sequence[Sequence[bool]] | None = None,
     by_level: bool = True,
     run_last: bool = False,
+    shared: bool = False,
 ) -> RNNGPlan:
     """Lay out given derivations, on the CPU.
 
     `actions` per sentence have no padding. `by_level` makes a `LevelPlan` (LSTM composition), otherwise a `StepPlan`
     (attention composition). In-order, all pieces of a word are a left corner: `word_ends`, None = every token is a
-    word. `run_last` also executes the last action, whose state no prediction reads. A sequence that is not a valid
-    derivation raises ValueError with its row and position.
+    word. `run_last` also executes the last action, whose state no prediction reads. `shared` derivations are of one
+    text: the plan has one sentence, and every push of equal beginnings once. A sequence that is not a valid derivation
+    raises ValueError with its row and position.
 
     Cost: O(actions) Python steps, about 2 microseconds each; run it in the data loader.
     Source: the authors' `fixed_stack_models.py` keeps a stack tensor instead and runs one action at a time.
     """
     system = TransitionSystem(transition_system, num_labels)
-    record = _simulate(actions, system, num_words, word_ends, run_last)
+    record = _simulate(actions, system, num_words, word_ends, run_last, shared)
     return _by_level(record) if by_level else _by_step(record)
 
 
@@ -344,7 +356,7 @@ def _by_level(record: _Record) -> LevelPlan:
     for push, *_ in (*record.words, *record.opened):
         element[push] = count
         count += 1
-    heights: dict[int, list[tuple[int, int, list[int], int]]] = {}
+    heights: dict[int, list[tuple[int, int, list[int], int, int]]] = {}
     for node in record.composed:
         heights.setdefault(node[3], []).append(node)
     compositions = []
@@ -380,17 +392,14 @@ def _by_step(record: _Record) -> StepPlan:
     places = place.tolist()
     sizes = time.bincount().tolist()
     parents = place[torch.tensor(record.parent)[order].clamp_min(0)].split(sizes)
-    nodes: list[list[tuple[int, int, list[int]]]] = [[] for _ in sizes]
+    nodes: list[list[tuple[int, int, list[int], int]]] = [[] for _ in sizes]
     labels = dict(record.opened)
-    for push, nonterminal, children, _ in record.composed:
-        nodes[record.time[push]].append((push, labels[nonterminal], children))
+    for push, nonterminal, children, _, top in record.composed:
+        nodes[record.time[push]].append((push, labels[nonterminal], children, top))
     steps, first = [], 0
-    # A REDUCE follows the push on the top of its stack.
-    before = {(record.row[push], record.time[push]): push for push in range(num_pushes)}
     for now, size in enumerate(sizes):
         if now:
             chosen = sorted(nodes[now], key=lambda node: -len(node[2]))
-            tops = [before[record.row[push], now - 1] for push, _, _ in chosen]
             chains = None
             if chosen:
                 children = torch.tensor([places[child] for node in chosen for child in node[2]])
@@ -398,9 +407,9 @@ def _by_step(record: _Record) -> StepPlan:
             steps.append(
                 StackStep(
                     parents[now],
-                    torch.tensor([places[push] - first for push, _, _ in chosen], dtype=torch.long),
-                    torch.tensor([places[top] for top in tops], dtype=torch.long),
-                    torch.tensor([label for _, label, _ in chosen], dtype=torch.long),
+                    torch.tensor([places[push] - first for push, *_ in chosen], dtype=torch.long),
+                    torch.tensor([places[top] for *_, top in chosen], dtype=torch.long),
+                    torch.tensor([label for _, label, *_ in chosen], dtype=torch.long),
                     chains,
                 )
             )
