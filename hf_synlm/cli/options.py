@@ -305,9 +305,9 @@ class ScoringByBeams(Scoring):
 class Parsing(Searching):
     """How a model parses."""
 
-    method: Annotated[str | None, typer.Option(help="How the model parses, e.g. search or inside (GPST).", **_BEAM)] = (
-        None
-    )
+    method: Annotated[
+        str | None, typer.Option(help="How the model parses, e.g. search, inside or mbr (GPST).", **_BEAM)
+    ] = None
     parse_option: Annotated[
         list[str] | None,
         typer.Option(

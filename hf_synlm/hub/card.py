@@ -67,10 +67,9 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     - paragraphs: `availability` (where the files are), `intended_use`, `training_data`, `training_procedure`, `not_for`
       (what the numbers may not be used for), `limits`;
     - `results`: dicts with `task`, `dataset`, `split`, `metric`, `value` and, where the number depends on the beam,
-      `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search" or "inside" for trees);
-      optionally `convention` ("name: what is counted"), `seed`, `hardware`, `baselines` (the same number of trees that
-      need
-      no model, by name) and `command`. `hf_synlm.evaluation.results.card_rows` makes them;
+      `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search", "inside" or "mbr" for
+      trees); optionally `convention` ("name: what is counted"), `seed`, `hardware`, `baselines` (the same number of
+      trees that need no model, by name) and `command`. `hf_synlm.evaluation.results.card_rows` makes them;
     - `weights`: SHA-256 of the files that were measured, by name; `export_model` states them.
 
     Raises ValueError if a fact is unknown or missing, or if a number lacks its beam width or estimator.

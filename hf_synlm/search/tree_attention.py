@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 from hf_synlm.search.stack import NodePool
 
-# So many columns that are shared cost a row less than one that is gathered for it alone. CPU time of a call of 76 rows
-# with shared columns, as a share of that with separate paths of L nodes, for a backbone of width 576 and a Tree LM of
-# width 96: with 8 L columns 1.01 and 0.98, with 4.5 L 0.88 and 0.94, with 2.8 L 0.85 and 0.77.
+# Columns that rows share cost each row time, too: they are shared where they are at most so many times the L nodes of a
+# path. CPU time of a call of 76 rows with shared columns, beside a gather of each path, for a backbone of width 576 and
+# a Tree LM of width 96: with 8 L columns 1.01 and 0.98, with 4.5 L 0.88 and 0.94, with 2.8 L 0.85 and 0.77.
 _DENSE = 4
 
 
@@ -66,13 +66,14 @@ def _bias(query: Tensor, mask: Tensor, terms: Sequence[RelativeTerm]) -> Tensor:
     return bias
 
 
-def columns_of(path: Tensor) -> tuple[Tensor, Tensor]:
+def columns_of(path: Tensor, most: float) -> tuple[Tensor, Tensor]:
     """Flat places of columns, and which of them the rows see, for rows that see their own path [M, L]; -1 = none.
 
-    Both are [M, L], or [1, U] and [M, U], every node once, where the rows have enough nodes in common.
+    Both are [M, L], or [1, U] and [M, U], every node once, where the rows have enough nodes in common. With the rows
+    these are at most `most` columns, because some decoders have tables of so many positions.
     """
     nodes, column = path.unique(return_inverse=True)
-    if len(nodes) + len(path) > _DENSE * path.shape[1]:
+    if len(nodes) + len(path) > min(_DENSE * path.shape[1], most):
         return path.clamp(min=0), path >= 0
     seen = torch.zeros(len(path), len(nodes), dtype=torch.bool, device=path.device)
     return nodes.clamp(min=0)[None], seen.scatter_(1, column, path >= 0)

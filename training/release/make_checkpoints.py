@@ -140,11 +140,13 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
     A mini that was stopped is continued, and one that is finished is only copied.
     """
     is_tiny, cpu_seconds = checkpoint["kind"] == "tiny", 0.0
+    anew = is_tiny  # a phase behind one that was trained replaces what is there
     model, folder = ROOT / RUNS / name / "model", ROOT / CARDS / name
     phases = training_phases(name, checkpoint)
     for output, command in phases:
-        if is_tiny or not (ROOT / output / RESULTS_FILE).is_file():
-            cpu_seconds += run(command, *(["--overwrite_output_dir"] if is_tiny else []))
+        if anew or not (ROOT / output / RESULTS_FILE).is_file():
+            cpu_seconds += run(command, *(["--overwrite_output_dir"] if anew else []))
+            anew = True
     found = json.loads((ROOT / RUNS / name / RESULTS_FILE).read_text(encoding="utf-8"))
     best = found.get("best_step", found["step"])
     score = _LOSSES[checkpoint["script"]]

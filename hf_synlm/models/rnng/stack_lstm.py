@@ -112,8 +112,12 @@ class Pusher:
 
     def __init__(self, stack_lstm: StackLSTM) -> None:
         self.size, self._layers = stack_lstm.hidden_size, []
-        for layer in stack_lstm.weights():
-            weight_ih, weight_hh, bias = (for_sigmoids(value) for value in layer)
+        weights = stack_lstm.weights()
+        # In half precision, tanh by a sigmoid loses digits near 0.
+        is_half = weights[0][0].dtype.itemsize < 4
+        order, self._step = (by_activation, lstm_step) if is_half else (for_sigmoids, search_step)
+        for layer in weights:
+            weight_ih, weight_hh, bias = (order(value) for value in layer)
             maps = (linear_map(weight, _PUSHED_ROWS, _PUSHES) for weight in (weight_ih, weight_hh))
             self._layers.append((*maps, bias))
 
@@ -135,7 +139,7 @@ class Pusher:
                 recurrent, cells = recurrent.index_select(0, which), cells.index_select(0, which)
             if layer:
                 gates = from_input(states[:, layer - 1, :size])
-            search_step(gates.add_(recurrent), cells, states[:, layer])
+            self._step(gates.add_(recurrent), cells, states[:, layer])
         return states
 
 

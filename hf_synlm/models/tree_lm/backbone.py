@@ -8,6 +8,7 @@ Shapes: B sentences, P positions (rows), S columns, D width, V words, Y labels.
 """
 
 import inspect
+import math
 from contextlib import nullcontext
 from typing import Any, Self
 
@@ -38,6 +39,12 @@ def check_backbone(config: PreTrainedConfig) -> None:
         )
 
 
+def max_positions(config: PreTrainedConfig | None) -> float:
+    """Most positions of a tree: those of the decoder, or what its local layers see (GPT-Neo)."""
+    longest = getattr(config, "max_position_embeddings", None) or math.inf
+    return min(longest, config.window_size) if "local" in getattr(config, "attention_layers", ()) else longest
+
+
 def cache_width(config: PreTrainedConfig) -> int:
     """Numbers that a layer of the decoder keeps of each position: its keys and values."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -62,19 +69,16 @@ def run_backbone(
     `is_causal`, which the decoder does by itself, so that its fast attention can be used. Of the distances `index`
     [B, P, S], that to the begin token is the position. More positions than the decoder has raise ValueError.
     """
-    seen, position = None, index.amax(2)
-    longest = getattr(backbone.config, "max_position_embeddings", None)
-    if longest is not None and is_causal:
-        # In a search, columns are of several trees.
-        count = mask.shape[2] if cache is None else int(position.amax()) + 1
-        if count > longest:
-            raise ValueError(
-                f"A linearized tree has {count} positions or more, and the backbone {longest}. Shorten the text."
-            )
+    longest = max_positions(backbone.config)
+    if is_causal and mask.shape[2] > longest:
+        raise ValueError(
+            f"A linearized tree has {mask.shape[2]} positions or more, and the backbone {longest}. Shorten the text."
+        )
+    seen = None
     if cache is not None or not is_causal:
         seen = embedded.new_zeros(()).masked_fill(~mask[:, None], float("-inf"))
     output = backbone(
-        inputs_embeds=embedded, attention_mask=seen, position_ids=position, past_key_values=cache,
+        inputs_embeds=embedded, attention_mask=seen, position_ids=index.amax(2), past_key_values=cache,
         use_cache=cache is not None, output_hidden_states=cache is None,
     )  # fmt: skip
     return [output.last_hidden_state] if cache is not None else list(output.hidden_states)

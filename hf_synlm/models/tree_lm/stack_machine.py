@@ -2,8 +2,8 @@
 
 A state is a node of the pool. Under "causal" it attends to all nodes of its derivation, under "stack_compose" to those
 on its stack. Their keys and values are gathered, so that hypotheses share them: once for all states of a call that have
-most of them in common, which see their own by a mask. REDUCE under "stack_compose" is one
-call of two rows: the first composes, and its keys and values stay; the second reads, and nobody sees it again.
+most of them in common, which see their own by a mask. REDUCE under "stack_compose" is one call of two rows: the first
+composes, and its keys and values stay; the second reads, and nobody sees it again.
 
 Words, openings and closings share one softmax. For the search it is cut in two: log p(SHIFT) is that of all words
 together, log p(word | SHIFT) the rest; REDUCE is the closing of the innermost open label. The closings of other labels,
@@ -15,7 +15,6 @@ V vocabulary, Y labels, A action ids.
 """
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from transformers import PreTrainedConfig
 from hf_synlm.models.rnng.actions import REDUCE
 from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
-from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width
+from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width, max_positions
 from hf_synlm.models.tree_lm.linearization import relative_depths
 from hf_synlm.search.parsing import AlignedText
 from hf_synlm.search.stack import NodePool, Nodes
@@ -85,7 +84,7 @@ class TreeLMStackMachine(RNNGStackMachine):
     @property
     def max_with_context(self) -> float:
         """Tokens of a sentence and the text before it: half of the positions, of which a tree takes several a token."""
-        return getattr(self.config.backbone_config, "max_position_embeddings", math.inf) / 2
+        return max_positions(self.config.backbone_config) / 2
 
     # ---------------------------------------------------------------------------------------------------- nodes
     @in_full_precision
@@ -194,9 +193,11 @@ class TreeLMStackMachine(RNNGStackMachine):
         fields = pool.fields.flatten(0, 1)
         names = {name: fields[:, pool.names.index(name)] for name in ("action", "depth", "length", "num_open")}
         count = 1 + composes
-        # Two rows of one node, or contexts of several sentences, have columns of their own.
-        is_apart = composes or (bool(pool.context) and pool.batch_size > 1)
-        before, seen = (path.clamp(min=0), path >= 0) if is_apart else columns_of(path)
+        # Two rows of one node have columns of their own; so have sentences, or a NaN of one would reach the others, and
+        # nodes on a GPU, where counting them would wait.
+        is_apart = composes or pool.batch_size > 1 or path.device.type != "cpu"
+        most = 2 * self.max_with_context - (pool.context["layer_0"].shape[1] if pool.context else 0)
+        before, seen = (path.clamp(min=0), path >= 0) if is_apart else columns_of(path, most)
         columns = torch.cat([before, own.view(len(before), -1).repeat(1, count)], 1)
         mask = torch.cat([seen, own[:, None] == columns[:, before.shape[1] :]], 1)[:, None]
         if composes:

@@ -151,8 +151,15 @@ def load_pretrained(
         )
     checked = check_overrides(model_class.config_class, overrides, ("vocab_size",))
     changed = {field: value for field, value in checked.items() if found.get(field) != value}
+    # Fields that `from_pretrained` of a model is given would enter its generation config, too.
+    config = model_class.config_class.from_pretrained(name, **changed)
     model, loading = model_class.from_pretrained(
-        name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=bool(changed), **options, **changed
+        name,
+        config=config,
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=bool(changed),
+        **options,
     )
     other = {key if isinstance(key, str) else key[0] for part in loading.values() for key in part}
     if changed and other:

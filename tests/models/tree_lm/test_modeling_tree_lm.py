@@ -440,7 +440,7 @@ def test_common_nodes_are_gathered_once(structure, states, monkeypatch):
         monkeypatch.setattr(tree_attention, "_DENSE", most)
         machine._execute(pool, last.expand_as(own), own, own % 19, torch.zeros_like(live), live, are_words=True)
         found.append({name: values[:, new][live] for name, values in pool.features.items()})
-    assert rows[0] == len(states) and rows[-1] == 1
+    assert rows[0] == len(states) and rows[-1] == (1 if pool.batch_size == 1 else len(states))
     for name, values in found[0].items():
         assert torch.allclose(values, found[1][name], **TOLERANCE), name
 
@@ -539,10 +539,15 @@ def test_activations_of_a_backbone_are_checkpointed():
         tiny().gradient_checkpointing_enable()
 
 
-def test_a_backbone_has_only_so_many_positions(monkeypatch):
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neo"])
+def test_a_backbone_has_only_so_many_positions(kind, monkeypatch):
     """A tree of two words has at most eleven; columns of many states of a call are no positions."""
-    config = decoder_config("gpt2")
-    config.n_positions = 12
+    if kind == "gpt2":
+        config = decoder_config(kind)
+        config.n_positions = 12
+    else:  # one of its layers sees twelve
+        local = {"attention_types": [[["global", "local"], 1]], "window_size": 12}
+        config = CONFIG_MAPPING[kind](vocab_size=19, hidden_size=16, num_layers=2, num_heads=4, **local)
     model = TreeLMForCausalLM(TreeLMConfig(backbone_config=config, max_consecutive_nonterminals=2, **TINY))
     monkeypatch.setattr(tree_attention, "_DENSE", 100)
     model.parse(torch.tensor([[2, 3]]), action_beam_size=50)
