@@ -64,7 +64,7 @@ SHIPPED = {
     "prpn": (SHARED + RECURRENT + DISTANCES, 4130),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3380),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9690),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9710),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5770),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
