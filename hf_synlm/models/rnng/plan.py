@@ -207,9 +207,8 @@ class _Record:
         self.parent, self.depth, self.time = [-1] * num_sentences, [0] * num_sentences, [0] * num_sentences
         self.words: list[tuple[int, int, int]] = []  # push, row, position
         self.opened: list[tuple[int, int]] = []  # push, label
-        self.composed: list[
-            tuple[int, int, list[int], int, int]
-        ] = []  # push, nonterminal, children, height, top before
+        # Push, nonterminal, children, height, push on the top of the stack before.
+        self.composed: list[tuple[int, int, list[int], int, int]] = []
         self.known: dict[tuple[int, int], int] = {}  # push by the push before it and the action
         self.height = [0] * num_sentences
         self.context: list[int] = []
