@@ -234,6 +234,29 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 lexical=lexical,
             )
 
+    @torch.no_grad()
+    def joint_log_probs(self, input_ids: Tensor, **trees: Any) -> Tensor:
+        """Log p(text, tree) [K] of several trees of one text, as `forward` gives it.
+
+        Args:
+            input_ids: [K, T], the text K times, without padding and begin token.
+            **trees: the trees as `forward` takes them (actions, attachments or spans), and `word_ends`.
+
+        Returns:
+            The values in nats.
+
+        Raises:
+            ValueError: as `forward`.
+
+        Cost: RNNG, Tree LM, Pushdown Layers and GPST read each distinct beginning of the trees once; others as
+        `forward`.
+        """
+        return self._joint_log_probs(input_ids, **trees)
+
+    def _joint_log_probs(self, input_ids: Tensor, *_: Any, **trees: Any) -> Tensor:
+        """Hook: `joint_log_probs`, with what the trees have in common read once."""
+        return self(input_ids, attention_mask=torch.ones_like(input_ids), **trees).joint_log_prob
+
     def set_generation_defaults(self) -> None:
         """Add the options of this library to `generation_config`, so that they are saved and loaded with it."""
         for name, value in self.generation_options.items():

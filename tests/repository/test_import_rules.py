@@ -57,15 +57,15 @@ LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particl
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine", 7700),
-    "rnng": (SHARED + SEARCH + "trees_given", 8470),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5650),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 7810),
+    "rnng": (SHARED + SEARCH + "trees_given", 8490),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5680),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3690),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4130),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3380),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention", 9710),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention", 5770),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 9740),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 5860),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
         3900,

@@ -195,19 +195,15 @@ def score_proposals(
 ) -> ProposalScore:
     """Sum the probabilities of a sentence with given trees.
 
-    Cost: one forward pass over every distinct tree; of a Tree LM and an RNNG over what the trees do not share.
+    Cost: one pass over what the distinct trees do not share; of URNNG over each of them.
     """
     rows = list({row["key"]: row for row in encode_given_trees(scorer, trees)}.values())[:max_trees]
     length, num_closing = len(rows[0]["input_ids"]), len(scorer.closing_ids)
     size, joint = max(1, _MAX_TOKENS // length), list[Tensor]()
     for start in range(0, len(rows), size):
         batch = batch_given_trees(scorer, rows[start : start + size])
-        if hasattr(scorer.model, "joint_log_probs"):
-            given = {name: batch[name] for name in ("input_ids", "actions", "word_ends")}
-            log_probs = scorer.model.joint_log_probs(**given)
-        else:
-            log_probs = scorer.model(**batch).joint_log_prob
-        joint.append(log_probs.double().cpu())
+        given = {name: value for name, value in batch.items() if name not in ("attention_mask", "labels")}
+        joint.append(scorer.model.joint_log_probs(**given).double().cpu())
     log_probs = torch.cat(joint)
     total = log_probs.logsumexp(0)
     share = (log_probs.max() - total).exp()

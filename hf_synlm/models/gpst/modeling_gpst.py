@@ -242,7 +242,7 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
         text = ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
         scores = self.parser(text.ids, text.sentence_ids)
         plan = self._plan(text, scores, merge_order, spans)
-        trees = self._induce(text, plan, given=spans is not None)
+        trees = self.induce(text, plan, given=spans is not None)
         sequence = self.node_sequence(plan, trees)
         asked = {"output_hidden_states": bool(wanted), "output_attentions": attend} if wanted or attend else {}
         types = self.type_layers(inputs_embeds=sequence.inputs, **asked)
@@ -478,6 +478,14 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         result.joint_log_prob = (-action_BA.sum(1)).index_add(0, row, log_prob.to(action_BA.dtype))
         result.action_logits = self.heads.action(output.type_hidden_state)
         result.token_logits_given_tree = structure.text.restore(logits)
+
+    def _joint_log_probs(
+        self, input_ids: Tensor, spans: list[list[tuple[int, int]]], word_ends: Tensor | None = None
+    ) -> Tensor:
+        text = ContextBatch.read(self.config, input_ids, torch.ones_like(input_ids), None, word_ends)
+        plan = self.model.plan_given(text, spans)
+        sequence = self.model.node_sequence(plan, self.model.induce(text, plan, given=True))
+        return GPSTStackMachine(self).log_probs_of_trees(text.ids[0], sequence)
 
     @torch.no_grad()
     def parse(

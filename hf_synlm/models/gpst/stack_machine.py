@@ -18,9 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_synlm.core.losses import linear_cross_entropy
+from hf_synlm.core.module_tools import weight_of
+from hf_synlm.models.gpst.objective import NodeSequence
 from hf_synlm.search.level_machine import LevelMachine
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.trees.actions import GEN
+from hf_synlm.trees.prefixes import distinct_prefixes
 
 # Numbers that one call of a layer gathers at most: its memory does not grow with the beam.
 _GATHERED_ELEMENTS = 1 << 22
@@ -50,14 +54,6 @@ class GPSTStackMachine(LevelMachine):
         `context_sentence_ids` [B, T] are 1, 2, ... at the tokens of complete sentences before the text, 0 elsewhere;
         only with them `input_ids` are read.
         """
-        width = self.config.hidden_size
-        features = {
-            "vector": (self.config.composition_size, self.dtype),
-            "inputs": (width, self.dtype),
-            "hidden": (width, self.dtype),
-            "actions": (2, torch.float32),
-            **dict.fromkeys((*self._type_names, *self._token_names), (2 * width, self.dtype)),
-        }
         if context_sentence_ids is None:
             positions = torch.zeros(batch_size, 1, dtype=torch.long, device=device)
             inputs = self.model.bos_embedding + self.model.position_embedding(positions)
@@ -65,7 +61,7 @@ class GPSTStackMachine(LevelMachine):
         else:
             inputs, positions, valid, before_gen = self._encode_context(input_ids, context_sentence_ids)
         count = inputs.shape[1]
-        pool = NodePool(batch_size, features, device, capacity=max(64, count))
+        pool = self._empty_pool(batch_size, device, max(64, count))
         pool.num_context = positions.amax(1)
         slots = torch.arange(count, device=device).expand(batch_size, -1)
         none = torch.full_like(slots, -1)
@@ -75,6 +71,39 @@ class GPSTStackMachine(LevelMachine):
         pool.append(Nodes(slots - 1, none, torch.zeros_like(slots), action, none, none), inputs=inputs)
         self.read(pool, slots[:, None, :0], slots, Levels([1] * count, device))
         return pool, torch.where(valid, slots, 0).amax(1, keepdim=True)
+
+    def _empty_pool(self, batch_size: int, device: torch.device, capacity: int) -> NodePool:
+        width = self.config.hidden_size
+        features = {
+            "vector": (self.config.composition_size, self.dtype),
+            "inputs": (width, self.dtype),
+            "hidden": (width, self.dtype),
+            "actions": (2, torch.float32),
+            **dict.fromkeys((*self._type_names, *self._token_names), (2 * width, self.dtype)),
+        }
+        return NodePool(batch_size, features, device, capacity=capacity)
+
+    def log_probs_of_trees(self, tokens: Tensor, sequence: NodeSequence) -> Tensor:
+        """Log p(text, tree) [K] of the laid out trees of one text [T]; each distinct beginning is read once."""
+        targets = sequence.action_targets[:, : 2 * len(tokens) - 1]
+        taken = F.pad(targets[:, :-1], (1, 0), value=-1)
+        row, position, place = distinct_prefixes(taken)
+        number, steps = (torch.arange(count, device=row.device) for count in (len(row), targets.shape[1] - 1))
+        before = position[:, None] - 1 - steps.flip(0)
+        path = place[row].gather(1, before.clamp(min=0)).masked_fill(before < 0, -1)[None]
+        pool = self._empty_pool(1, row.device, len(row))
+        none = torch.full_like(number[None], -1)
+        nodes = Nodes(none, none, none, taken[row, position][None], none, none)
+        pool.append(nodes, inputs=sequence.inputs[row, position])
+        self.read(pool, path, number[None], Levels([len(row)], row.device))
+        log_probs = pool.features["actions"][0, place].gather(2, targets[..., None])[..., 0]
+        is_gen = targets == GEN
+        states, own = place[is_gen].unique(return_inverse=True)
+        words = tokens[(taken == GEN).cumsum(1)[row, position][states]]
+        features = self.word_features(pool, states[None])[0]
+        _, loss = linear_cross_entropy(features, weight_of(self.lm_head), words, torch.ones_like(words))
+        log_probs[is_gen] -= loss[own].to(log_probs.dtype)
+        return log_probs.sum(1)
 
     def _encode_context(self, input_ids: Tensor, sentence_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Slots of complete sentences, encoded with their induced trees and soft vectors; slot 0 is the begin slot.

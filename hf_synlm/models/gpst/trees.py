@@ -1,6 +1,6 @@
 """GPST's trees: the order of merges, the plan of the chart, the induced tree, and its nodes as inputs of the layers.
 
-`GPSTModel.forward` takes these steps one after the other: `_plan`, `_induce` (hard EM), `node_sequence`.
+`GPSTModel.forward` takes these steps one after the other: `_plan`, `induce` (hard EM), `node_sequence`.
 
 Shapes: B contexts, T tokens, P boundaries between tokens, A slots of the node sequence (slot 0 the beginning, slot
 t + 1 node t), D hidden size.
@@ -67,7 +67,7 @@ class TreeInduction:
         if method == "merge_order":
             return text.list_spans(induced_trees(plan, plan.left_CM.new_zeros(len(plan.left_CM))))
         choose = mbr_splits if method == "mbr" else best_splits
-        return text.list_spans(self._induce(text, plan, choose=choose).nodes)
+        return text.list_spans(self.induce(text, plan, choose=choose).nodes)
 
     def _plan(
         self: Any,
@@ -78,19 +78,23 @@ class TreeInduction:
     ) -> ChartPlan:
         """Chart of the given trees, of a given merge order, or of the parser's."""
         if spans is not None:
-            if len(spans) != len(text.ids):
-                raise ValueError(f"spans has {len(spans)} rows and the batch {len(text.ids)}. Give one list per row.")
-            text.check_words(spans)
-            shifts = text.shifts()
-            moved = [[(i - shift, j - shift) for i, j in row] for row, shift in zip(spans, shifts, strict=True)]
-            return plan_trees(moved, text.sentence_ids).to(scores.device)
+            return self.plan_given(text, spans)
         if merge_order is None:
             order = self._merge_order(scores.detach(), text)
         else:
             order = text.words_first(text.align_order(merge_order))
         return plan_chart(order, text.sentence_ids, self.config.window_size).to(scores.device)
 
-    def _induce(
+    def plan_given(self, text: ContextBatch, spans: list[list[tuple[int, int]]]) -> ChartPlan:
+        """Chart of the given trees, in input positions."""
+        if len(spans) != len(text.ids):
+            raise ValueError(f"spans has {len(spans)} rows and the batch {len(text.ids)}. Give one list per row.")
+        text.check_words(spans)
+        shifts = text.shifts()
+        moved = [[(i - shift, j - shift) for i, j in row] for row, shift in zip(spans, shifts, strict=True)]
+        return plan_trees(moved, text.sentence_ids).to(text.ids.device)
+
+    def induce(
         self: Any, text: ContextBatch, plan: ChartPlan, given: bool = False, choose: Callable = best_splits
     ) -> Induction:
         """The E step of GPST's hard EM: one tree per sentence, the best split of every span from the root down."""

@@ -328,6 +328,10 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             output.action_logits, output.token_logits_given_tree = scores, self.lm_head(hidden)
         return output
 
+    def _joint_log_probs(self, input_ids: Tensor, attachments: Tensor) -> Tensor:
+        laid_out = self.model.lay_out(input_ids, torch.ones_like(input_ids, dtype=torch.bool), attachments)
+        return PushdownMachine(self).log_probs_of_trees(*laid_out)
+
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """Count the items over which each part of the loss is a mean; see `training.engine.steps.to_shares`.
 

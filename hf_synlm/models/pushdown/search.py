@@ -41,6 +41,7 @@ from hf_synlm.search.state import (
     keep_frozen,
 )
 from hf_synlm.search.tree_attention import PathCache
+from hf_synlm.trees.prefixes import distinct_prefixes
 
 WORD = 0
 _TO_BEGIN = 1  # the action that attaches to position 0
@@ -55,11 +56,15 @@ class PushdownMachine(StackMachine):
         self.config, self.dtype = model.config, model.dtype
         self.model, self.lm_head, self.head = model.base_model, model.lm_head, model.attachment_head
 
-    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
-        """The pool and the begin token [B, 1]."""
+    def begin(self, batch_size: int, device: torch.device, tape: int = 64) -> tuple[NodePool, Tensor]:
+        """The pool, with room for rows of the `tape`, and the begin token [B, 1]."""
         width = self.config.hidden_size
         features = {f"layer_{number}": (2 * width, self.dtype) for number in range(self.config.num_hidden_layers)}
-        features |= {"hidden": (width, self.dtype), "key": (self.head.key_size, self.dtype), "tape": (64, torch.int32)}
+        features |= {
+            "hidden": (width, self.dtype),
+            "key": (self.head.key_size, self.dtype),
+            "tape": (tape, torch.int32),
+        }
         pool = NodePool(batch_size, features, device, links=("before",), counts=("position", "word"))
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
@@ -110,6 +115,31 @@ class PushdownMachine(StackMachine):
     def logits(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Logits [B, K, V] of the next word behind the attached nodes, float32."""
         return self.lm_head(pool.feature("hidden", nodes)).float()
+
+    def log_probs_of_trees(self, ids: Tensor, attachments: Tensor, tape: Tensor) -> Tensor:
+        """Log p(text, tree) [K] of trees of one text; arguments [K, P] and [K, P, P] as `PushdownModel.lay_out` gives.
+
+        Each distinct beginning is a node, read once behind its path. -100 = not attached.
+        """
+        row, position, place = distinct_prefixes(attachments)
+        pool, _ = self.begin(1, ids.device, tape.shape[2])
+        new, words = slice(1, None), ids[0, position]
+        none = torch.full_like(row[None, new], -1)
+        rows = tape[row, position][None, new].int()
+        pool.append(Nodes(*[none] * 6), none, position[None, new], words[None, new], tape=rows)
+        path = torch.where(torch.arange(ids.shape[1], device=row.device) <= position[:, None], place[row], -1)[None]
+        before = path.masked_fill(path == torch.arange(len(row), device=row.device)[:, None], -1)
+        self.read(pool, before[:, new, :-1], torch.arange(1, len(row), device=row.device)[None])
+        # The states that predict a word and its attachment.
+        node = (position < ids.shape[1] - 1).nonzero().T
+        words = ids[0, position[node] + 1]
+        logits = self.logits(pool, node)[0]
+        word = -F.cross_entropy(logits, words[0], reduction="none")
+        attached = self.attachment_log_probs(pool, node, path[:, node[0], :-1], words)[0]
+        number = torch.empty_like(position).scatter_(0, node[0], torch.arange(node.shape[1], device=node.device))
+        number, decided = number[place[:, :-1]], attachments[:, 1:]
+        log_probs = attached[number, decided.clamp(min=0)].masked_fill(decided < 0, 0) + word[number]
+        return log_probs.sum(1)
 
     def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
         """Spans of derivations [B, K, A]; constituents that are left on the stack close to the right."""

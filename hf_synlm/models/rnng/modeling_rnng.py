@@ -254,23 +254,7 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
         self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
         self.post_init()
 
-    @torch.no_grad()
-    def joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
-        """Log p(text, tree) [K] of several trees of one text, as `forward` gives it; equal beginnings are read once.
-
-        Args:
-            input_ids: [K, T], the text K times.
-            actions: [K, A] derivations; 0 = padding.
-            word_ends: [K, T] as in `forward`.
-
-        Returns:
-            The values in nats. The stack machine and the heads run once on each distinct beginning of a derivation.
-
-        Raises:
-            ValueError: actions that do not derive the text.
-
-        Cost: as `forward` of one derivation, with the widths of all in each step.
-        """
+    def _joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
         mask = torch.ones_like(input_ids, dtype=torch.bool)
         plan = self.model.make_plan(actions, mask, word_ends, shared=True)
         hidden = self.model.run(input_ids[:1], mask[:1], plan)[-1]

@@ -37,6 +37,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from hf_synlm.models.rnng.actions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
+from hf_synlm.trees.prefixes import distinct_prefixes
 
 BEGIN = -1  # the begin token, where it stands among actions
 ADDED_NODE = "@"  # label of the nodes that binarization adds
@@ -111,17 +112,11 @@ def share_prefixes(plan: Linearization) -> tuple[Linearization, Tensor]:
     Returns the row, whose mask shows each position its own prefix only, and the place of every position [B, P] in it.
     Cost: O(B^2 P) comparisons for B derivations, and O(N^2) numbers for N prefixes.
     """
-    count, length = plan.tokens.shape
-    differs = (plan.tokens[:, None] != plan.tokens).cummax(2).values
-    leader = (~differs).to(torch.uint8).argmax(1)  # the first derivation that begins alike
-    number = torch.arange(length, device=leader.device)
-    is_end = number == plan.last[:, -1:]
-    beyond = is_end.cumsum(1) > is_end  # padding stands with the begin token, which does not see it
-    nodes, place = (leader * length + number).masked_fill(beyond, 0).unique(return_inverse=True)
-    row, position = nodes // length, nodes % length
-    seen, others = plan.mask[row, position], place[row]
-    node, column = (seen & ~beyond[row]).nonzero(as_tuple=True)
-    mask = seen.new_zeros(1, len(nodes), len(nodes))
+    row, position, place = distinct_prefixes(plan.tokens, plan.last[:, -1:])
+    number = torch.arange(plan.tokens.shape[1], device=row.device)
+    seen, others = plan.mask[row, position] & (number <= plan.last[row, -1:]), place[row]
+    node, column = seen.nonzero(as_tuple=True)
+    mask = seen.new_zeros(1, len(row), len(row))
     relative = torch.zeros_like(mask, dtype=plan.relative.dtype)
     mask[0, node, others[node, column]] = True
     relative[0, node, others[node, column]] = plan.relative[row, position][node, column]

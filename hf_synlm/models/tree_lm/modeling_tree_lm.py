@@ -313,23 +313,7 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         self._add_heads()
         self.post_init()
 
-    @torch.no_grad()
-    def joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
-        """Log p(text, tree) [K] of several trees of one text, as `forward` gives it; equal beginnings are read once.
-
-        Args:
-            input_ids: [K, T], the text K times.
-            actions: [K, A] derivations; 0 = padding.
-            word_ends: [K, T] as in `forward`.
-
-        Returns:
-            The values in nats. Layers and heads read each distinct beginning of a derivation once.
-
-        Raises:
-            ValueError: actions that do not derive the text.
-
-        Cost: as `forward` of one derivation of N positions, for N distinct beginnings.
-        """
+    def _joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
         model, taken = self.model, actions != 0
         plan = model.lay_out(input_ids, actions, torch.ones_like(input_ids, dtype=torch.bool), word_ends)
         row, place = share_prefixes(plan)

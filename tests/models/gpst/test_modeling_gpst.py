@@ -336,3 +336,23 @@ def test_probability_of_a_given_tree_is_that_of_the_search():
     output = model.parse(ids, num_beams=20, num_return_sequences=5)
     for spans, log_prob in zip(output.spans[0], output.log_probs[0], strict=True):
         torch.testing.assert_close(model(ids, spans=[spans]).joint_log_prob[0], log_prob, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("length", "pieces"), [(1, False), (6, False), (8, True)])
+def test_trees_of_one_text_share_their_beginnings(length, pieces):
+    """The same numbers as one by one; the layers read each distinct beginning once."""
+    model = tiny()
+    ids, _ = ids_of(length)
+    ends = torch.arange(length)[None] % 2 == 1 if pieces else None
+    found = model.parse(ids, word_ends=ends, num_beams=60, num_return_sequences=40)
+    trees = found.spans[0]
+    ids, ends = ids.expand(len(trees), -1), None if ends is None else ends.expand(len(trees), -1)
+    apart = model(ids, spans=trees, word_ends=ends).joint_log_prob
+    sizes, layers = [], (model.model.type_layers.h[0].mlp, model.model.token_layers.h[0].mlp)
+    for layer in layers:
+        layer.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[:2].numel()))
+    together = model.joint_log_probs(ids, spans=trees, word_ends=ends)
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+    rows = [row[row >= 0].tolist() for row in found.actions[0, : len(trees)]]
+    beginnings = {tuple(row[:end]) for row in rows for end in range(len(row))}
+    assert sizes == [len(beginnings)] * 2

@@ -145,7 +145,7 @@ def test_trees_of_one_text_share_their_beginnings(system, composition):
     found = model.parse(words, word_ends=word_ends, num_beams=30, action_beam_size=60, num_return_sequences=30)
     actions = found.actions[0][(found.actions[0] != 0).any(1)]
     ids, ends = words.expand(len(actions), -1), word_ends.expand(len(actions), -1)
-    together = model.joint_log_probs(ids, actions, ends)
+    together = model.joint_log_probs(ids, actions=actions, word_ends=ends)
     apart = model(ids, actions=actions, word_ends=ends).joint_log_prob
     torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
     mask = torch.ones_like(ids, dtype=torch.bool)

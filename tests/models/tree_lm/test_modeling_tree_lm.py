@@ -338,7 +338,7 @@ def test_trees_of_one_text_share_their_beginnings(structure, monkeypatch):
     ids = words.expand(len(actions), -1)
     sizes, decode = [], model.model.decode
     monkeypatch.setattr(model.model, "decode", lambda x, *a, **o: sizes.append(x.shape[:2]) or decode(x, *a, **o))
-    together = model.joint_log_probs(ids, actions)
+    together = model.joint_log_probs(ids, actions=actions)
     apart = model(ids, actions=actions).joint_log_prob
     torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
     ((one, shared), (rows, length)) = sizes
