@@ -43,6 +43,7 @@ def _row(name: str, checkpoint: dict[str, Any], is_linked: bool) -> list[str]:
     ]
     adapted = f", LoRA on {checkpoint['base_model'].partition('/')[2]}" if "base_model" in checkpoint else ""
     of_task = {result.task: result for result in reversed(results.values())}  # the first of each task
+    speed = of_task["perplexity"].scores["words"] / of_task["perplexity"].seconds
     return [
         f"{f'[`{name}`](model_cards/{name}/README.md)' if is_linked else f'`{name}`'} ({name_of}{adapted})",
         f"{parameters / 1e6:.1f} M{' and the backbone' * bool(adapted)}",
@@ -52,13 +53,13 @@ def _row(name: str, checkpoint: dict[str, Any], is_linked: bool) -> list[str]:
         _f1(of_task["parsing"], next(iter(checkpoint["evaluations"].values()))["dataset"]),
         f"{100 * of_task['syntaxgym'].scores['mean_over_suites']:.1f}",
         f"{100 * of_task['blimp'].scores['accuracy']:.1f} ({of_task['blimp'].data['pairs']:,} pairs)",
-        f"{of_task['perplexity'].scores['words'] / of_task['perplexity'].seconds:.3g}",
+        f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
     ]
 
 
 def _perplexity(result: EvaluationResult) -> str:
     scores = result.scores
-    return f"{scores['word_perplexity']:,.0f} ({scores['unknown_words']:.0f} of {scores['words']:,.0f})"
+    return f"{scores['word_perplexity']:,.0f} ({scores['unknown_words']:,.0f} of {scores['words']:,.0f})"
 
 
 def _f1(result: EvaluationResult, dataset: str) -> str:
