@@ -240,21 +240,29 @@ class SyntacticGenerationMixin(WordGenerationMixin):
 
         Args:
             input_ids: [K, T], the text K times, without padding and begin token.
-            **trees: the trees as `forward` takes them (actions, attachments or spans), and `word_ends`.
+            **trees: the trees as `forward` takes them: actions, attachments or spans; RNNG, Tree LM and GPST take
+                `word_ends` [K, T], too.
 
         Returns:
-            The values in nats.
+            The values in nats, without dropout.
 
         Raises:
-            ValueError: as `forward`.
+            ValueError: as `forward`; and for rows that are not one text, or have a begin token.
 
-        Cost: RNNG, Tree LM, Pushdown Layers and GPST read each distinct beginning of the trees once; others as
-        `forward`.
+        Cost: RNNG reads each distinct beginning of the trees once; Tree LM, Pushdown Layers and GPST do so where at
+        most half of the beginnings are distinct, with numbers for all pairs of them (Tree LM). Others as `forward`.
         """
-        return self._joint_log_probs(input_ids, **trees)
+        input_ids = input_ids.long()
+        mask = attended_tokens(self.config, input_ids, torch.ones_like(input_ids))
+        if not bool(mask.all()) or bool((input_ids != input_ids[:1]).any()):
+            raise ValueError(
+                f"joint_log_probs: the rows of input_ids {input_ids.tolist()} must be one text without a begin token."
+            )
+        with evaluation_mode(self):
+            return self._joint_log_probs(input_ids, **trees)
 
     def _joint_log_probs(self, input_ids: Tensor, *_: Any, **trees: Any) -> Tensor:
-        """Hook: `joint_log_probs`, with what the trees have in common read once."""
+        """Hook: `joint_log_probs` of checked ids; here every tree by itself."""
         return self(input_ids, attention_mask=torch.ones_like(input_ids), **trees).joint_log_prob
 
     def set_generation_defaults(self) -> None:

@@ -19,6 +19,11 @@ class Prefixes(NamedTuple):
     place: Tensor
     """[K, P] the beginning that ends in each step of each derivation; 0 beyond the end."""
 
+    @property
+    def pays(self) -> bool:
+        """Whether reading each beginning once is faster: it has overhead, for paths or larger masks."""
+        return 2 * len(self.row) <= self.place.numel()
+
 
 def distinct_prefixes(steps: Tensor, last: Tensor | None = None) -> Prefixes:
     """Beginnings of derivations [K, P] of integers, of which all have the same first step.

@@ -64,8 +64,8 @@ SHIPPED = {
     "prpn": (SHARED + RECURRENT + DISTANCES, 4130),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3380),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 9740),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 5860),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 9750),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 5880),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
         3900,

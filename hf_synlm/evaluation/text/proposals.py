@@ -39,8 +39,8 @@ from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.trees.spans import Span
 
-# Most tokens of a call of the model.
-_MAX_TOKENS = 4096
+# Most tokens of a call of the model: a Tree LM that reads beginnings once has numbers for all pairs of them.
+_MAX_TOKENS = 1024
 # Lines of Charniak's n-best lists beside the trees.
 _CHARNIAK_HEAD, _SCORE = re.compile(r"\s*[0-9]+\s+\S+\s*"), re.compile(r"\s*[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*")
 NO_LABEL = "X"
@@ -202,8 +202,12 @@ def score_proposals(
     size, joint = max(1, _MAX_TOKENS // length), list[Tensor]()
     for start in range(0, len(rows), size):
         batch = batch_given_trees(scorer, rows[start : start + size])
-        given = {name: value for name, value in batch.items() if name not in ("attention_mask", "labels")}
-        joint.append(scorer.model.joint_log_probs(**given).double().cpu())
+        if hasattr(scorer.model, "joint_log_probs"):
+            given = {name: value for name, value in batch.items() if name not in ("attention_mask", "labels")}
+            log_probs = scorer.model.joint_log_probs(**given)
+        else:  # code of a folder that was exported earlier
+            log_probs = scorer.model(**batch).joint_log_prob
+        joint.append(log_probs.double().cpu())
     log_probs = torch.cat(joint)
     total = log_probs.logsumexp(0)
     share = (log_probs.max() - total).exp()

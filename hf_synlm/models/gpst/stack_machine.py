@@ -24,7 +24,7 @@ from hf_synlm.models.gpst.objective import NodeSequence
 from hf_synlm.search.level_machine import LevelMachine
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.trees.actions import GEN
-from hf_synlm.trees.prefixes import distinct_prefixes
+from hf_synlm.trees.prefixes import Prefixes
 
 # Numbers that one call of a layer gathers at most: its memory does not grow with the beam.
 _GATHERED_ELEMENTS = 1 << 22
@@ -83,11 +83,13 @@ class GPSTStackMachine(LevelMachine):
         }
         return NodePool(batch_size, features, device, capacity=capacity)
 
-    def log_probs_of_trees(self, tokens: Tensor, sequence: NodeSequence) -> Tensor:
-        """Log p(text, tree) [K] of the laid out trees of one text [T]; each distinct beginning is read once."""
-        targets = sequence.action_targets[:, : 2 * len(tokens) - 1]
-        taken = F.pad(targets[:, :-1], (1, 0), value=-1)
-        row, position, place = distinct_prefixes(taken)
+    def log_probs_of_trees(self, tokens: Tensor, sequence: NodeSequence, taken: Tensor, prefixes: Prefixes) -> Tensor:
+        """Log p(text, tree) [K] of the laid out trees of one text [T]; each distinct beginning is read once.
+
+        `taken` [K, 2 T - 1] are the actions before each slot (-1 = none).
+        """
+        row, position, place = prefixes
+        targets = sequence.action_targets[:, : taken.shape[1]]
         number, steps = (torch.arange(count, device=row.device) for count in (len(row), targets.shape[1] - 1))
         before = position[:, None] - 1 - steps.flip(0)
         path = place[row].gather(1, before.clamp(min=0)).masked_fill(before < 0, -1)[None]

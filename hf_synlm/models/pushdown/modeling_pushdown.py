@@ -40,6 +40,7 @@ from hf_synlm.models.pushdown.tape import stack_tape
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
 from hf_synlm.trees.given import counted_words
+from hf_synlm.trees.prefixes import distinct_prefixes
 
 IGNORED = -100
 NO_ATTENTIONS = "Pushdown Layers keep no attention weights. Leave it out."
@@ -329,8 +330,12 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         return output
 
     def _joint_log_probs(self, input_ids: Tensor, attachments: Tensor) -> Tensor:
-        laid_out = self.model.lay_out(input_ids, torch.ones_like(input_ids, dtype=torch.bool), attachments)
-        return PushdownMachine(self).log_probs_of_trees(*laid_out)
+        mask = torch.ones_like(input_ids, dtype=torch.bool)
+        ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments.long())
+        prefixes = distinct_prefixes(decisions)
+        if not prefixes.pays:
+            return super()._joint_log_probs(input_ids, attachments=attachments)
+        return PushdownMachine(self).log_probs_of_trees(ids, decisions, tape, prefixes)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """Count the items over which each part of the loss is a mean; see `training.engine.steps.to_shares`.

@@ -41,7 +41,7 @@ from hf_synlm.search.state import (
     keep_frozen,
 )
 from hf_synlm.search.tree_attention import PathCache
-from hf_synlm.trees.prefixes import distinct_prefixes
+from hf_synlm.trees.prefixes import Prefixes
 
 WORD = 0
 _TO_BEGIN = 1  # the action that attaches to position 0
@@ -116,12 +116,12 @@ class PushdownMachine(StackMachine):
         """Logits [B, K, V] of the next word behind the attached nodes, float32."""
         return self.lm_head(pool.feature("hidden", nodes)).float()
 
-    def log_probs_of_trees(self, ids: Tensor, attachments: Tensor, tape: Tensor) -> Tensor:
-        """Log p(text, tree) [K] of trees of one text; arguments [K, P] and [K, P, P] as `PushdownModel.lay_out` gives.
+    def log_probs_of_trees(self, ids: Tensor, attachments: Tensor, tape: Tensor, prefixes: Prefixes) -> Tensor:
+        """Log p(text, tree) [K] of trees of one text, as `PushdownModel.lay_out` gives them; -100 = not attached.
 
-        Each distinct beginning is a node, read once behind its path. -100 = not attached.
+        Each distinct beginning is a node, read once behind its path.
         """
-        row, position, place = distinct_prefixes(attachments)
+        row, position, place = prefixes
         pool, _ = self.begin(1, ids.device, tape.shape[2])
         new, words = slice(1, None), ids[0, position]
         none = torch.full_like(row[None, new], -1)

@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from hf_synlm.models.rnng.actions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
-from hf_synlm.trees.prefixes import distinct_prefixes
+from hf_synlm.trees.prefixes import Prefixes
 
 BEGIN = -1  # the begin token, where it stands among actions
 ADDED_NODE = "@"  # label of the nodes that binarization adds
@@ -106,13 +106,12 @@ def linearize(actions: Tensor, words: Tensor, config: PreTrainedConfig) -> Linea
     return Linearization(targets.gather(1, owner), mask, index, ends - 1, targets[:, 1:], open_label[:, 1:])
 
 
-def share_prefixes(plan: Linearization) -> tuple[Linearization, Tensor]:
-    """Derivations of one text as one row, in which each distinct prefix stands once.
+def share_prefixes(plan: Linearization, prefixes: Prefixes) -> Linearization:
+    """Derivations of one text as one row, in which each distinct prefix stands once and sees what is before it.
 
-    Returns the row, whose mask shows each position its own prefix only, and the place of every position [B, P] in it.
-    Cost: O(B^2 P) comparisons for B derivations, and O(N^2) numbers for N prefixes.
+    Cost: O(N^2) numbers for N prefixes.
     """
-    row, position, place = distinct_prefixes(plan.tokens, plan.last[:, -1:])
+    row, position, place = prefixes
     number = torch.arange(plan.tokens.shape[1], device=row.device)
     seen, others = plan.mask[row, position] & (number <= plan.last[row, -1:]), place[row]
     node, column = seen.nonzero(as_tuple=True)
@@ -120,7 +119,7 @@ def share_prefixes(plan: Linearization) -> tuple[Linearization, Tensor]:
     relative = torch.zeros_like(mask, dtype=plan.relative.dtype)
     mask[0, node, others[node, column]] = True
     relative[0, node, others[node, column]] = plan.relative[row, position][node, column]
-    return plan._replace(tokens=plan.tokens[row, position][None], mask=mask, relative=relative), place
+    return plan._replace(tokens=plan.tokens[row, position][None], mask=mask, relative=relative)
 
 
 def relative_depths(difference: Tensor, config: PreTrainedConfig) -> Tensor:

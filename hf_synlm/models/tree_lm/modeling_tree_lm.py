@@ -48,6 +48,7 @@ from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine, action_log
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.word_head import rows_at_once
 from hf_synlm.trees.given import check_actions
+from hf_synlm.trees.prefixes import distinct_prefixes
 
 
 class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
@@ -316,7 +317,10 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
     def _joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
         model, taken = self.model, actions != 0
         plan = model.lay_out(input_ids, actions, torch.ones_like(input_ids, dtype=torch.bool), word_ends)
-        row, place = share_prefixes(plan)
+        prefixes = distinct_prefixes(plan.tokens, plan.last[:, -1:])
+        if not prefixes.pays:
+            return super()._joint_log_probs(input_ids, actions=actions, word_ends=word_ends)
+        row, place = share_prefixes(plan, prefixes), prefixes.place
         hidden = model.decode(model.embed(row.tokens), row.mask, row.relative, is_causal=False)[-1][0]
         before, own = place.gather(1, plan.last[:, :-1])[taken].unique(return_inverse=True)
         states, (table, bias), targets = hidden[before], _softmax_weights(self), plan.targets[taken]

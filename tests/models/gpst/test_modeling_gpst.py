@@ -338,7 +338,7 @@ def test_probability_of_a_given_tree_is_that_of_the_search():
         torch.testing.assert_close(model(ids, spans=[spans]).joint_log_prob[0], log_prob, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("length", "pieces"), [(1, False), (6, False), (8, True)])
+@pytest.mark.parametrize(("length", "pieces"), [(6, False), (8, True)])
 def test_trees_of_one_text_share_their_beginnings(length, pieces):
     """The same numbers as one by one; the layers read each distinct beginning once."""
     model = tiny()
@@ -356,3 +356,19 @@ def test_trees_of_one_text_share_their_beginnings(length, pieces):
     rows = [row[row >= 0].tolist() for row in found.actions[0, : len(trees)]]
     beginnings = {tuple(row[:end]) for row in rows for end in range(len(row))}
     assert sizes == [len(beginnings)] * 2
+
+
+def test_trees_that_share_little_are_read_one_by_one():
+    model = tiny().train()
+    for length, spans in ((1, [[]]), (4, [[(0, 2), (2, 4), (0, 4)], [(1, 4), (2, 4), (0, 4)]])):
+        ids = ids_of(length)[0].expand(len(spans), -1)
+        found = model.joint_log_probs(ids, spans=spans)
+        assert model.training  # but dropout was off
+        torch.testing.assert_close(found, model.eval()(ids, spans=spans).joint_log_prob)
+        model.train()
+
+
+@pytest.mark.parametrize("ids", [[[7, 8], [7, 9]], [[1, 7], [1, 7]]])
+def test_trees_must_be_of_one_text(ids):
+    with pytest.raises(ValueError, match=r"one text without a begin token"):
+        tiny().joint_log_probs(torch.tensor(ids), spans=[[(0, 2)], [(0, 2)]])
