@@ -3,7 +3,7 @@
 For float32 matrices PyTorch calls a library that does not use the widest vectors of every CPU, and that packs a matrix
 again at every step of a recurrence. PyTorch's own LSTM runs on oneDNN; here other recurrences use the same kernels (2.5
 times as fast on an AMD EPYC with AVX-512). Other types and devices, and builds without oneDNN, use the ordinary
-products, which give the same numbers up to rounding.
+products, which give the same numbers up to rounding. Searches use them in bfloat16, too, where the CPU does.
 
 `linear_map` and `weight_gradient` record no graph: call them inside a `torch.autograd.Function`.
 
@@ -24,13 +24,15 @@ _PACK_FROM = 4
 _ROWS_FROM = 64
 
 
-def _has_onednn() -> bool:
+def _has_onednn(dtype: torch.dtype) -> bool:
     """Whether this build of PyTorch has the kernels and they work as expected: their interface is private."""
     if not torch.backends.mkldnn.is_available():
         return False
     # Type and device are given: the defaults at import may differ.
-    x, weight = (torch.ones(rows, 3, dtype=torch.float32, device="cpu") for rows in (2, 4))
+    x, weight = (torch.ones(rows, 3, dtype=dtype, device="cpu") for rows in (2, 4))
     try:
+        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
         product = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     except (AttributeError, RuntimeError, TypeError):
@@ -38,15 +40,19 @@ def _has_onednn() -> bool:
     return bool((product == 3).all())
 
 
-_HAS_ONEDNN = _has_onednn()
+ONEDNN_TYPES = tuple(dtype for dtype in (torch.float32, torch.bfloat16) if _has_onednn(dtype))
+"""Types of the matrices that oneDNN multiplies on this machine."""
+_FLOAT32 = tuple(dtype for dtype in ONEDNN_TYPES if dtype == torch.float32)
 
 
-def linear_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor], Tensor]:
+def linear_map(
+    weight_OI: Tensor, num_rows: int, num_uses: int = 1, types: tuple[torch.dtype, ...] = _FLOAT32
+) -> Callable[[Tensor], Tensor]:
     """The map x -> x W^T from [R, I] to [R, O]. W must not change while the map is in use.
 
-    The layout is chosen for the expected number of rows and uses.
+    The layout is chosen for the expected number of rows and uses. Matrices of other `types` get ordinary products.
     """
-    if not uses_onednn(weight_OI):
+    if not uses_onednn(weight_OI, types):
         transposed = weight_OI.t()
         return lambda x_RI: x_RI @ transposed
     # The kernels read rows or columns; they would read a slice of a larger matrix number by number.
@@ -104,11 +110,11 @@ def without_autocast(device_type: str) -> AbstractContextManager:
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 
-def uses_onednn(weight: Tensor) -> bool:
-    """Whether products with the matrix `weight` run on oneDNN."""
+def uses_onednn(weight: Tensor, types: tuple[torch.dtype, ...] = _FLOAT32) -> bool:
+    """Whether products with the matrix `weight` of one of the `types` run on oneDNN."""
     # The kernels cannot be traced: compiled and exported code uses the ordinary products.
     if torch.compiler.is_compiling():
         return False
     # Nor do they know quantized weights, which are other classes.
-    plain = type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu" and weight.dtype == torch.float32
-    return _HAS_ONEDNN and plain and weight.numel() > 0
+    plain = type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu" and weight.dtype in types
+    return plain and weight.numel() > 0

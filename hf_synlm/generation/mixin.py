@@ -249,8 +249,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         Raises:
             ValueError: as `forward`; and for rows that are not one text, or have a begin token.
 
-        Cost: RNNG reads each distinct beginning of the trees once; Tree LM, Pushdown Layers and GPST do so where at
-        most half of the beginnings are distinct, with numbers for all pairs of them (Tree LM). Others as `forward`.
+        Cost: as `forward`. RNNG reads each distinct beginning of the trees once; so do the layers and heads of Tree LM,
+        Pushdown Layers and GPST where the trees share enough. Tree LM then has numbers for all pairs of beginnings.
         """
         input_ids = input_ids.long()
         mask = attended_tokens(self.config, input_ids, torch.ones_like(input_ids))
@@ -261,7 +261,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         with evaluation_mode(self):
             return self._joint_log_probs(input_ids, **trees)
 
-    def _joint_log_probs(self, input_ids: Tensor, *_: Any, **trees: Any) -> Tensor:
+    def _joint_log_probs(self, input_ids: Tensor, *_: Any, **trees: Any) -> Tensor:  # models name their trees
         """Hook: `joint_log_probs` of checked ids; here every tree by itself."""
         return self(input_ids, attention_mask=torch.ones_like(input_ids), **trees).joint_log_prob
 

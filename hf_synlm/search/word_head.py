@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_synlm.core.matrix_products import linear_map, uses_onednn
+from hf_synlm.core.matrix_products import ONEDNN_TYPES, linear_map, uses_onednn
 from hf_synlm.core.module_tools import unwrapped, weight_of
 
 # Numbers in one chunk of logits where one of each row is kept: memory does not grow with the batch. On a CPU, a chunk
@@ -58,7 +58,7 @@ class PackedWordHead(WordHead):
             bias = self.weight.new_zeros(self.vocab_size) if bias is None else bias
             bias = bias.index_fill(0, excluded, float("-inf"))
         self.bias = None if bias is None else bias.detach()
-        self._map = linear_map(self.weight, _ROWS, _USES)
+        self._map = linear_map(self.weight, _ROWS, _USES, ONEDNN_TYPES)
         self._few: tuple[Any, Tensor] | None = None
 
     def _product(self, features: Tensor) -> Tensor:

@@ -195,7 +195,7 @@ def score_proposals(
 ) -> ProposalScore:
     """Sum the probabilities of a sentence with given trees.
 
-    Cost: one pass over what the distinct trees do not share; of URNNG over each of them.
+    Cost: a forward pass over each distinct tree, or over what they do not share (see `joint_log_probs`).
     """
     rows = list({row["key"]: row for row in encode_given_trees(scorer, trees)}.values())[:max_trees]
     length, num_closing = len(rows[0]["input_ids"]), len(scorer.closing_ids)

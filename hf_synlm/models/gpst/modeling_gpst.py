@@ -45,7 +45,7 @@ from hf_synlm.models.gpst.trees import WHOLE_SENTENCE_METHODS, TreeInduction, ch
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
-from hf_synlm.trees.prefixes import distinct_prefixes
+from hf_synlm.trees.prefixes import PATH_COST, distinct_prefixes
 
 
 # ---------------------------------------------------------------------------------------------- base model
@@ -488,7 +488,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         sequence = self.model.node_sequence(plan, self.model.induce(text, plan, given=True))
         taken = F.pad(sequence.action_targets[:, : max(plan.nodes_B) - 1], (1, 0), value=-1)
         prefixes = distinct_prefixes(taken)
-        if not prefixes.pays:
+        if not prefixes.pay(PATH_COST * prefixes.place.shape[1]):
             return super()._joint_log_probs(input_ids, spans=spans, word_ends=word_ends)
         return GPSTStackMachine(self).log_probs_of_trees(text.ids[0], sequence, taken, prefixes)
 

@@ -91,7 +91,7 @@ class GPSTStackMachine(LevelMachine):
         row, position, place = prefixes
         targets = sequence.action_targets[:, : taken.shape[1]]
         number, steps = (torch.arange(count, device=row.device) for count in (len(row), targets.shape[1] - 1))
-        before = position[:, None] - 1 - steps.flip(0)
+        before = position[:, None] - 1 - steps.flip(0)  # the newest last, as `read` wants paths
         path = place[row].gather(1, before.clamp(min=0)).masked_fill(before < 0, -1)[None]
         pool = self._empty_pool(1, row.device, len(row))
         none = torch.full_like(number[None], -1)

@@ -40,7 +40,7 @@ from hf_synlm.models.pushdown.tape import stack_tape
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
 from hf_synlm.trees.given import counted_words
-from hf_synlm.trees.prefixes import distinct_prefixes
+from hf_synlm.trees.prefixes import PATH_COST, distinct_prefixes
 
 IGNORED = -100
 NO_ATTENTIONS = "Pushdown Layers keep no attention weights. Leave it out."
@@ -333,7 +333,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         mask = torch.ones_like(input_ids, dtype=torch.bool)
         ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments.long())
         prefixes = distinct_prefixes(decisions)
-        if not prefixes.pays:
+        if not prefixes.pay(PATH_COST * prefixes.place.shape[1]):
             return super()._joint_log_probs(input_ids, attachments=attachments)
         return PushdownMachine(self).log_probs_of_trees(ids, decisions, tape, prefixes)
 

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_synlm.core.losses import linear_cross_entropy
+from hf_synlm.core.module_tools import unwrapped, weight_of
 from hf_synlm.search.proposals import Process, add_words, draw_index
 from hf_synlm.search.stack import Levels, NodePool, Nodes, grown
 from hf_synlm.search.state import (
@@ -132,13 +134,13 @@ class PushdownMachine(StackMachine):
         self.read(pool, before[:, new, :-1], torch.arange(1, len(row), device=row.device)[None])
         # The states that predict a word and its attachment.
         node = (position < ids.shape[1] - 1).nonzero().T
-        words = ids[0, position[node] + 1]
-        logits = self.logits(pool, node)[0]
-        word = -F.cross_entropy(logits, words[0], reduction="none")
+        words, hidden = ids[0, position[node] + 1], pool.feature("hidden", node)[0]
+        weights, bias = torch.ones_like(words[0]), unwrapped(self.lm_head).bias
+        _, loss = linear_cross_entropy(hidden, weight_of(self.lm_head), words[0], weights, bias)
         attached = self.attachment_log_probs(pool, node, path[:, node[0], :-1], words)[0]
         number = torch.empty_like(position).scatter_(0, node[0], torch.arange(node.shape[1], device=node.device))
         number, decided = number[place[:, :-1]], attachments[:, 1:]
-        log_probs = attached[number, decided.clamp(min=0)].masked_fill(decided < 0, 0) + word[number]
+        log_probs = attached[number, decided.clamp(min=0)].masked_fill(decided < 0, 0) - loss[number]
         return log_probs.sum(1)
 
     def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:

@@ -255,6 +255,7 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
         self.post_init()
 
     def _joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
+        word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
         mask = torch.ones_like(input_ids, dtype=torch.bool)
         plan = self.model.make_plan(actions, mask, word_ends, shared=True)
         hidden = self.model.run(input_ids[:1], mask[:1], plan)[-1]

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from hf_synlm.core.matrix_products import linear_map, uses_onednn
+from hf_synlm.core.matrix_products import ONEDNN_TYPES, linear_map, uses_onednn
 
 # Rows and uses of packed weights in a search, roughly: they choose their layout.
 _ROWS, _USES = 64, 100
@@ -88,15 +88,16 @@ class PackedProducts(TorchFunctionMode):
     """Within it, `F.linear` multiplies with the weights of a module by maps that are laid out for many products.
 
     Other weights, other threads, compiled code, and calls that record gradients multiply as ever; hooks and adapters of
-    the layers keep their effect. For plain float32 layers on a CPU, whose weights must not change meanwhile. Costs
-    another copy of them.
+    the layers keep their effect. For plain layers on a CPU in float32 or bfloat16, whose weights must not change
+    meanwhile. Costs another copy of them.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
         # The weights are kept, too: an id is of one object only while this object lives.
-        self._maps = {id(w): (w, linear_map(w.detach(), _ROWS, _USES)) for w in weights if uses_onednn(w)}
+        plain = [weight for weight in weights if uses_onednn(weight, ONEDNN_TYPES)]
+        self._maps = {id(w): (w, linear_map(w.detach(), _ROWS, _USES, ONEDNN_TYPES)) for w in plain}
 
     def __deepcopy__(self, memo: Any) -> Self:
         """The same: copies of a search are of the same model."""

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from hf_synlm import TreeLMConfig, TreeLMForCausalLM, TreeLMForSequenceClassification, TreeLMModel
-from hf_synlm.core.matrix_products import uses_onednn
+from hf_synlm.core.matrix_products import ONEDNN_TYPES, uses_onednn
 from hf_synlm.data.gold_trees import binary_constituents, encode_trees, label_inventory
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
@@ -501,18 +501,19 @@ def test_half_precision_knows_words_as_their_distribution_does():
     assert words.max() <= 0 and words.min() > -0.01
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_packed_products():
+def test_packed_products(dtype):
     """A weight that changes after it was packed tells which product was computed."""
-    layer, other = torch.nn.Linear(21, 13), torch.nn.Linear(21, 13, bias=False, dtype=torch.float64)
+    layer, other = torch.nn.Linear(21, 13, dtype=dtype), torch.nn.Linear(21, 13, bias=False, dtype=torch.float64)
     packed = PackedProducts(torch.nn.ModuleList([layer, other]))
-    x, seen = torch.randn(2, 3, 21), []
+    x, seen = torch.randn(2, 3, 21, dtype=dtype), []
     expected = layer(x)
     layer.register_forward_hook(lambda module, args, output: seen.append(output.shape))
     layer.weight.mul_(2)
     changed = torch.nn.functional.linear(x, layer.weight, layer.bias)
     with packed:
-        torch.testing.assert_close(layer(x), expected if uses_onednn(layer.weight) else changed)
+        torch.testing.assert_close(layer(x), expected if uses_onednn(layer.weight, ONEDNN_TYPES) else changed)
         torch.testing.assert_close(layer(x[0, 0]), layer(x)[0, 0])
         assert other(x.double()).dtype == torch.float64
         with torch.enable_grad():
