@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from hf_synlm.core.losses import linear_cross_entropy
 from hf_synlm.core.module_tools import weight_of
-from hf_synlm.models.gpst.objective import NodeSequence
 from hf_synlm.search.level_machine import LevelMachine
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.trees.actions import GEN
@@ -83,23 +82,23 @@ class GPSTStackMachine(LevelMachine):
         }
         return NodePool(batch_size, features, device, capacity=capacity)
 
-    def log_probs_of_trees(self, tokens: Tensor, sequence: NodeSequence, taken: Tensor, prefixes: Prefixes) -> Tensor:
-        """Log p(text, tree) [K] of the laid out trees of one text [T]; each distinct beginning is read once.
+    def log_probs_of_trees(self, tokens: Tensor, inputs: Tensor, actions: Tensor, prefixes: Prefixes) -> Tensor:
+        """Log p(text, tree) [K] in nats of trees of one text [T], each distinct beginning read once.
 
-        `taken` [K, 2 T - 1] are the actions before each slot (-1 = none).
+        `inputs` [K, A, D] are those of `NodeSequence`, `actions` [K, 2 T - 1] GEN and COMP.
         """
         row, position, place = prefixes
-        targets = sequence.action_targets[:, : taken.shape[1]]
-        number, steps = (torch.arange(count, device=row.device) for count in (len(row), targets.shape[1] - 1))
+        taken = F.pad(actions[:, :-1], (1, 0), value=-1)  # before each slot
+        number, steps = (torch.arange(count, device=row.device) for count in (len(row), actions.shape[1] - 1))
         before = position[:, None] - 1 - steps.flip(0)  # the newest last, as `read` wants paths
         path = place[row].gather(1, before.clamp(min=0)).masked_fill(before < 0, -1)[None]
         pool = self._empty_pool(1, row.device, len(row))
         none = torch.full_like(number[None], -1)
         nodes = Nodes(none, none, none, taken[row, position][None], none, none)
-        pool.append(nodes, inputs=sequence.inputs[row, position])
+        pool.append(nodes, inputs=inputs[row, position])
         self.read(pool, path, number[None], Levels([len(row)], row.device))
-        log_probs = pool.features["actions"][0, place].gather(2, targets[..., None])[..., 0]
-        is_gen = targets == GEN
+        log_probs = pool.features["actions"][0, place].gather(2, actions[..., None])[..., 0]
+        is_gen = actions == GEN
         states, own = place[is_gen].unique(return_inverse=True)
         words = tokens[(taken == GEN).cumsum(1)[row, position][states]]
         features = self.word_features(pool, states[None])[0]

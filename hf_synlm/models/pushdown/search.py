@@ -119,28 +119,29 @@ class PushdownMachine(StackMachine):
         return self.lm_head(pool.feature("hidden", nodes)).float()
 
     def log_probs_of_trees(self, ids: Tensor, attachments: Tensor, tape: Tensor, prefixes: Prefixes) -> Tensor:
-        """Log p(text, tree) [K] of trees of one text, as `PushdownModel.lay_out` gives them; -100 = not attached.
+        """Log p(text, tree) [K] in nats of trees of one text, each distinct beginning a node that is read once.
 
-        Each distinct beginning is a node, read once behind its path.
+        `ids` and `attachments` [K, P] (-100 = not attached) and `tape` [K, P, P] are those of `PushdownModel.lay_out`.
         """
         row, position, place = prefixes
         pool, _ = self.begin(1, ids.device, tape.shape[2])
-        new, words = slice(1, None), ids[0, position]
+        new = slice(1, None)  # the begin token is there already
         none = torch.full_like(row[None, new], -1)
         rows = tape[row, position][None, new].int()
-        pool.append(Nodes(*[none] * 6), none, position[None, new], words[None, new], tape=rows)
-        path = torch.where(torch.arange(ids.shape[1], device=row.device) <= position[:, None], place[row], -1)[None]
-        before = path.masked_fill(path == torch.arange(len(row), device=row.device)[:, None], -1)
-        self.read(pool, before[:, new, :-1], torch.arange(1, len(row), device=row.device)[None])
+        pool.append(Nodes(*[none] * 6), none, position[None, new], ids[:1, position[new]], tape=rows)
+        columns, nodes = (torch.arange(count, device=row.device) for count in (ids.shape[1], len(row)))
+        path = torch.where(columns <= position[:, None], place[row], -1)[None]
+        before = path.masked_fill(path == nodes[:, None], -1)
+        self.read(pool, before[:, new, :-1], nodes[None, new])
         # The states that predict a word and its attachment.
         node = (position < ids.shape[1] - 1).nonzero().T
         words, hidden = ids[0, position[node] + 1], pool.feature("hidden", node)[0]
         weights, bias = torch.ones_like(words[0]), unwrapped(self.lm_head).bias
         _, loss = linear_cross_entropy(hidden, weight_of(self.lm_head), words[0], weights, bias)
         attached = self.attachment_log_probs(pool, node, path[:, node[0], :-1], words)[0]
-        number = torch.empty_like(position).scatter_(0, node[0], torch.arange(node.shape[1], device=node.device))
-        number, decided = number[place[:, :-1]], attachments[:, 1:]
-        log_probs = attached[number, decided.clamp(min=0)].masked_fill(decided < 0, 0) - loss[number]
+        number = torch.empty_like(position).scatter_(0, node[0], nodes[: node.shape[1]])
+        own, decided = number[place[:, :-1]], attachments[:, 1:]
+        log_probs = attached[own, decided.clamp(min=0)].masked_fill(decided < 0, 0) - loss[own]
         return log_probs.sum(1)
 
     def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
