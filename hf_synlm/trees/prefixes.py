@@ -10,7 +10,7 @@ from torch import Tensor
 
 # What one position of a gathered path costs, in steps of a derivation: CPU times of GPST (width 256) and of Pushdown
 # Layers (width 512) with 10 to 300 words give 1/60 to 1/20.
-PATH_COST = 1 / 20
+PATH_COST = 1 / 40
 
 
 class Prefixes(NamedTuple):
