@@ -12,7 +12,7 @@ import typer
 # Name of the command -> (module of the program, help).
 PROGRAMS = {
     "gpst": ("pretrain_gpst", "Pretrain GPST, or a GPT-2 of the same size, on raw text."),
-    "rnng": ("train_rnng", "Train RNNG, or an LSTM, on a treebank."),
+    "rnng": ("train_rnng", "Train RNNG, or an LSTM or GPT-2, on a treebank."),
     "tree-lm": ("train_tree_lm", "Train a Tree LM or a Transformer Grammar on a treebank."),
     "urnng": ("train_urnng", "Train a URNNG, which learns its trees from words."),
     "pcfg": ("train_pcfg", "Train a neural PCFG (C-PCFG, TN-PCFG, simple PCFG), which learns its trees from words."),

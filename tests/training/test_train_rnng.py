@@ -1,4 +1,4 @@
-"""Training of RNNG and its LSTM baseline: batches, the best model, evaluation, and what is refused."""
+"""Training of RNNG and its baselines: batches, the best model, evaluation, and what is refused."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedT
 from hf_synlm import LSTMForCausalLM, TreeLMForCausalLM
 from hf_synlm.cli import main
 from hf_synlm.data.treebank import read_treebank
-from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.training.engine import arguments as run_arguments
@@ -255,13 +255,32 @@ def test_early_stopping_keeps_and_saves_the_best_model(
     assert nats == pytest.approx(_nats(model, tmp_path / "out", corpus), rel=1e-5)
 
 
-def _nats(model: LSTMForCausalLM, output_dir: Path, corpus: dict[str, str]) -> float:
+def test_a_gpt2_learns_the_same_words_after_a_begin_token(
+    corpus: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (tree.words for tree in read_treebank(corpus["train"]))
+    subword_tokenizer(words, 400).save_pretrained(tmp_path / "tokenizer")
+    flags = f"--config gpt2_free --config_overrides n_embd=8,n_layer=1,n_head=2 --tokenizer_name {tmp_path}/tokenizer "
+    flags += f"--train_files {corpus['train']} --validation_files {corpus['valid']} --output_dir {tmp_path}/out "
+    flags += "--max_batch_actions 600 --num_train_epochs 1 --dataloader_num_workers 0"
+    results = run_here("train_rnng", flags.split(), corpus["cache"], capsys)
+    assert results["step"] > 3
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "model")
+    losses = results["evaluations"][-1]["losses"]
+    assert losses["nats"] == pytest.approx(_nats(model, tmp_path / "out", corpus), rel=1e-5)
+    num_words = sum(len(tree.words) for tree in read_treebank(corpus["valid"]))
+    assert losses["word_perplexity"] == pytest.approx(math.exp(losses["nats"] / num_words), rel=1e-5)
+    with pytest.raises(ValueError, match="from scratch"):
+        parse("--architecture", "gpt2", "--model_preset", "gpt2-small")
+
+
+def _nats(model: LSTMForCausalLM | GPT2LMHeadModel, output_dir: Path, corpus: dict[str, str]) -> float:
     """Likelihood of the validation words, sentence by sentence, by the definition."""
     tokenizer, total = AutoTokenizer.from_pretrained(output_dir / "model"), 0.0
     for sentence in read_treebank(corpus["valid"]):
         ids = tokenizer(" ".join(sentence.words), return_tensors="pt", add_special_tokens=False)["input_ids"]
         with torch.no_grad():
-            logits = model.eval()(torch.nn.functional.pad(ids, (1, 0))).logits
+            logits = model.eval()(torch.nn.functional.pad(ids, (1, 0), value=model.config.bos_token_id)).logits
         total -= logits[0, :-1].log_softmax(-1).gather(1, ids[0, :, None]).sum().item()
     return total
 
@@ -318,11 +337,12 @@ def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) 
     assert row["words"] == ["New", "York", "sleeps"] and row["spans"] == [[0, 2], [2, 3], [0, 3]]
 
 
-def test_an_lstm_has_no_trees_to_search() -> None:
+def test_baselines_have_no_trees_to_search() -> None:
     for flag in ("search_sentences", "num_beams", "action_beam_size"):
         _, _, course, _ = parse("--architecture", "lstm", f"--{flag}", "3")
-        with pytest.raises(ValueError, match=f"{flag} is 3"):
-            course.check_architecture("lstm")
+        for baseline in ("lstm", "gpt2"):
+            with pytest.raises(ValueError, match=f"{flag} is 3, but {baseline}"):
+                course.check_architecture(baseline)
         course.check_architecture("rnng")
 
 

@@ -10,38 +10,57 @@ SOURCES holds the corpora, which come from their owners, as one text or tree per
     restricted/ptb_sample                                the sample of the Penn Treebank that NLTK has; measuring only
     syntactic_eval/syntaxgym/suites, blimp/data          SyntaxGym's suites and BLiMP's paradigms; measuring only
 
-`flat.*.txt` are the same words without their trees, (X w1 ... wn): the control of tree-lm-smollm2.
+`flat.*.txt` are the same words without their trees, (X w1 ... wn): the control of tree-lm-smollm2. `free.1m.txt`,
+`free.5m.txt` and `free.valid.txt` are tokenized sentences, one per line, of 1 M, 5 M and 50,000 words of the text of
+gpst-mini, for a parser to give them trees; the 1 M begin the 5 M, and `tokenizer` holds their pieces of words.
 """
 
 import random
 import re
 import shutil
 import sys
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets
+from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.punctuation import drop_edge_punctuation, is_punctuation
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.text import split_sentences
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.data.vocabulary import subword_tokenizer
+from hf_synlm.evaluation.text.words import split_as_treebank
 
 OUT = Path("runs/data")
 PIECE = 20_000  # characters of a document that sentences are taken from
 FREE_SOURCES = ("masc_tagged", "state_union", "inaugural")
+FREE_WORDS = {"train": (5_000_000, 100_000), "validation": (50_000, 12_500)}  # of all authors, and at most of one
+_HYPHENS = str.maketrans({"\u2010": "-", "\u2011": "-", "\xad": None})
+_SENTENCE = re.compile(r"""["“(]*[A-Z](?:[^\W_]|[ ,;:?!."“”'’()$%&£—–…/-])*[.?!]["”)]*""")
+# A single quotation mark, which the tokenizer takes for an apostrophe; a word cut at the end of a line; a heading.
+_DAMAGE = re.compile(r"(?<!\w)['’]|(?<!s)['’](?!\w)|\w-(?!\w)|[A-Z]{2} [A-Z]{2}")
+_ABBREVIATION = re.compile(r"\.+|(Mr|Mrs|Ms|Messrs|Dr|St|Jr|Sr|Prof|Rev|Hon|Gen|Col|Capt|Lt|Sgt|No|vs|etc|(\w\.)*\w)\.")
 _LEAF = re.compile(r"\(\S+ [^()\s]+\)")
 
 
+def read_text(sources: Path, split: str) -> Dataset:
+    """Documents of novels, MASC and speeches: `text` and `author`, which is the document's id where none is named."""
+    novels, prose = (
+        Dataset.from_parquet(str(sources / "text" / corpus / f"{split}.parquet"))
+        for corpus in ("novels_pd", "masc_brown_speeches")
+    )
+    prose = prose.filter(lambda row: row["source"] in FREE_SOURCES).rename_column("id", "author")
+    return concatenate_datasets([corpus.select_columns(["text", "author"]) for corpus in (novels, prose)])
+
+
 def write_text(sources: Path) -> None:
-    """Text of gpst-mini: documents of novels, MASC and speeches."""
+    """Text of gpst-mini."""
     for split, name in (("train", "text"), ("validation", "text.valid")):
-        novels, prose = (
-            Dataset.from_parquet(str(sources / "text" / corpus / f"{split}.parquet"))
-            for corpus in ("novels_pd", "masc_brown_speeches")
-        )
-        prose = prose.filter(lambda row: row["source"] in FREE_SOURCES)
-        both = concatenate_datasets([corpus.select_columns(["text"]) for corpus in (novels, prose)])
-        both.to_parquet(OUT / f"{name}.parquet")
+        read_text(sources, split).select_columns("text").to_parquet(OUT / f"{name}.parquet")
 
 
 def write_sentences() -> None:
@@ -62,6 +81,48 @@ def write_sentences() -> None:
                 break
         random.Random(1).shuffle(found)
         (OUT / f"{name}.txt").write_text("\n".join(found[:count]) + "\n", encoding="utf-8")
+
+
+def clean_sentences(documents: Dataset, of_author: int) -> list[str]:
+    """Different sentences without damaged marks, about `of_author` words of each author, in an order that is drawn."""
+    found: dict[str, None] = {}
+    counts = Counter[str]()
+    for row in random.Random(0).sample(range(len(documents)), len(documents)):
+        document = documents[row]
+        author = document["author"].partition(",")[0]  # "Dickens, Charles" is "Dickens"
+        if counts[author] >= of_author:
+            continue
+        for paragraph in document["text"].translate(_HYPHENS).split("\n"):
+            for line in split_sentences(paragraph):
+                if _SENTENCE.fullmatch(line) and not _DAMAGE.search(line) and line not in found:
+                    found[line] = None
+                    counts[author] += len(line.split())
+    return random.Random(1).sample(list(found), len(found))
+
+
+def tokenized_sentences(lines: Sequence[str], splitter: PreTrainedTokenizerBase, limit: int) -> list[list[str]]:
+    """The first sentences of 3 to 60 words, of up to `limit` words; where a period stayed on a word, none."""
+    kept: list[list[str]] = []
+    for parts in split_as_treebank(splitter, [line.split() for line in lines]):
+        words = list(chain.from_iterable(parts))
+        periods = (word for word in words if word.endswith("."))
+        if 3 <= len(words) <= 60 and all(map(_ABBREVIATION.fullmatch, periods)):
+            kept.append(words)
+    return kept[: bisect_right(list(accumulate(map(len, kept))), limit)]
+
+
+def write_free_text(sources: Path) -> None:
+    """Sentences with punctuation, and the pieces of words of the first million words."""
+    splitter = subword_tokenizer((tree.words for tree in read_treebank(OUT / "trees.train.txt")), 8192)
+    train, valid = (
+        tokenized_sentences(clean_sentences(read_text(sources, split), of_author), splitter, limit)
+        for split, (limit, of_author) in FREE_WORDS.items()
+    )
+    million = train[: bisect_right(list(accumulate(map(len, train))), 1_000_000)]
+    for name, sentences in (("1m", million), ("5m", train), ("valid", valid)):
+        (OUT / f"free.{name}.txt").write_text("".join(f"{' '.join(words)}\n" for words in sentences), encoding="utf-8")
+    pieces = subword_tokenizer(million, 8192, min_frequency=8, byte_fallback=True)
+    pieces.save_pretrained(OUT / "tokenizer")
 
 
 def read_trees(*paths: Path | str) -> list[str]:
@@ -96,6 +157,7 @@ def main(sources: Path) -> None:
     valid += draw.sample(read_trees(banks / "craft" / "valid.txt"), 150)
     write_trees("trees.valid.txt", valid)
     write_trees("flat.valid.txt", [without_structure(tree) for tree in valid])
+    write_free_text(sources)
     test = read_trees(banks / "gum" / "test.txt")
     write_trees("gum.test.txt", test)
     write_trees("gum100.txt", [tree for tree in test if 5 <= len(_LEAF.findall(tree)) <= 20][:100])

@@ -1,9 +1,9 @@
-"""Train RNNG on a treebank, or the LSTM language model on the words of the same treebank.
+"""Train RNNG on a treebank, or an LSTM or GPT-2 language model on the words of the same treebank.
 
     accelerate launch training/train_rnng.py --config rnng_tiny --output_dir runs/rnng_tiny
 
 Trees come from files of bracketed trees, or (default) from the embedded treebank. Gold derivations are learned by
-teacher forcing. Both architectures read the same tokens in the same batches, drawn among sentences with similar
+teacher forcing. All architectures read the same tokens in the same batches, drawn among sentences with similar
 numbers of actions under a budget of padded actions. The model that is kept is the one with the best validation
 likelihood. Paper: Noji and Oseki, "Effective Batching for Recurrent Neural Network Grammars" (Findings of ACL 2021).
 """
@@ -32,6 +32,7 @@ from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
 from hf_synlm.training.engine.run import Run, load_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
+from hf_synlm.training.programs.pretrain_gpst import make_baseline
 from hf_synlm.training.tasks.sentence_files import load_or_make_tokenizer
 from hf_synlm.training.tasks.tree_batches import (
     TreeCollator,
@@ -61,15 +62,24 @@ REPORT_SENTENCES = 20
 
 @dataclass
 class RNNGModelArguments(ModelArguments):
-    """RNNG, or the LSTM baseline."""
+    """RNNG, or a baseline without trees."""
 
-    presets = {"rnng": "rnng-15m", "lstm": "lstm-15m"}
+    presets = {"rnng": "rnng-15m", "lstm": "lstm-15m", "gpt2": ""}
 
     architecture: str = option(
         "rnng",
-        "'rnng' (left-corner with --config_overrides transition_system=in_order), or 'lstm' for the baseline without "
-        "trees.",
+        "'rnng' (left-corner with --config_overrides transition_system=in_order), or a baseline without trees: 'lstm', "
+        "or 'gpt2', which has no preset.",
     )
+
+    def __post_init__(self):
+        """Check that a GPT-2 is trained from scratch."""
+        if self.architecture == "gpt2" and (self.model_name_or_path or self.model_preset):
+            raise ValueError(
+                "A gpt2 is trained from scratch, by the sizes of its configuration. Leave --model_name_or_path and "
+                "--model_preset out, and give --config_overrides."
+            )
+        super().__post_init__()
 
 
 @dataclass
@@ -109,11 +119,11 @@ class EvaluationArguments:
             check_choice("report_punctuation", treatment, PUNCTUATION)
 
     def check_architecture(self, architecture: str) -> None:
-        """Refuse options of the search for the LSTM, which has no trees."""
+        """Refuse options of the search for a baseline, which has no trees."""
         names = "search_sentences final_search_sentences num_beams action_beam_size fast_track_size final_report"
         given = [name for name in names.split() if getattr(self, name)]
-        if architecture == "lstm" and given:
-            raise ValueError(f"{given[0]} is {getattr(self, given[0])}, but an LSTM has no trees. Leave it out.")
+        if architecture in ("lstm", "gpt2") and given:
+            raise ValueError(f"{given[0]} is {getattr(self, given[0])}, but {architecture} has no trees. Leave it out.")
 
     def beam(self, config: PreTrainedConfig) -> dict[str, int]:
         """Widths of the search; default: those of the model."""
@@ -142,8 +152,15 @@ def make_config(
     return config_class.from_preset(arguments.model_preset, **{**begin, **decided, **overrides})
 
 
-def make_model(arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase, labels: list[str]) -> PreTrainedModel:
-    """Make an untrained model, or load the one to continue from; the tokenizer tells RNNG which tokens end a word."""
+def make_model(
+    arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase, labels: list[str], longest: int
+) -> PreTrainedModel:
+    """Make an untrained model, or load the one to continue from; the tokenizer tells RNNG which tokens end a word.
+
+    A GPT-2 must have positions for `longest` tokens.
+    """
+    if arguments.architecture == "gpt2":
+        return make_baseline("gpt2", arguments.config_overrides, tokenizer, longest)
     model_class, name = MODELS[arguments.architecture], arguments.model_name_or_path
     backbone = getattr(arguments, "backbone", None)
     if name is not None:
@@ -176,7 +193,7 @@ def load_data(
         tokenizer.pad_token = tokenizer.eos_token  # GPT-2 and Llama have none
     fields: Any = model_arguments.config_overrides or {}
     labels = collect_labels(*trees, system=fields.get("linearization", "top_down"))
-    model = make_model(model_arguments, tokenizer, labels)
+    model = make_model(model_arguments, tokenizer, labels, data.max_sentence_tokens)
     labels = getattr(model.config, "nonterminals", labels)
     system: Any = getattr(model.config, "transition_system", "top_down")
     encoded = encode_treebanks(accelerator, data, trees, tokenizer, system, labels)
@@ -184,7 +201,7 @@ def load_data(
 
 
 class RNNGRecipe(Recipe):
-    """Train RNNG on gold trees by teacher forcing, or the LSTM on their words; keep the best validation likelihood."""
+    """Train RNNG on gold trees by teacher forcing, or a baseline on their words; the best validation loss wins."""
 
     program = "train_rnng"
     parts = ("model_arguments", "data", "evaluation", "arguments")
@@ -197,7 +214,7 @@ class RNNGRecipe(Recipe):
     objective: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
     def check(self) -> None:
-        """Refuse trees of an LSTM, and shards of FSDP."""
+        """Refuse trees of a baseline, and shards of FSDP."""
         self.evaluation.check_architecture(self.model_arguments.architecture)
         if self.accelerator.distributed_type == DistributedType.FSDP:
             raise ValueError("FSDP shards the model, and the search needs the whole model. Use DDP.")
@@ -219,7 +236,9 @@ class RNNGRecipe(Recipe):
 
     def collator(self) -> Any:
         """What makes a batch of encoded sentences."""
-        return TreeCollator(self.tokenizer.pad_token_id, self.config if self._is_grammar else None)
+        # A GPT-2 does not put the begin token before its input, as our models do.
+        begin = self.config.bos_token_id if self.model_arguments.architecture == "gpt2" else None
+        return TreeCollator(self.tokenizer.pad_token_id, self.config if self._is_grammar else None, begin)
 
     @property
     def _is_grammar(self) -> bool:
@@ -236,7 +255,7 @@ class RNNGRecipe(Recipe):
         }
 
     def sampler(self, consumed: int = 0) -> PaddedBatchSampler:
-        """Batches of sentences with similar numbers of actions; for both architectures the same."""
+        """Batches of sentences with similar numbers of actions; for all architectures the same."""
         return self.padded_sampler(self.examples.lengths("actions"), self.data.max_batch_actions, consumed)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -18,10 +18,11 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset, Features, List, Value
 from datasets.exceptions import DatasetGenerationError
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
-from hf_synlm.data.collate import collate_trees
+from hf_synlm.data.collate import LABEL_PADDING, collate_trees
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.punctuation import Punctuation, has_penn_tags
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
@@ -245,11 +246,13 @@ class TreeCollator:
     """Encoded sentences -> a right-padded batch for `forward`.
 
     The plan of the derivations of an RNNG is made here, in the workers of the loader. Without `config`, that of a
-    grammar, the trees are left out and `labels` are given, for a model of words alone.
+    grammar, the trees are left out and `labels` are given, for a model of words alone; a `begin_token_id` is written
+    before its words.
     """
 
     pad_token_id: int
     config: RNNGConfig | TreeLMConfig | None = None
+    begin_token_id: int | None = None
 
     def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
         """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
@@ -257,6 +260,9 @@ class TreeCollator:
         num_words = batch["word_ends"].sum()
         if self.config is None:
             words = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+            if self.begin_token_id is not None:
+                first = {"input_ids": self.begin_token_id, "attention_mask": 1, "labels": LABEL_PADDING}
+                words = {name: F.pad(values, (1, 0), value=first[name]) for name, values in words.items()}
             return {**words, "num_words": num_words}
         del batch["labels"]  # all words count
         if isinstance(self.config, TreeLMConfig):

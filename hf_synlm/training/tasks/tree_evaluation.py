@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hf_synlm.core.losses import share_of
 from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.punctuation import Punctuation, keep_words
 from hf_synlm.data.treebank import TreebankSentence
@@ -52,7 +53,7 @@ def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
 class Objective:
     """The loss of a micro batch; its parts are the sums from which perplexities are computed.
 
-    A grammar has `loss_normalization`, an LSTM takes the mean over tokens.
+    A grammar has `loss_normalization`, a model of words takes the mean over tokens.
     """
 
     def __init__(self, config: Any):
@@ -61,14 +62,16 @@ class Objective:
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss, and detached: its named parts in nats over the batch (`word_nats`, ...) with what they count."""
         batch = dict(batch)
-        counts = {"words": batch.pop("num_words").float(), "tokens": batch["attention_mask"].sum().float()}
+        tokens = batch["labels"] != LABEL_PADDING if "labels" in batch else batch["attention_mask"]
+        counts = {"words": batch.pop("num_words").float(), "tokens": tokens.sum().float()}
         output = model(**batch)
         if "actions" in batch:
             counts["actions"] = (batch["actions"] != 0).sum().float()
         sizes = {"batch": len(batch["input_ids"]), "sum": 1, "token": counts["tokens"], "action": counts.get("actions")}
         divisor = sizes[self.normalization]
         shares = batch.get("loss_shares")
-        nats = {f"{name}_nats": part * (divisor / share_of(shares, name)) for name, part in output.losses.items()}
+        losses = output.get("losses") or {"word": output.loss.detach()}
+        nats = {f"{name}_nats": part * (divisor / share_of(shares, name)) for name, part in losses.items()}
         return output.loss, {**counts, **nats}
 
 
