@@ -23,6 +23,7 @@ PROGRAMS = {
         "train_tree_planting",
         "Train any causal language model of transformers on a treebank with tree-planting.",
     ),
+    "ngram": ("train_ngram", "Count the n-grams of a text: the baseline that a model of words has to beat."),
     "glue": ("finetune_glue", "Fine-tune a classifier on GLUE or on a table of labeled texts."),
     "summarization": ("finetune_summarization", "Fine-tune a model to summarize."),
     "induction": ("finetune_grammar_induction", "Fine-tune GPST on the words of a treebank and score its trees."),

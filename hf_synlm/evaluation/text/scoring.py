@@ -26,6 +26,7 @@ from typing import Any, Literal, Self
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
 from hf_synlm.data.files import find_model
 from hf_synlm.data.text import PathLike, check_list
 from hf_synlm.evaluation.results import describe_files
