@@ -211,7 +211,10 @@ class Loading:
     backbone: Backbone = None
     device: Device = None
     dtype: DType = "auto"
-    batch_size: Annotated[int, typer.Option(min=1, help="Maximum number of sentences per batch.", **_COMPUTATION)] = 16
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most sentences per batch; default: 16 on a CPU, 128 on a GPU.", **_COMPUTATION),
+    ] = None
     seed: Annotated[int, typer.Option(help="Random seed; scoring itself is not random.", **_COMPUTATION)] = 0
 
     def scorer(self, model: str, **more: Any) -> "TextScorer":

@@ -15,6 +15,7 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import pad_inputs
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.text import check_list
+from hf_synlm.evaluation.text.batches import checked_batch_size
 from hf_synlm.evaluation.text.processes import progress_bar
 
 
@@ -45,7 +46,7 @@ def generate_texts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
-    batch_size: int = 16,
+    batch_size: int | None = None,
     progress: str | None = None,
     **options: Any,
 ) -> list[GeneratedText]:
@@ -57,6 +58,7 @@ def generate_texts(
     rows = [_prompt_ids(model, tokenizer, prompt) for prompt in prompts]
     _check_lengths(model, rows, options.get("max_new_tokens") or 0)
     found: list[GeneratedText] = []
+    batch_size = checked_batch_size(batch_size, model)
     with evaluation_mode(model):
         for start in progress_bar(range(0, len(rows), batch_size), progress, unit="batches"):
             part = slice(start, start + batch_size)

@@ -58,7 +58,7 @@ class PackedWordHead(WordHead):
             bias = self.weight.new_zeros(self.vocab_size) if bias is None else bias
             bias = bias.index_fill(0, excluded, float("-inf"))
         self.bias = None if bias is None else bias.detach()
-        self._map = linear_map(self.weight, _ROWS, _USES, ONEDNN_TYPES)
+        self._map = linear_map(self.weight, _ROWS, _USES, ONEDNN_TYPES, rows_vary=True)
         self._few: tuple[Any, Tensor] | None = None
 
     def _product(self, features: Tensor) -> Tensor:
@@ -98,7 +98,9 @@ class PackedWordHead(WordHead):
         mean = (self.weight.sum(0, dtype=torch.float32) - outside) / count
         bias = torch.zeros_like(favour) if self.bias is None else self.bias
         others = torch.where(rest.any(), count.log() + bias[rest].sum(dtype=torch.float32) / count, float("-inf"))
-        few = linear_map(torch.cat([self.weight[often], mean[None].to(self.weight.dtype)]), _ROWS, _USES)
+        few = linear_map(
+            torch.cat([self.weight[often], mean[None].to(self.weight.dtype)]), _ROWS, _USES, rows_vary=True
+        )
         self._few = few, torch.cat([bias[often].float(), others[None]])
         return self._few
 

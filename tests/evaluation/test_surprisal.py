@@ -9,6 +9,7 @@ import io
 import json
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.text import batches
-from hf_synlm.evaluation.text.batches import batches_by_cost
+from hf_synlm.evaluation.text.batches import batches_by_cost, checked_batch_size
 from hf_synlm.evaluation.text.readers import LogitReader
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import (
@@ -581,6 +582,11 @@ def test_begin_token_can_be_chosen():
     expected = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None]).squeeze(1)
     assert [p for _, p in score_words(scorer, ITEMS)[1].tokens] == pytest.approx(expected.tolist(), abs=1e-4)
     assert scorer.options()["begin_token"] == "<|CLS|>"
+
+
+def test_a_gpu_reads_more_texts_in_one_call():
+    sizes = {name: checked_batch_size(None, SimpleNamespace(device=torch.device(name))) for name in ("cpu", "cuda")}
+    assert sizes == {"cpu": 16, "cuda": 128} and checked_batch_size(5, None) == 5
 
 
 @pytest.mark.parametrize(

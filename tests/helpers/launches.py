@@ -67,6 +67,12 @@ def _rnng(num_sentences: int, lengths: range) -> tuple[Any, Inputs]:
     return model, inputs if num_sentences > 1 else {"input_ids": inputs["input_ids"]}
 
 
+def _tree_lm() -> tuple[Any, Inputs]:
+    sizes = {"num_attention_heads": 2, "num_hidden_layers": 4, "nonterminals": ["NP", "S", "VP"]}
+    model = _small("TreeLM", None, "hidden_size intermediate_size", **sizes)
+    return model, {"input_ids": torch.randint(4, 40, (1, 12))}
+
+
 def _recurrent(rows: int, columns: int, *model: str, **fields: Any) -> tuple[Any, Inputs]:
     ids = torch.randint(4, 40, (rows, columns))
     return _small(*model, **fields), {"input_ids": ids, "labels": ids}
@@ -82,6 +88,9 @@ CASES = {
     "gpst-parse 24 tokens, beam 20": Case(lambda: _gpst(1, 24, 24), "parse", 32_600, 40, {"num_beams": 20}),
     "rnng-train 32 sentences": Case(lambda: _rnng(32, range(16, 23)), "train", 3_800, 9),
     "rnng-parse 17 words, action beam 100": Case(lambda: _rnng(1, range(17, 18)), "parse", 26_500, 244, _BEAMS),
+    "tree-lm-parse 12 words, action beam 20": Case(
+        _tree_lm, "parse", 35_000, 155, {"num_beams": 10, "action_beam_size": 20}
+    ),
     "pcfg-train 4 x 25": Case(lambda: _recurrent(4, 25, *_PCFG), "train", 2_700, 10),
     "on-lstm-train 20 x 70": Case(lambda: _recurrent(20, 70, *_ON_LSTM, chunk_size=2), "train", 2_400, 0),
     "prpn-train 64 x 35": Case(lambda: _recurrent(64, 35, *_PRPN), "train", 3_700, 0),

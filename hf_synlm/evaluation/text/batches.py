@@ -10,6 +10,9 @@ from hf_synlm.evaluation.text.processes import Text
 from hf_synlm.evaluation.text.words import EncodedText
 
 T = TypeVar("T", bound=Text)
+# Most texts of a call unless the caller decides. On a GPU a search launches hardly more kernels for many texts than for
+# one, and a call that runs out of memory is halved.
+_BATCH_SIZE, _GPU_BATCH_SIZE = 16, 128
 # Most tokens, times derivations, that a call reads on a CPU.
 _MAX_DERIVED_TOKENS = 12_000
 
@@ -45,6 +48,15 @@ def cut_windows(text: EncodedText, limit: int | None, with_context: float | None
         windows.append(Window(tuple(text.ids[start : start + limit]), (), stop - start))
         stop = start + limit
     return windows
+
+
+def checked_batch_size(batch_size: int | None, model: PreTrainedModel) -> int:
+    """How many texts a call reads at most; None = 16 on a CPU, 128 on other devices."""
+    if batch_size is None:
+        return _BATCH_SIZE if model.device.type == "cpu" else _GPU_BATCH_SIZE
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+    return batch_size
 
 
 def token_budget(model: PreTrainedModel, width: int) -> int:

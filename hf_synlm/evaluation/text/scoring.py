@@ -30,7 +30,14 @@ import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
 from hf_synlm.data.files import find_model
 from hf_synlm.data.text import PathLike, check_list
 from hf_synlm.evaluation.results import describe_files
-from hf_synlm.evaluation.text.batches import Window, batches_by_cost, cut_windows, growing_blocks, token_budget
+from hf_synlm.evaluation.text.batches import (
+    Window,
+    batches_by_cost,
+    checked_batch_size,
+    cut_windows,
+    growing_blocks,
+    token_budget,
+)
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
 from hf_synlm.evaluation.text.readers import AttentionEntropy, Entropy, LogitReader, SearchReader
@@ -52,8 +59,8 @@ class TextScorer:
         estimator: see the top of this file; None = "beam_marginal" for models with a search, otherwise "exact".
         num_beams: derivations kept after a word (models with a search); None = the model's `scoring_num_beams`.
         search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
-        batch_size: largest number of texts per call of the model. Calls are smaller where logits are large, lengths
-            differ, or beams are wide on a CPU.
+        batch_size: largest number of texts per call of the model; None = 16 on a CPU, 128 on other devices. Calls are
+            smaller where logits are large, lengths differ, beams are wide on a CPU, or memory runs out.
         begin: predict the first token from a begin token. If False, the first token has no probability (not possible
             for the models of this library, which always use a begin token).
         begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. The choice
@@ -82,7 +89,7 @@ class TextScorer:
         estimator: Estimator | None = None,
         num_beams: int | None = None,
         search_options: dict[str, Any] | None = None,
-        batch_size: int = 16,
+        batch_size: int | None = None,
         begin: bool = True,
         begin_token: str | None = None,
         details: bool = False,
@@ -95,15 +102,13 @@ class TextScorer:
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.num_processes, self.cache = num_processes, cache
-        self.batch_size, self.details, self.entropy = batch_size, details, entropy
+        self.batch_size, self.details, self.entropy = checked_batch_size(batch_size, model), details, entropy
         self.attention_entropy = attention_entropy
         self.name, self.revision = name or model.config._name_or_path, revision
         self.searches = hasattr(model, "word_search")
         self.search_options = {k: v for k, v in (search_options or {}).items() if v is not None}
         self.num_beams = num_beams
         self.cuts = {"texts_in_windows": 0, "contexts_cut": 0}
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
         if attention_entropy is not None and not hasattr(model, "attention_entropy"):
             raise ValueError(
                 f"attention_entropy {attention_entropy!r} (--attention-entropy): {type(model).__name__} does not "

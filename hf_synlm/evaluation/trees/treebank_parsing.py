@@ -21,7 +21,7 @@ from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.punctuation import Punctuation, check_tags, keep_words
 from hf_synlm.data.text import PathLike, check_list, errors_at
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
-from hf_synlm.evaluation.text.batches import batches_by_cost, token_budget
+from hf_synlm.evaluation.text.batches import batches_by_cost, checked_batch_size, token_budget
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import iterate_batches
 from hf_synlm.evaluation.trees.parsing import (
@@ -167,7 +167,7 @@ def parse_sentences(
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str | Sequence[str]],
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     progress: str | None = None,
     num_processes: int | None = 1,
     cache: PathLike | None = None,
@@ -182,7 +182,7 @@ def parse_sentences(
         model: a model with `parse`.
         tokenizer: its tokenizer.
         sentences: each as text, whose words are separated by white space, or as a sequence of words; at least one word.
-        batch_size: sentences per call, at most: those of one call are about equally long.
+        batch_size: sentences per call, at most, about equally long; None = 16 on a CPU, 128 on other devices.
         progress: name of a progress bar; None = no bar.
         num_processes: how many processes parse on a CPU; None = as many as are worth it, see `TextScorer`.
         cache: file to which trees are written as they come; a run that was stopped continues from it.
@@ -207,8 +207,6 @@ def parse_sentences(
     known = set(inspect.signature(model.parse).parameters) - {"input_ids", "attention_mask", "word_ends"}
     if unknown := ", ".join(sorted(set(options) - known)):
         raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
     check_list("sentences", sentences)
     split = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
     encoded = [_encode(tokenizer, words, number) for number, words in enumerate(split, 1)]
@@ -241,7 +239,7 @@ def parse_encoded(
     model: PreTrainedModel,
     sentences: Sequence[EncodedSentence],
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     progress: str | None = None,
     num_processes: int | None = 1,
     cache: PathLike | None = None,
@@ -253,7 +251,7 @@ def parse_encoded(
     width = model.word_search(options.get("num_beams")).num_beams if searches else 1
     computed = iterate_batches(
         partial(_parse_batch, model, options),
-        batches_by_cost(unique, batch_size, token_budget(model, width)),
+        batches_by_cost(unique, checked_batch_size(batch_size, model), token_budget(model, width)),
         model,
         num_processes=num_processes,
         num_beams=width,

@@ -25,7 +25,7 @@ from hf_synlm.models.rnng.stack_machine import Phase
 from hf_synlm.search.state import NEG_INF, SearchState
 
 # States of a step for each sentence on a CPU: enough for fast products. Elsewhere steps are as wide as the beam.
-_CPU_WIDTH = 16
+_CPU_WIDTH = 32
 
 
 class _Waiting(NamedTuple):

@@ -118,7 +118,7 @@ class Pusher:
         order, self._step = (by_activation, lstm_step) if is_half else (for_sigmoids, search_step)
         for layer in weights:
             weight_ih, weight_hh, bias = (order(value) for value in layer)
-            maps = (linear_map(weight, _PUSHED_ROWS, _PUSHES) for weight in (weight_ih, weight_hh))
+            maps = (linear_map(weight, _PUSHED_ROWS, _PUSHES, rows_vary=True) for weight in (weight_ih, weight_hh))
             self._layers.append((*maps, bias))
 
     def inputs(self, elements: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class Seen(NamedTuple):
         return Seen(*(v.flatten(0, 1).index_select(0, flat).view(*index.shape, *v.shape[2:]) for v in self))
 
 
-def _first_true(mask: Tensor, count: int) -> Tensor:
+def first_true(mask: Tensor, count: int) -> Tensor:
     """Where a mask [R] is true, in order, if this is known to be `count` times: nothing waits."""
     return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
@@ -224,11 +224,11 @@ class RNNGStackMachine(StackMachine):
             return own
         fields = self._structural(seen, own, actions, num_tokens)
         pool.fields[:, first : first + rows] = fields
-        which = None if num_live == live.numel() else _first_true(live.flatten(), num_live)
+        which = None if num_live == live.numel() else first_true(live.flatten(), num_live)
         taken = _flat(actions, which)
         elements, gates = self._elements.index_select(0, taken), self._label_gates.index_select(0, taken)
         if num_reduces:
-            closing = _first_true(_flat(reduces, which), num_reduces)
+            closing = first_true(_flat(reduces, which), num_reduces)
             chosen = closing if which is None else which[closing]
             composed = self._compose(pool, seen, chosen, children[:, :rows].flatten()[chosen], most)
             elements.index_copy_(0, closing, composed)

@@ -97,7 +97,7 @@ class PackedProducts(TorchFunctionMode):
         weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
         # The weights are kept, too: an id is of one object only while this object lives.
         plain = [weight for weight in weights if uses_onednn(weight, ONEDNN_TYPES)]
-        self._maps = {id(w): (w, linear_map(w.detach(), _ROWS, _USES, ONEDNN_TYPES)) for w in plain}
+        self._maps = {id(w): (w, linear_map(w.detach(), _ROWS, _USES, ONEDNN_TYPES, rows_vary=True)) for w in plain}
 
     def __deepcopy__(self, memo: Any) -> Self:
         """The same: copies of a search are of the same model."""

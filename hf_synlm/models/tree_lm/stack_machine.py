@@ -15,7 +15,7 @@ V vocabulary, Y labels, A action ids.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from hf_synlm.models.rnng.actions import REDUCE
-from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen
+from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen, first_true
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width, max_positions
 from hf_synlm.models.tree_lm.linearization import relative_depths
@@ -36,6 +36,17 @@ from hf_synlm.search.word_head import PackedWordHead, rows_at_once
 # Numbers that are gathered for one call of a layer: memory does not grow with the beam.
 _GATHERED_ELEMENTS = 1 << 24
 _NUM_SUMS = 2  # of `_sum_words`
+
+
+class _Sizes(NamedTuple):
+    """Numbers of states that one call executes."""
+
+    rows: int
+    """Most of one sentence."""
+    longest: int
+    """Most nodes that one of them sees besides its parent."""
+    plain: int
+    composing: int
 
 
 def action_logits(
@@ -131,7 +142,9 @@ class TreeLMStackMachine(RNNGStackMachine):
     @in_full_precision
     def push(self, pool: NodePool, seen: Seen, actions: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
         """Take one structural action from each of R states; see `RNNGStackMachine.push`."""
-        rows = int(live.sum(1).amax())
+        reduces = (actions == REDUCE) & live
+        sizes = self._sizes(pool, seen.nodes, live, reduces)
+        rows = sizes.rows
         first = pool.reserve(rows)
         own = torch.arange(first, first + rows, device=actions.device).expand(len(actions), -1)
         if not rows:
@@ -140,7 +153,7 @@ class TreeLMStackMachine(RNNGStackMachine):
         pool.fields[:, first : first + rows] = self._structural(seen, own, actions, num_tokens)
         opened = len(self.config.nonterminals) + seen.state(1).action
         labels = torch.where(actions == REDUCE, opened, actions) - self.first
-        self._execute(pool, seen.nodes, own, self.config.vocab_size + labels, actions == REDUCE, live)
+        self._execute(pool, seen.nodes, own, self.config.vocab_size + labels, reduces[:, :rows], live, sizes)
         return own
 
     @in_full_precision
@@ -154,9 +167,16 @@ class TreeLMStackMachine(RNNGStackMachine):
         live: Tensor,
     ) -> Tensor:
         """Generate a word from each of R states; see `RNNGStackMachine.shift`."""
-        own = self._append_words(pool, nodes, tokens, num_tokens, edges)
-        self._execute(pool, nodes, own, tokens, torch.zeros_like(live), live, are_words=True)
+        own, reduces = self._append_words(pool, nodes, tokens, num_tokens, edges), torch.zeros_like(live)
+        sizes = self._sizes(pool, nodes, live, reduces)
+        self._execute(pool, nodes, own, tokens, reduces, live, sizes, are_words=True)
         return own
+
+    def _sizes(self, pool: NodePool, parents: Tensor, live: Tensor, reduces: Tensor) -> _Sizes:
+        """What the host has to know of the states [B, R] that are executed, in one wait."""
+        composing = reduces & self.composes
+        longest = self._lengths(pool, parents, live).amax()
+        return _Sizes(*torch.stack([live.sum(1).amax(), longest, (live & ~composing).sum(), composing.sum()]).tolist())
 
     def _execute(
         self,
@@ -166,23 +186,29 @@ class TreeLMStackMachine(RNNGStackMachine):
         tokens: Tensor,
         reduces: Tensor,
         live: Tensor,
+        sizes: _Sizes,
         are_words: bool = False,
     ) -> None:
         """Run the layers on the new nodes `own` [B, R] that are `live`, which write `tokens` after `parents`."""
-        paths, places = self._paths(pool, parents, live), pool.places(own)
+        paths, places = self._paths(pool, parents, live, sizes.longest), pool.places(own)
         before = paths.shape[2] + (pool.context["layer_0"].shape[1] if pool.context else 0)
         size = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * (before + 2)))
-        for composes in (False, True):
-            chosen = live & ((reduces & self.composes) == composes)
-            parts = (values[chosen].split(size) for values in (places, paths, tokens))
+        for composes, count in ((False, sizes.plain), (True, sizes.composing)):
+            if not count:  # a backbone may not take empty batches
+                continue
+            chosen = first_true((live & ((reduces & self.composes) == composes)).flatten(), count)
+            parts = (values.flatten(0, 1).index_select(0, chosen).split(size) for values in (places, paths, tokens))
             for part in zip(*parts, strict=True):
-                if len(part[0]):  # a backbone may not take empty batches
-                    self._read(pool, *part, composes=composes, are_words=are_words)
+                self._read(pool, *part, composes=composes, are_words=are_words)
 
-    def _paths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
+    def _lengths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
+        """How many nodes besides `parents` [B, R] the states after them may see."""
+        return pool.field("depth" if self.composes else "length", parents).masked_fill(~live, 0)
+
+    def _paths(self, pool: NodePool, parents: Tensor, live: Tensor, longest: int) -> Tensor:
         """Flat places [B, R, L] of the nodes that the states `parents` [B, R] may see; -1 = none."""
-        length = pool.field("depth" if self.composes else "length", parents).masked_fill(~live, 0)
-        path = pool.follow("below" if self.composes else "predecessor", parents, int(length.amax()) + 1)
+        length = self._lengths(pool, parents, live)
+        path = pool.follow("below" if self.composes else "predecessor", parents, longest + 1)
         exists = torch.arange(path.shape[2], device=path.device) <= length[..., None]
         return torch.where(exists, pool.places(path), -1)
 

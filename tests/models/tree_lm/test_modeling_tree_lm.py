@@ -438,7 +438,9 @@ def test_common_nodes_are_gathered_once(structure, states, monkeypatch):
     monkeypatch.setattr(machine.model, "decode", lambda x, *more: rows.append(len(x)) or decode(x, *more))
     for most in (0, 100):
         monkeypatch.setattr(tree_attention, "_DENSE", most)
-        machine._execute(pool, last.expand_as(own), own, own % 19, torch.zeros_like(live), live, are_words=True)
+        before, plain = last.expand_as(own), torch.zeros_like(live)
+        sizes = machine._sizes(pool, before, live, plain)
+        machine._execute(pool, before, own, own % 19, plain, live, sizes, are_words=True)
         found.append({name: values[:, new][live] for name, values in pool.features.items()})
     assert rows[0] == len(states) and rows[-1] == (1 if pool.batch_size == 1 else len(states))
     for name, values in found[0].items():
