@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
 from tests.helpers import warm_python
 from tests.helpers.architectures import ARCHITECTURES, batch, build, labeled, without_dropout
 from tests.versions import family_calls
@@ -72,6 +73,13 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_remote_code(name: str, remote: dict[str, Any]) -> None:
     assert not differences(remote[name], expected()[name])
+
+
+def test_the_versions_are_the_same_everywhere() -> None:
+    root, tested = GOLDEN.parents[3], f"{OLDEST_TRANSFORMERS} to {NEWEST_TRANSFORMERS}"
+    assert (root / "newest.txt").read_text().startswith(f"transformers=={NEWEST_TRANSFORMERS}.")
+    assert f"| transformers {tested} |" in (root / "docs/what-works.md").read_text()
+    assert f'"versions VERSION={OLDEST_TRANSFORMERS}.0"' in (root / ".github/workflows/ci.yml").read_text()
 
 
 if __name__ == "__main__":
