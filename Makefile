@@ -1,6 +1,8 @@
 # make demo   pretrain a tiny GPST on the embedded text, save it, load it back as a user would, parse and generate
 # make test   the test suite            make lint   style, types and docstrings
 # make checkpoints   train the tiny models of model_cards/ anew, measure them, write cards, and archives in dist/checkpoints
+# make versions   the short suite (tests/versions) on the transformers of newest.txt, or on another one: VERSION=5.20.0
+# make newest   look for the newest transformers, write it to newest.txt, and run the short suite on it
 # make gpu    everything that only a GPU can tell: tests, gradients, speed; see docs/speed.md
 # make docs   the documentation site in site/; warnings are errors
 # make transformers_tests   fetch the tests of transformers that `make test` runs on our models
@@ -11,10 +13,13 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
 TRANSFORMERS := $(shell grep '^transformers==' constraints.txt)
+SHORT := tests/versions tests/models/tree_lm/test_adapter.py::test_an_adapter_loads_as_an_ordinary_model
+VERSION ?= $(shell sed s/transformers==// newest.txt)
+OTHER := $(VENV)/transformers-$(VERSION)
 # Two workers with one thread each are faster on small tests than one worker with two threads.
 NUM_WORKERS ?= 2
 
-.PHONY: demo test gpu lint docs clean checkpoints transformers_tests
+.PHONY: demo test gpu lint docs clean checkpoints transformers_tests versions newest
 
 # torch goes first and alone: a pinned version that is already installed is kept by every later call.
 $(VENV)/.torch: constraints.txt
@@ -53,6 +58,22 @@ checkpoints: $(VENV)/.train
 
 test: $(VENV)/.test $(VENV)/.transformers_tests
 	$(BIN)/python -m pytest -q -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
+
+# One version of transformers and what it asks for are installed; torch and everything else are shared.
+$(OTHER)/.done: $(VENV)/.test
+	$(BIN)/python -m venv --clear $(OTHER)
+	$(OTHER)/bin/python -m pip --disable-pip-version-check install --quiet transformers==$(VERSION)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> `$(OTHER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/shared.pth
+	touch $@
+
+versions: $(OTHER)/.done
+	$(OTHER)/bin/python -m pytest -q $(SHORT) $(PYTEST_ARGS)
+
+newest: $(VENV)/.torch
+	$(PIP) index versions transformers | sed -n '1s/.*(\(.*\))$$/transformers==\1/p' > newest.txt
+	grep transformers== newest.txt
+	$(MAKE) versions
 
 gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -v -m gpu tests/models/test_gpu.py

@@ -8,7 +8,9 @@ from typing import Any, ClassVar, Literal, Self
 
 import transformers
 
+# This code was tested with these, and with all minor versions between them.
 OLDEST_TRANSFORMERS = "5.20"
+NEWEST_TRANSFORMERS = "5.24"
 # Before anything that older versions do not have is used: users of the Hub see this line and not what fails later.
 if [int(number) for number in transformers.__version__.split(".")[:2]] < [5, 20]:
     raise ImportError(
@@ -35,7 +37,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     sentence_end: ClassVar[Literal["token", "tree", "none"]] = "token"
     # Trainer leaves these fields of an output out of its predictions.
     keys_to_ignore_at_inference = (
-        "past_key_values losses joint_log_prob spans chart action_logits distances syd_distances span_scores"
+        "past_key_values cache losses joint_log_prob spans chart action_logits distances syd_distances span_scores"
     ).split()
 
     # Writes the models' code into a folder (`hf_synlm/hub/flatten.py`); None in code that was loaded from the Hub.

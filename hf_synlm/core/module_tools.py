@@ -10,11 +10,14 @@ and recognizes adapters by their attributes (PEFT may be missing). Offloading fe
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any, Self
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from hf_synlm.core.cache import CACHE_NAMES, takes_both_names
 
 
 @contextlib.contextmanager
@@ -50,8 +53,13 @@ class SyntacticPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = False  # every part of the loss has a normalizer of its own
     # No module is a shard: layers read weights of each other, and methods of parts run without hooks.
     _no_split_modules: list[str] = []
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = list(CACHE_NAMES)
     _input_embed_layer = "embed_tokens"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "past_key_values" in inspect.signature(cls.forward).parameters:
+            cls.forward = takes_both_names(cls.forward)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:

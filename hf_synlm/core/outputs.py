@@ -10,8 +10,10 @@ from html import escape
 from typing import Any
 
 from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import ModelOutput
 
+from hf_synlm.core.cache import CACHE, CACHE_NAMES
 from hf_synlm.trees.spans import fold_tokens, labeled_spans_to_brackets, spans_to_brackets
 
 
@@ -19,11 +21,12 @@ class InFieldOrder:
     """Mixin of outputs that keeps the fields in their order, also fields that are set later.
 
     `ModelOutput` would put them at the end; but `output[0]`, and the tuple of `return_dict=False`, must begin with the
-    loss, or with the logits if there is no loss.
+    loss, or with the logits if there is no loss. An output with a cache has it under both of its names.
     """
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         """Set a field."""
+        name = CACHE if name in CACHE_NAMES else name
         is_new = name not in self
         super().__setattr__(name, value)
         if is_new and name in self:
@@ -32,38 +35,40 @@ class InFieldOrder:
                 if later in self:
                     self.move_to_end(later)
 
+    def __getattr__(self: Any, name: str) -> Any:
+        """The cache under its other name."""
+        if name in CACHE_NAMES and name != CACHE:
+            return getattr(self, CACHE)
+        raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+
 
 @dataclass
-class SyntacticLMOutput(InFieldOrder, ModelOutput):
+class SyntacticLMOutput(InFieldOrder, CausalLMOutputWithPast):
     """Output of `forward` of the causal language models.
 
-    Fields:
+    Fields, those of the stock output first:
         loss: scalar training objective (with `labels`); one `backward()` trains everything.
         logits: [B, T, V] natural-log probability of the next token given the prefix only, trees summed out over the
             beam. They come from a search and carry no gradient; with `labels` or `actions` only where
             `output_marginal_logits` asks for them.
+        past_key_values (`cache` from transformers 5.24 on; both names are read): search state after the last token
+            (with `use_cache`).
+        hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`). Models whose
+            next-token logits come from a search have them for given or induced trees only.
         losses: the named parts of `loss`, detached scalars.
-        past_key_values: search state after the last token (with `use_cache`).
         spans: per row the inner nodes `(i, j)` of the trees, in post-order, leaves left out (with `output_spans`).
         joint_log_prob: [B] log p(text, tree) of induced or given trees.
         action_logits: [B, A, Y] at each slot of the action sequence of the trees; Y = 2 (GEN and COMP) for GPST.
         token_logits_given_tree: [B, T, V]; position t predicts token t given the actions before it.
         chart: dict of chart tensors (with `output_chart`).
-        hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`). Models whose
-            next-token logits come from a search have them for given or induced trees only.
     """
 
-    loss: Tensor | None = None
-    logits: Tensor | None = None
     losses: dict[str, Tensor] | None = None
-    past_key_values: Any | None = None
     spans: list[list[tuple[int, int]]] | None = None
     joint_log_prob: Tensor | None = None
     action_logits: Tensor | None = None
     token_logits_given_tree: Tensor | None = None
     chart: dict[str, Any] | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
     def __getitem__(self, key: Any) -> Any:
         """A field by its name, or by its place among those that are there."""

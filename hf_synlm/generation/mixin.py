@@ -20,6 +20,7 @@ from transformers.generation import SynthIDTextWatermarkingConfig, SynthIDTextWa
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.core.outputs import GeneratedTrees, ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, first_token_mask
@@ -170,7 +171,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         if self.training and torch.is_grad_enabled():
             logits = _SearchLogits.apply(logits.requires_grad_())
         keep = past_key_values is not None if use_cache is None else use_cache
-        return SyntacticLMOutput(logits=logits, past_key_values=cache if keep else None)
+        return SyntacticLMOutput(logits=logits, **{CACHE: cache if keep else None})
 
     @staticmethod
     def _refuse_continuation(past_key_values: Any, use_cache: bool | None, logits_to_keep: Any, given: str) -> None:
@@ -374,16 +375,18 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             )
         return None
 
-    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict) -> None:
-        super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
-        _check_options(generation_config, mode_kwargs)
+    def _validate_generation_mode(
+        self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict
+    ) -> None:
+        super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
+        _check_options(generation_config, generation_mode_kwargs)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, generation_mode: Any, batch_size: int, max_cache_length: int
     ) -> None:
         joint = generation_config.structure_mode == "joint"
-        cache = model_kwargs.get("past_key_values")
-        known = ("attention_mask", "past_key_values", "use_cache", "logits_to_keep", *(_SEARCH_INPUTS if joint else ()))
+        cache = model_kwargs.get(CACHE)
+        known = ("attention_mask", CACHE, "use_cache", "logits_to_keep", *(_SEARCH_INPUTS if joint else ()))
         unwanted = [name for name, value in model_kwargs.items() if value is not None and name not in known]
         if unwanted:
             mode = generation_config.structure_mode
@@ -402,11 +405,11 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             cache.set_end_tokens(ends)
         elif generation_config.use_cache is False:
             model_kwargs["new_cache"] = lambda: self._new_cache(generation_config, ends)
-            model_kwargs.pop("past_key_values", None)  # the stock beam search would reorder it, even if it is None
+            model_kwargs.pop(CACHE, None)  # the stock beam search would reorder it, even if it is None
             return
         else:
             cache = self._new_cache(generation_config, ends)
-        model_kwargs["past_key_values"] = cache
+        model_kwargs[CACHE] = cache
 
     def _new_cache(self, config: GenerationConfig, ends: Tensor | None) -> SyntacticCache:
         """Empty state of marginal mode."""

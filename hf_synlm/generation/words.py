@@ -4,14 +4,47 @@ Shapes: B texts, T tokens.
 """
 
 import copy
+import functools
+import inspect
 import itertools
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation import GenerationMixin, StopStringCriteria
+
+from hf_synlm.core.cache import CACHE, name_cache
+from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS
+
+# Private methods of transformers that `generate` calls and that are replaced here.
+HOOKS = (
+    "_beam_search", "_get_deprecated_gen_repo", "_get_stopping_criteria", "_prepare_cache_for_generation", "_sample",
+    "_supports_default_dynamic_cache", "_validate_generation_mode", "_validate_model_kwargs",
+)  # fmt: skip
+
+
+def check_hooks(kind: type) -> None:
+    """Raise ImportError if transformers has no hook, or calls it with other arguments, that a class of models replaces.
+
+    It would else search without trees, and say nothing.
+    """
+    for name in HOOKS:
+        own, stock = getattr(kind, name, None), getattr(GenerationMixin, name, None)
+        parameters = inspect.signature(stock).parameters.values() if stock else ()
+        named = [part.name for part in parameters if part.kind not in (part.VAR_POSITIONAL, part.VAR_KEYWORD)]
+        try:
+            fits = own is stock or (stock is not None and inspect.signature(own).bind(**dict.fromkeys(named)))
+        except TypeError:
+            fits = False
+        if not fits:
+            raise ImportError(
+                f"This model was tested up to transformers {NEWEST_TRANSFORMERS}, and generate needs the method {name} "
+                f"of that version, which {transformers.__version__} has changed: "
+                f'pip install "transformers=={NEWEST_TRANSFORMERS}.*"'
+            )
 
 
 def _spelled_word(tokenizer: Any) -> str:
@@ -64,6 +97,18 @@ def checked_prompts(inputs: Tensor | None, kwargs: dict[str, Any]) -> Tensor | N
 
 class WordGenerationMixin(GenerationMixin):
     """`generate` with stop strings for every tokenizer, and without continuous batching."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; a cache is taken under both of its names."""
+        check_hooks(type(self))
+        return super().generate(*args, **name_cache(kwargs, CACHE))
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As in transformers, but with the cache as `past_key_values`: prompt tuning of PEFT knows no other name."""
+        return name_cache(super().prepare_inputs_for_generation(*args, **kwargs), "past_key_values")
+
+    # transformers reads the names of its arguments.
+    functools.update_wrapper(prepare_inputs_for_generation, GenerationMixin.prepare_inputs_for_generation)
 
     def _get_stopping_criteria(
         self, generation_config: GenerationConfig, stopping_criteria: StoppingCriteriaList | None, tokenizer: Any = None

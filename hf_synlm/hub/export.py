@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
+from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.data.tokenizers import num_model_tokens
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
@@ -89,7 +89,9 @@ def export_model(
                 stated["weights"] = weight_checksums(folder)
             (folder / FACTS_FILE).write_text(facts_text(stated), encoding="utf-8")
         adapter = "peft\n" if is_adapter(folder) else ""
-        needed = f"torch\ntransformers>={OLDEST_TRANSFORMERS}\n{adapter}"
+        major, minor = NEWEST_TRANSFORMERS.split(".")
+        tested = f">={OLDEST_TRANSFORMERS},<{major}.{int(minor) + 1}"
+        needed = f"torch\ntransformers{tested}\n{adapter}"
         (folder / "requirements.txt").write_text(needed, encoding="utf-8")
         check_complete(folder)
     return output_dir

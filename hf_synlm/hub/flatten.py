@@ -18,7 +18,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 import hf_synlm
-from hf_synlm.core.configuration_base import SyntacticConfig
+from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, SyntacticConfig
 from hf_synlm.data.files import write_text
 
 logger = logging.get_logger(__name__)
@@ -26,6 +26,7 @@ logger = logging.get_logger(__name__)
 PACKAGE = Path(hf_synlm.__file__).parent
 # Ends of the names of our models, of which some have no Auto class.
 _KINDS = ("Model", "ForCausalLM", "ForSequenceClassification", "PreTrainedModel")
+_NEWEST = re.compile(r'^NEWEST_TRANSFORMERS = "([\d.]+)"$', re.MULTILINE)
 _IMPORT = re.compile(r"^(\s*from )hf_synlm\.([\w.]+)( import )", re.MULTILINE)
 
 
@@ -48,6 +49,18 @@ def flat_files(architecture: str) -> dict[str, str]:
             agenda += [found[1] for found in _IMPORT.findall(text)]
             files[name] = _IMPORT.sub(lambda found: f"{found[1]}.{flat_name(found[2])}{found[3]}", text)
     return dict(sorted(files.items()))
+
+
+def outdated_code(folder: str | os.PathLike) -> str | None:
+    """What to say of code in a folder that was written for older transformers than this package's; else None."""
+    base = Path(folder) / "configuration_base.py"
+    if not base.is_file():
+        return None
+    found = _NEWEST.search(base.read_text(encoding="utf-8"))
+    newest = found[1] if found else "5.23"  # the last one before the code said so
+    if newest == NEWEST_TRANSFORMERS:
+        return None
+    return f"written for transformers up to {newest}: `synlm export` renews it"
 
 
 def write_code(config: SyntacticConfig, folder: str | os.PathLike) -> None:

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from hf_synlm.data.files import CONFIG_FILE, find_model, read_json
 from hf_synlm.hub.checkpoint import check_model_source, one_line_errors, pickled_files, stored_tensors
 from hf_synlm.hub.export import SPECIAL_IDS, check_code
-from hf_synlm.hub.flatten import flat_files
+from hf_synlm.hub.flatten import flat_files, outdated_code
 from hf_synlm.models import ARCHITECTURES
 
 _SIZES = ("vocab_size", "max_position_embeddings", "scoring_num_beams", "action_beam_size", "num_labels")
@@ -31,8 +31,8 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
     Returns:
         For JSON: `model`, `revision`, `architecture`, `model_type`, `num_parameters`, `weights` (bytes by type),
         `config` (the sizes that users ask for, and special token ids), `adapter_of` (name of the backbone),
-        `nonterminals` (RNNG), `tokenizer`, `auto_classes`, `code` (files), `self_contained` and `problems` (why not),
-        `card`.
+        `nonterminals` (RNNG), `tokenizer`, `auto_classes`, `code` (files), `outdated` (for which transformers the code
+        was written, if they are older than this package's), `self_contained` and `problems` (why not), `card`.
 
     Raises:
         ValueError: there is no such model, or its files are damaged.
@@ -68,6 +68,7 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
         "tokenizer": _tokenizer_class(folder),
         "auto_classes": sorted(config.get("auto_map") or {}),
         "code": sorted(file.name for file in folder.glob("*.py")),
+        "outdated": outdated_code(folder),
         "self_contained": not problems,
         "problems": problems,
         "card": _card(folder),
@@ -134,7 +135,7 @@ def info_table(description: dict[str, Any]) -> str:
         "nonterminals": description["nonterminals"],
         "tokenizer": description["tokenizer"] or "none, so it cannot read text",
         "Auto classes": ", ".join(description["auto_classes"]) or "none",
-        "code": f"{len(description['code'])} files",
+        "code": ", ".join(filter(None, [f"{len(description['code'])} files", description["outdated"]])),
         "self-contained": "yes" if description["self_contained"] else f"no: {' '.join(description['problems'])}",
         **({"card": "none"} if card is None else {f"card: {key}": value for key, value in card.items()}),
     }

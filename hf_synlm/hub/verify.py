@@ -20,7 +20,7 @@ import hf_synlm
 from hf_synlm.data.text import check_list
 from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
 from hf_synlm.hub.export import check_complete
-from hf_synlm.hub.flatten import flat_files
+from hf_synlm.hub.flatten import flat_files, outdated_code
 from hf_synlm.hub.probe import Call, answer_calls, run_without_package
 from hf_synlm.models import ARCHITECTURES
 
@@ -142,6 +142,7 @@ def _check_files(folder: Path) -> Check:
     pickled = pickled_files(folder)
     detail = f"{len(code)} files of code, "
     detail += f"not those of hf_synlm {hf_synlm.__version__}: {changed}" if changed else "equal to the package's"
+    detail += f"; {outdated}" if (outdated := outdated_code(folder)) else ""
     detail += f"; pickled weights: {pickled}" if pickled else "; weights in safetensors only"
     # Code of another release is not a fault: what counts is that it computes the same.
     return Check("files", not pickled, detail)

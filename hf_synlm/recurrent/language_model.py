@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.core.hidden_states import (
     HiddenStateChoice,
     asked_of_layers,
@@ -297,7 +298,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         given, shifted = self._given_labels(columns, labels, logits_to_keep, more)
         output = self.model(input_ids, inputs_embeds=inputs_embeds, return_dict=True, **text, **asked_of_layers(more))
         features = self.output_features(output)
-        names = ("past_key_values", "hidden_states", "attentions", "distances", "syd_distances", "span_scores")
+        names = (CACHE, "hidden_states", "attentions", "distances", "syd_distances", "span_scores")
         result = RecurrentLMOutput(**{name: output.get(name) for name in names})
         if given is None or not self.training:
             result.logits = self._log_probs(self.lm_head, features, logits_to_keep)

@@ -14,7 +14,7 @@ Shapes: B sentences, H heads, T rows, S columns, R rows of a table, d width of a
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,8 +91,11 @@ class PathCache:
         self.pool, self.own, self.writes = pool, own.view(len(before), -1), writes
         self.columns = torch.cat([before, self.own], 1)
 
-    def update(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, H, C, d] of the new nodes, B = M or 1; return those of all columns."""
+    def update(self, key: Tensor, value: Tensor, number: int, **_: Any) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, H, C, d] of the new nodes, B = M or 1; return those of all columns.
+
+        Some decoders tell a cache more than that.
+        """
         store = self.pool.features[f"layer_{number}"].flatten(0, 1)
         new = torch.stack([key, value], 1).permute(0, 3, 1, 2, 4)  # [B, C, 2, H, d]
         count = self.own.shape[1]

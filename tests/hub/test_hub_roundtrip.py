@@ -158,7 +158,7 @@ def test_the_oldest_transformers_is_the_same_everywhere():
 
 
 def test_older_transformers_is_named_in_one_line(exported: Path, monkeypatch):
-    assert "transformers>=5.20" in (exported / "requirements.txt").read_text()
+    assert "\ntransformers>=5.20,<5.25\n" in (exported / "requirements.txt").read_text()
     monkeypatch.setattr("transformers.__version__", "5.19.1")
     with pytest.raises(ImportError, match="needs transformers 5.20 or later, and 5.19.1 is installed: pip install"):
         runpy.run_path(str(exported / "configuration_base.py"))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_synlm
+from hf_synlm.core.cache import CACHE
 from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.samples import sample_path
@@ -204,8 +205,8 @@ def _compare_recurrent(model: Any, ids: Tensor, baseline: nn.Module, baseline_lo
         with torch.no_grad():
             together = model(head).logits
             for column in head.split(1, 1):
-                output = model(column, past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
+                output = model(column, **{CACHE: cache}, use_cache=True)
+                cache = output[CACHE]
                 logits.append(output.logits)
             scored = model(head, labels=head).joint_log_prob
         torch.testing.assert_close(torch.cat(logits, 1), together, rtol=1e-4, atol=1e-4)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.data.collate import pad_inputs
 from hf_synlm.evaluation.text.batches import Window
 from hf_synlm.evaluation.text.cache import Result
@@ -60,8 +61,8 @@ class LogitReader:
         cache, parts = None, []
         for start in range(0, ids.shape[1], self.scorer.max_rows):
             part = slice(start, start + self.scorer.max_rows)
-            output = self.model(ids[:, part], attention_mask=mask[:, part], past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = self.model(ids[:, part], attention_mask=mask[:, part], use_cache=True, **{CACHE: cache})
+            cache = output[CACHE]
             parts.append(self._read(output.logits[0], following[part]))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 

@@ -24,6 +24,7 @@ from transformers import initialization as init
 from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.core.hidden_states import asked_of_layers
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
 from hf_synlm.core.matrix_products import without_autocast
@@ -253,7 +254,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
             return_dict=True,
             **asked_of_layers(kwargs),
         )
-        result = SyntacticLMOutput(past_key_values=output.past_key_values, hidden_states=output.hidden_states)
+        result = SyntacticLMOutput(**{CACHE: output.get(CACHE)}, hidden_states=output.hidden_states)
         if given is None or not self.training:
             result.logits = self._log_probs(
                 lambda states: self.lm_head(self.projection(states)), output.last_hidden_state, logits_to_keep

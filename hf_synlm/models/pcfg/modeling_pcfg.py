@@ -29,6 +29,7 @@ from transformers import initialization as init
 from transformers.generation import GenerationMixin
 from transformers.utils import ModelOutput, can_return_tuple
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.core.hidden_states import asked_of_layers, refuse_layer_outputs
 from hf_synlm.core.losses import check_shares, share_of
 from hf_synlm.core.matrix_products import without_autocast
@@ -276,7 +277,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             cache = PCFGCache(grammars, len(input_ids)) if cache is None else cache
             logits = cache.read(self.config, input_ids, mask)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return SyntacticLMOutput(logits=logits[:, kept], past_key_values=cache)
+        return SyntacticLMOutput(logits=logits[:, kept], **{CACHE: cache})
 
     def _prior_grammars(self) -> list[Grammar]:
         """The grammars of which next words are a mixture."""

@@ -232,8 +232,10 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         return PushdownSearch(PushdownMachine(self), width, eos_token_ids)
 
-    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict) -> None:
-        super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
+    def _validate_generation_mode(
+        self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict
+    ) -> None:
+        super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
         if not generation_config.synchronous:
             raise ValueError("synchronous=False is an option of GPST; Pushdown Layers search word by word.")
 

@@ -348,8 +348,10 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             raise ValueError(_ONE_SENTENCE.format(type(self).__name__))
         super()._validate_model_kwargs(model_kwargs)
 
-    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict) -> None:
-        super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
+    def _validate_generation_mode(
+        self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict
+    ) -> None:
+        super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
         if not generation_config.synchronous:
             raise ValueError(f"synchronous=False is an option of GPST; {type(self).__name__} searches word by word.")
         decay = generation_config.exponential_decay_length_penalty

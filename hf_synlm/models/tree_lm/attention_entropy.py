@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.core.module_tools import unwrapped, weight_of
 
 
@@ -68,8 +69,8 @@ class _LastValues:
     def __init__(self, cache: Any) -> None:
         self.cache, self.values = cache, torch.empty(0)
 
-    def update(self, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        key, self.values = (key, value) if self.cache is None else self.cache.update(key, value, *args)
+    def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        key, self.values = (key, value) if self.cache is None else self.cache.update(key, value, *args, **kwargs)
         return key, self.values
 
     def get_seq_length(self) -> int:
@@ -85,7 +86,7 @@ def _backbone_attention(
     backbone.set_attn_implementation("eager")  # the others keep no weights
     try:
         weights = backbone(
-            inputs_embeds=embedded, attention_mask=seen, position_ids=index.amax(2), past_key_values=noted,
+            inputs_embeds=embedded, attention_mask=seen, position_ids=index.amax(2), **{CACHE: noted},
             use_cache=True, output_attentions=True,
         ).attentions[-1]  # fmt: skip
     finally:

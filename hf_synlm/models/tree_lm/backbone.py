@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.core.matrix_products import ONEDNN_TYPES, linear_map, uses_onednn
 
 # Rows and uses of packed weights in a search, roughly: they choose their layout.
@@ -78,7 +79,7 @@ def run_backbone(
     if cache is not None or not is_causal:
         seen = embedded.new_zeros(()).masked_fill(~mask[:, None], float("-inf"))
     output = backbone(
-        inputs_embeds=embedded, attention_mask=seen, position_ids=index.amax(2), past_key_values=cache,
+        inputs_embeds=embedded, attention_mask=seen, position_ids=index.amax(2), **{CACHE: cache},
         use_cache=cache is not None, output_hidden_states=cache is None,
     )  # fmt: skip
     return [output.last_hidden_state] if cache is not None else list(output.hidden_states)

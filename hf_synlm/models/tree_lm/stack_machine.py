@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.models.rnng.actions import REDUCE
 from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen, first_true
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
@@ -133,7 +134,7 @@ class TreeLMStackMachine(RNNGStackMachine):
                 f"{self.max_with_context:.0f}, half of those of the backbone."
             )
         embedded = self.model.embed(text.tokens)
-        cache = self.model.backbone(inputs_embeds=embedded, use_cache=True).past_key_values
+        cache = self.model.backbone(inputs_embeds=embedded, use_cache=True)[CACHE]
         for number, layer in enumerate(cache.layers):
             both = torch.stack([layer.keys, layer.values], 1)  # [B, 2, H, C, d]
             pool.context[f"layer_{number}"] = both.permute(0, 3, 1, 2, 4).flatten(2).to(self.dtype)

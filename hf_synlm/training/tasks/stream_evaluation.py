@@ -10,6 +10,7 @@ from accelerate.utils import broadcast, gather_object
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.punctuation import keep_words
@@ -137,8 +138,8 @@ def evaluate_stream(
     with evaluation_mode(plain):
         for start in range(0, rows.length if share else 0, segment_length):
             batch = to_device(rows.segment(start, segment_length, share), accelerator.device)
-            output = plain(**batch, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = plain(**batch, **{CACHE: cache}, use_cache=True)
+            cache = output[CACHE]
             total -= output.joint_log_prob.cpu().double().sum().item()
     return sum(gather_object([total]))
 

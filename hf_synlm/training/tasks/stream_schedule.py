@@ -21,6 +21,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from hf_synlm.core.cache import CACHE
 from hf_synlm.data.arguments import option
 from hf_synlm.recurrent.cache import RecurrentCache
 from hf_synlm.training.engine.arguments import TrainingArguments, check_minimum
@@ -286,9 +287,9 @@ class StreamObjective:
         self.optimizer.scale = batch.pop("rate_scale")
         if batch.pop("begins"):
             self.cache = None
-        output = model(**batch, past_key_values=self.cache, use_cache=self.carry)
+        output = model(**batch, **{CACHE: self.cache}, use_cache=self.carry)
         if self.carry:
-            self.cache = output.past_key_values
+            self.cache = output[CACHE]
         return output.loss, output.losses
 
     def state_dict(self) -> dict[str, Any]:
