@@ -20,7 +20,7 @@ from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
 from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
-from hf_synlm.data.tokenizers import num_model_tokens
+from hf_synlm.data.tokenizers import num_model_tokens, save_tokenizer
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
 from hf_synlm.hub.checkpoint import PICKLES, is_adapter, load_tokenizer, stored_tensors, weight_checksums
 
@@ -82,7 +82,7 @@ def export_model(
         if tokenizer is not None:
             positions = getattr(model.config, "max_position_embeddings", None)
             tokenizer.model_max_length = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
         if card is None:
             if stated.get("results"):

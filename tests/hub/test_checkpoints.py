@@ -108,6 +108,13 @@ def test_loads_parses_and_generates(name: str):
     assert not unknown, "the examples should be of words that the model knows"
 
 
+def test_the_minis_of_words_give_texts_back():
+    """But for case and punctuation, which `--punctuation remove` drops; other cards tell of unknown words."""
+    tokenizer = AutoTokenizer.from_pretrained(CARDS / "gpst-mini")
+    text = "the men's wives can't say it isn't a well-known rock-climbers' hut"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == f" {text}"
+
+
 def evaluate(name: str, result: str, tmp_path: Path, *more: str) -> dict[str, float]:
     command = make_checkpoints.evaluations(name, SPECIFICATIONS[name])[result]["command"].split()[1:]
     out = tmp_path / f"{result}.json"
@@ -140,6 +147,8 @@ def test_export_computes_the_same(name: str, tmp_path: Path, capsys):
     out = tmp_path / name
     assert main(["export", str(CARDS / name), "--facts", str(CARDS / name / "card.yaml"), "--out", str(out)]) == 0
     capsys.readouterr()
+    for folder in (out, CARDS / name):
+        assert not {"is_local", "local_files_only"} & set(json.loads((folder / "tokenizer_config.json").read_text()))
     assert (out / "README.md").read_bytes() == (CARDS / name / "README.md").read_bytes()
     saved, stored = (load_file(folder / "model.safetensors") for folder in (out, CARDS / name))
     assert saved.keys() == stored.keys() and all(torch.equal(saved[key], stored[key].float()) for key in stored)
