@@ -164,7 +164,7 @@ def export(
     from transformers import PreTrainedConfig
 
     from hf_synlm.hub.card import read_facts
-    from hf_synlm.hub.checkpoint import STATE_FILE, load_pretrained, saved_auto_class
+    from hf_synlm.hub.checkpoint import STATE_FILE, load_pretrained, loaded_tensors, saved_auto_class
     from hf_synlm.hub.export import export_model
 
     options.hide_bars_of_weights()
@@ -188,7 +188,8 @@ def export(
     stated, text = _stated_facts(model, revision, out.resolve().name, given, measured, is_cast)
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         stated.setdefault("task", "text-classification")
-    export_model(loaded, tokenizer, out, card=text, overwrite=overwrite, facts=stated)
+    stored = loaded_tensors(model, revision) if dtype == "auto" else None
+    export_model(loaded, tokenizer, out, card=text, overwrite=overwrite, facts=stated, stored=stored)
     options.say(f"wrote {out}; check it by `synlm verify {out}`")
 
 

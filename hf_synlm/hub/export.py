@@ -22,7 +22,15 @@ from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.data.tokenizers import num_model_tokens, save_tokenizer
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
-from hf_synlm.hub.checkpoint import PICKLES, is_adapter, load_tokenizer, stored_tensors, weight_checksums
+from hf_synlm.hub.checkpoint import (
+    PICKLES,
+    StoredTensor,
+    is_adapter,
+    load_tokenizer,
+    store_as,
+    stored_tensors,
+    weight_checksums,
+)
 
 # "file.Class" in an auto_map; what lies in another repository or folder is written otherwise.
 _REFERENCE = re.compile(r"\w+\.\w+")
@@ -41,6 +49,7 @@ def export_model(
     overwrite: bool = False,
     state_dict: Mapping[str, Tensor] | None = None,
     facts: Mapping[str, Any] | None = None,
+    stored: Mapping[str, StoredTensor] | None = None,
 ) -> Path:
     """Write a self-contained Hub repository into a folder.
 
@@ -58,6 +67,8 @@ def export_model(
         state_dict: weights to save instead of `model.state_dict()`.
         facts: what the card states, see `fill_card`; `repo_id` is by default the name of the folder. The file card.yaml
             holds them, so that `synlm export` can make the card of a copy.
+        stored: types in which the weights are stored, by `stored_tensors` of the model that was loaded; by default that
+            of the model. The configuration goes on saying in which type they are loaded.
 
     Returns:
         The folder.
@@ -79,6 +90,8 @@ def export_model(
 
     with folder_writer(output_dir, mark=f".{secrets.token_hex(4)}") as folder:
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
+        if stored is not None:
+            store_as(folder, stored)
         if tokenizer is not None:
             positions = getattr(model.config, "max_position_embeddings", None)
             tokenizer.model_max_length = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)

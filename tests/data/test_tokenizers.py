@@ -485,7 +485,7 @@ def test_saved_tokenizers_load_with_transformers_alone(sample, bpe, wordpiece, s
     [
         ("i can't say it's the rock-climbers' fault", True),
         ("o'clock ma'am d'artagnan they've he’ll twenty-one 5.00 and 1,000", True),
-        ("yes , no . well -- 'tis \"so\" ; (a) b", False),
+        ('yes , no . well -- \'tis "so" ; (a) b', False),
     ],
 )
 def test_wordpiece_gives_the_text_back_at_once_and_bit_by_bit(text: str, is_exact: bool):

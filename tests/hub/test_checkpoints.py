@@ -151,9 +151,22 @@ def test_export_computes_the_same(name: str, tmp_path: Path, capsys):
         assert not {"is_local", "local_files_only"} & set(json.loads((folder / "tokenizer_config.json").read_text()))
     assert (out / "README.md").read_bytes() == (CARDS / name / "README.md").read_bytes()
     saved, stored = (load_file(folder / "model.safetensors") for folder in (out, CARDS / name))
-    assert saved.keys() == stored.keys() and all(torch.equal(saved[key], stored[key].float()) for key in stored)
+    assert saved.keys() == stored.keys() and all(torch.equal(saved[key], stored[key]) for key in stored)
     model_type = json.loads((out / "config.json").read_text())["model_type"]
     assert {file.name: file.read_text() for file in out.glob("*.py")} == flat_files(model_type)
+
+
+def test_weights_keep_the_type_in_which_they_are_stored(tmp_path: Path):
+    """They are loaded in float32, as config.json says; `--dtype` casts."""
+    out, cast = tmp_path / "out", tmp_path / "cast"
+    export = ["export", str(CARDS / "gpst-mini"), "--out"]
+    assert main([*export, str(out)]) == 0 and main([*export, str(cast), "--dtype", "bfloat16"]) == 0
+    assert stored_tensors(out) == stored_tensors(CARDS / "gpst-mini")
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.float32
+    facts = [yaml.safe_load((folder / "card.yaml").read_text()) for folder in (out, CARDS / "gpst-mini")]
+    assert facts[0]["weights"] == facts[1]["weights"]  # so that numbers are still those of these weights
+    assert {tensor.dtype for tensor in stored_tensors(cast).values()} == {"BF16"}
+    assert "float16" not in (cast / "README.md").read_text()
 
 
 def test_the_adapter_is_whole():

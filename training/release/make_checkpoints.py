@@ -240,7 +240,7 @@ def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
     time = checkpoint.get("time") or f"{training['cpu_seconds']:.0f} s of CPU time, evaluations and report included"
     return (
         f"```bash\n{training['command']}\n```\n\n"
-        f"{parameters:,} parameters, stored in {checkpoint.get('stored', 'float32')}. {steps}, of "
+        f"{parameters:,} parameters. {steps}, of "
         f"which step {training['best_step']} is kept; seed {training['settings']['seed']}. Validation {score} "
         f"{loss['before']:.2f} -> {loss['after']:.2f}. {time}, on {place}; Python "
         f"{versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}. "
