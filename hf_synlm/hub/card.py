@@ -93,6 +93,7 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "front_matter": _front_matter(config, stated),
         "name": stated["repo_id"].rpartition("/")[2],
         "results": _results_table(stated["results"]),
+        "code": _code(config),
         "packages": _packages(config),
         "not_for": stated["not_for"] if stated["results"] else "",
         "num_beams": str(getattr(config, "scoring_num_beams", None)),
@@ -102,6 +103,14 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     template = _SECTION.sub(lambda match: match[2] if match[1] in kinds else "", template)
     text = re.sub(r"{{ (\w+) }}", lambda match: values[match.group(1)], template)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _code(config: PreTrainedConfig) -> str:
+    """Where the code of a model is, for the card."""
+    elsewhere = {reference.partition("--")[0] for reference in config.auto_map.values() if "--" in reference}
+    if not elsewhere:
+        return "The repository holds its own code"
+    return f"Its code lies in the repository {', '.join(f'`{name}`' for name in sorted(elsewhere))} of the Hub"
 
 
 def _packages(config: PreTrainedConfig) -> str:
