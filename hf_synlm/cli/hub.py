@@ -149,8 +149,8 @@ def export(
     code_repo: Annotated[
         str | None,
         typer.Option(
-            help="Repository of `synlm push-code` on the Hub, OWNER/NAME, from which the model loads its code; default: "
-            "the code is part of the export."
+            help="Repository of `synlm push-code` on the Hub, OWNER/NAME, from which the model loads its code; "
+            "default: the code is part of the export."
         ),
     ] = None,
 ) -> None:
@@ -159,7 +159,8 @@ def export(
     It holds code, weights in safetensors, tokenizer, generation options and card. A language model stays a language
     model, and a classifier a classifier. The code comes from the installed hf_synlm, also for a fine-tuned copy of a
     model from the Hub. An adapter of a backbone stays an adapter. A checkpoint of a training run becomes a model with
-    the weights of its step. The folder appears only when it is complete. To renew old code, export it again.
+    the weights of its step. Exporting an old folder again renews its code. The folder appears only
+    when it is complete.
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
@@ -232,6 +233,7 @@ def _stated_facts(
     left_out = [facts.pop("results", None) for facts in of_cards]
     for facts in of_cards:
         facts.pop("weights", None)
+        facts.pop("tree", None)
     if any(left_out) and not measured:
         options.say(
             "The card is without the results of card.yaml, which are those of the weights as they were saved. Evaluate "

@@ -198,7 +198,8 @@ def _named_card(folder: str | os.PathLike, repo_id: str) -> dict[str, bytes]:
     facts, text = saved_card(os.fspath(folder))
     if facts is None or text is None or facts["repo_id"] == repo_id:
         return {}
-    text = text.replace(f'from_pretrained("{facts["repo_id"]}"', f'from_pretrained("{repo_id}"')
+    old = re.escape(facts["repo_id"])
+    text = re.sub(rf'(from_pretrained\("|huggingface\.co/|--model ){old}(?=["#\s])', rf"\g<1>{repo_id}", text)
     return {"README.md": text.encode(), FACTS_FILE: facts_text({**facts, "repo_id": repo_id}).encode()}
 
 

@@ -5,10 +5,12 @@ the cards with the results. `make checkpoints` makes everything anew.
 """
 
 import json
+import re
 import shutil
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hf_synlm.cli import main
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
 from hf_synlm.hub import export
-from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.card import PAPERS, fill_card
 from hf_synlm.hub.checkpoint import stored_tensors
 from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.verify import verify_export
@@ -63,7 +65,8 @@ def test_files(name: str):
     auto_map = json.loads((CARDS / name / "config.json").read_text())["auto_map"]
     assert code == {f"{reference.partition('.')[0]}.py" for reference in auto_map.values()}
     results = {file.stem for file in (CARDS / name / "results").iterdir()}
-    assert results == {"training", *SPECIFICATIONS[name]["evaluations"]}
+    assert results - {"tree"} == {"training", *SPECIFICATIONS[name]["evaluations"]}
+    assert ("tree" in results) == (name in WHOLE)
     size = sum(file.stat().st_size for file in (CARDS / name).rglob("*") if file.is_file())
     assert size < SPECIFICATIONS[name]["max_bytes"]
 
@@ -75,6 +78,44 @@ def test_card_is_what_the_results_say(name: str):
     assert make_checkpoints.facts_text(facts) == (folder / "card.yaml").read_text(encoding="utf-8")
     card = fill_card(AutoConfig.from_pretrained(folder), yaml.safe_load((folder / "card.yaml").read_text()))
     assert card == (folder / "README.md").read_text(encoding="utf-8")
+
+
+@each
+def test_a_reader_of_the_hub_finds_what_it_links(name: str):
+    card = ModelCard.load(CARDS / name / "README.md")
+    data, model_type = card.data, AutoConfig.from_pretrained(CARDS / name).model_type
+    for paper in PAPERS[model_type]["arxiv"]:
+        assert f"arxiv:{paper}" in data.tags and f"https://arxiv.org/abs/{paper}" in card.text
+    assert data.widget == [{"text": SPECIFICATIONS[name]["example"]}] and data.pipeline_tag == "text-generation"
+    ids = {"universal-dependencies/universal_dependencies", "nyu-mll/blimp", "cpllab/syntaxgym"}  # looked up on the Hub
+    assert {*(data.datasets or ())} <= ids
+    for result in data.eval_results or ():
+        assert result.dataset_type in ids and result.metric_type in ("f1", "perplexity", "accuracy")
+        assert result.source_url == f"https://huggingface.co/{name}#results" and "\n## Results\n" in card.text
+    assert len(data.eval_results or ()) == sum("dataset_id" in row for row in facts_of(name)["results"])
+    assert (not data.eval_results) == (SPECIFICATIONS[name]["kind"] == "tiny")
+    assert "The licence of the code is Apache-2.0 (`LICENSE`)" in card.text
+    assert not re.search(r"model_cards/|release asset|unpack it|float16", card.text)
+    before = card.text.partition("```python")[0].partition("```bash")[0]
+    assert re.search(r"\*\*\w+ F1 [0-9.]+\*\* on .*: how far its constituents .*treebank, in per cent", before)
+    assert ("```text" in before) == (name in WHOLE)
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CARDS / name / "card.yaml").read_text(encoding="utf-8"))
+
+
+@each_whole
+def test_the_picture_of_a_card_is_what_the_model_parses(name: str):
+    assert make_checkpoints.draw_example(name, SPECIFICATIONS[name]) == facts_of(name)["tree"]
+
+
+def test_a_pushed_card_names_its_repository(tmp_path: Path):
+    assert main(["export", str(CARDS / "gpst-mini"), "--out", str(tmp_path / "mine")]) == 0
+    text = export._named_card(tmp_path / "mine", "ann/gpst")["README.md"].decode()
+    assert not re.search(r"(huggingface\.co/|--model |from_pretrained\(\")mine", text)
+    assert text.count("https://huggingface.co/ann/gpst#results") == text.count("- task:\n")
+    assert text.count("--model ann/gpst ") == len(SPECIFICATIONS["gpst-mini"]["evaluations"])
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -324,8 +365,7 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
     rows = yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())["results"]
     assert [row["metric"] for row in rows] == ["unlabeled_f1"]
     card = ModelCard.load(tmp_path / "out" / "README.md")
-    assert [stated.metric_type for stated in card.data.eval_results] == ["unlabeled_f1"]
-    assert "| trees.test.txt | all |" in card.content
+    assert "| trees.test.txt | all |" in card.content and "```text" not in card.content
     own = yaml.safe_load((CARDS / "palm-s-tiny" / "card.yaml").read_text())["results"][:1]
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({"results": own}))
     assert main([*command, "--facts", str(tmp_path / "own.yaml"), "--overwrite"]) == 0

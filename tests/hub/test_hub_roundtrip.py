@@ -247,12 +247,13 @@ class TestCard:
     RESULT = {
         "task": "language modeling", "dataset": "State of the Union", "split": "test", "metric": "perplexity",
         "value": 123.456, "num_beams": 20, "estimator": "beam marginal",
-        "command": "synlm evaluate perplexity in.txt --model org/gpst-tiny",
+        "command": "synlm evaluate perplexity in.txt --model runs/mine/model", "dataset_id": "org/sotu",
     }  # fmt: skip
 
     def test_every_place_is_filled(self, tiny_gpst_config: GPSTConfig):
         stated = {"training_data": "Speeches.", "training_procedure": "Two minutes.", "limits": "- Presidents only."}
         facts = {"repo_id": "org/gpst-tiny", "datasets": ["org/sotu"], "license": "cc0-1.0", "language": "zh"}
+        facts |= {"tree": "a tree", "code_url": "https://example.org/hf_synlm"}
         facts["results"] = [self.RESULT]
         text = fill_card(tiny_gpst_config, {**facts, **stated})
         data = ModelCard(text).data
@@ -261,8 +262,10 @@ class TestCard:
         assert {"custom_code", "hf_synlm", "gpst", "syntactic-language-model"} <= set(data.tags)
         assert data.metrics == ["perplexity"]
         assert data.eval_results[0].metric_name == "perplexity (beam 20, beam marginal)"
+        assert data.eval_results[0].source_url == "https://huggingface.co/org/gpst-tiny#results"
         assert "{{" not in text
-        for part in (*stated.values(), "| 123.5 | 20 | beam marginal |", self.RESULT["command"]):
+        parts = ["| 123.5 | 20 | beam marginal |", "in.txt --model org/gpst-tiny\n", "```text\na tree\n```"]
+        for part in (*stated.values(), *parts, "part of [hf_synlm](https://example.org/hf_synlm)"):
             assert part in text
         assert text.count('from_pretrained("org/gpst-tiny", trust_remote_code=True)') == 2
 
