@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.dynamic_module_utils import get_imports, get_relative_imports
+from transformers.dynamic_module_utils import get_relative_imports
 
 from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
@@ -35,6 +35,8 @@ from hf_synlm.hub.flatten import all_flat_files
 
 # "file.Class" in an auto_map, or "owner/name--file.Class" where the code lies in another repository of the Hub.
 _REFERENCE = re.compile(r"([\w.-]+/[\w.-]+--)?\w+\.\w+")
+# A line that imports this package, also one in `try`.
+_OF_PACKAGE = re.compile(r"^\s*(from|import)\s+hf_synlm\b", re.MULTILINE)
 # Refusals of the Hub, and what its client's HTTP library raises where nobody answers.
 _HUB_ERRORS = HfHubHTTPError.__bases__
 # Not pushed: settings of editors and environments (.env), and what Python left behind.
@@ -317,9 +319,7 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
         missing = sorted(file.name for file in files if not file.is_file())
         if missing:
             raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
-        # Parsing a file takes much longer than reading it.
-        named = [file for file in sorted(files) if "hf_synlm" in file.read_text(encoding="utf-8")]
-        needing = [file.name for file in named if "hf_synlm" in get_imports(file)]
+        needing = [file.name for file in sorted(files) if _OF_PACKAGE.search(file.read_text(encoding="utf-8"))]
         if needing:
             raise ValueError(
                 f"{needing} in {str(folder)!r} import hf_synlm, so the folder does not load without it. Write one that "

@@ -262,7 +262,7 @@ def test_folders_say_what_to_install(tmp_path: Path, monkeypatch):
         "importlib.import_module = missing\n"
     )
     found = load_elsewhere(code + LOAD, "gpst-tiny", tmp_path=tmp_path, monkeypatch=monkeypatch)
-    assert "pip install hf_synlm" in " ".join(found)
+    assert "`pip install .` in its checkout" in " ".join(found) and "pip install hf_synlm" not in " ".join(found)
 
 
 @pytest.mark.usefixtures("warm_probe")

@@ -56,7 +56,17 @@ SPECIFICATIONS = CARDS / "checkpoints.yaml"
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 WEIGHTS = "model.safetensors"
 ADAPTER = (f"{ADAPTER_FOLDER}/adapter_config.json", f"{ADAPTER_FOLDER}/adapter_model.safetensors")
-STUB = "The code is that of the installed package; `synlm export` writes a folder that loads without it."
+# In `try`, for transformers would tell to install a package of our name from the index, which has none.
+STUB = '''"""The code is that of the installed package; `synlm export` writes a folder that loads without it."""
+
+try:
+    from {source} import {names}
+except ImportError as error:
+    message = "this folder needs hf_synlm: `pip install .` in its checkout. `synlm export` makes one that needs nothing"
+    raise ImportError(message) from error
+
+__all__ = {quoted}
+'''
 TREE_FILE = "tree.txt"
 STAGES = ("train", "evaluate", "card")
 # accelerate asks no questions and ignores the user's own `accelerate config`.
@@ -219,7 +229,7 @@ def write_stubs(name: str) -> None:
         classes.setdefault(file, []).append(class_name)
     for file, names in classes.items():
         source = f"hf_synlm.models.{config['model_type']}.{file}"
-        text = f'"""{STUB}"""\n\nfrom {source} import {", ".join(names)}\n\n__all__ = {json.dumps(names)}\n'
+        text = STUB.format(source=source, names=", ".join(names), quoted=json.dumps(names))
         write_text(folder / f"{file}.py", text)
 
 
