@@ -78,11 +78,13 @@ def loaded_tensors(name: str, revision: str | None = None) -> dict[str, StoredTe
 
 def store_as(folder: Path, wanted: Mapping[str, StoredTensor]) -> None:
     """Rewrite the weights of a folder in other types, of fewer bytes say. Loaded is still what config.json says."""
-    for file in _weight_files(folder):
+    here = {name: tensor.dtype for name, tensor in stored_tensors(folder).items()}
+    there = {name: tensor.dtype for name, tensor in wanted.items() if name in here and tensor.dtype in _FLOATS}
+    other = {name for name, dtype in there.items() if dtype != here[name]}
+    for file in _weight_files(folder) if other else ():
         tensors = load(file.read_bytes())  # not `load_file`, which leaves them in the file that is replaced
-        types = {name: _FLOATS.get(wanted[name].dtype, tensors[name].dtype) for name in tensors.keys() & wanted}
-        cast = {name: tensor.to(types.get(name, tensor.dtype)) for name, tensor in tensors.items()}
-        save_file(cast, file, {"format": "pt"})
+        tensors |= {name: tensors[name].to(_FLOATS[there[name]]) for name in tensors.keys() & other}
+        save_file(tensors, file, {"format": "pt"})
 
 
 def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:
