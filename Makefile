@@ -1,5 +1,5 @@
 # make demo   pretrain a tiny GPST on the embedded text, save it, load it back as a user would, parse and generate
-# make test   the test suite            make lint   style, types and docstrings
+# make test   the test suite            make lint   style, types, docstrings, exported code
 # make checkpoints   train the tiny models of model_cards/ anew, measure them, write cards, and archives in dist/checkpoints
 # make versions   the short suite (tests/versions) on the transformers of newest.txt, or on another one: VERSION=5.20.0
 # make newest   look for the newest transformers, write it to newest.txt, and run the short suite on it
@@ -86,6 +86,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pydoclint -q hf_synlm training
+	$(BIN)/python training/release/lint_exports.py
 
 # Not --quiet, under which warnings do not count. The variable silences a notice of the theme about its successors.
 docs: $(VENV)/.test

@@ -90,13 +90,13 @@ def _add(group: typer.Typer, *commands: Callable[..., None], reads_text: bool = 
         lines = textwrap.indent(textwrap.dedent(examples), "  ")
         epilog = f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"  # \b keeps the lines as they are
         run = options.grouped(command, reads_text)
-        group.command(command.__name__, cls=_Command, help=text, epilog=epilog)(run)
+        group.command(command.__name__.replace("_", "-"), cls=_Command, help=text, epilog=epilog)(run)
 
 
 _add(app, trees.parse, surprisal.surprisal, trees.generate, trees.draw, reads_text=True)
 _add(app, treebanks.silver, treebanks.treebank, reads_text=True)
 _add(app, grammar.grammar)
-_add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
+_add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push, hub.push_code)
 _add(
     evaluations,
     evaluate_trees.parsing,

@@ -146,25 +146,34 @@ def export(
     trust_remote_code: options.TrustRemoteCode = False,
     backbone: options.Backbone = None,
     dtype: options.DType = "auto",
+    code_repo: Annotated[
+        str | None,
+        typer.Option(
+            help="Repository of `synlm push-code` on the Hub, OWNER/NAME, from which the model loads its code; "
+            "default: the code is part of the export."
+        ),
+    ] = None,
 ) -> None:
     """Export a self-contained repository that loads without hf_synlm.
 
     It holds code, weights in safetensors, tokenizer, generation options and card. A language model stays a language
     model, and a classifier a classifier. The code comes from the installed hf_synlm, also for a fine-tuned copy of a
     model from the Hub. An adapter of a backbone stays an adapter. A checkpoint of a training run becomes a model with
-    the weights of its step. The folder appears only when it is complete.
+    the weights of its step. Exporting an old folder again renews its code. The folder appears only
+    when it is complete.
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
         synlm export model_cards/gpst-tiny --out my-gpst --results f1.json --results ppl.json
         synlm export runs/mine/step_14000 --out mine-14000
         synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
+        synlm export runs/mine --out mine --code-repo your-name/synlm-code
     """
     _check_folder(out, overwrite, facts, *(results or ()), model=model)
     from transformers import PreTrainedConfig
 
     from hf_synlm.hub.card import read_facts
-    from hf_synlm.hub.checkpoint import STATE_FILE, load_pretrained, saved_auto_class
+    from hf_synlm.hub.checkpoint import STATE_FILE, load_pretrained, loaded_tensors, saved_auto_class
     from hf_synlm.hub.export import export_model
 
     options.hide_bars_of_weights()
@@ -177,7 +186,7 @@ def export(
                 f"{model!r} is a checkpoint of a training run: leave out --revision, --backbone, --results and "
                 "--dtype. They may be given when its model is exported again."
             )
-        return _export_step(Path(model), out, overwrite, given)
+        return _export_step(Path(model), out, overwrite, given, code_repo)
     auto_class = saved_auto_class(model, revision, trust_remote_code)
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     loaded, tokenizer = load_pretrained(model, auto_class, dtype=dtype, backbone=backbone, merge=False, **source)
@@ -188,16 +197,18 @@ def export(
     stated, text = _stated_facts(model, revision, out.resolve().name, given, measured, is_cast)
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         stated.setdefault("task", "text-classification")
-    export_model(loaded, tokenizer, out, card=text, overwrite=overwrite, facts=stated)
+    stored = loaded_tensors(model, revision) if dtype == "auto" else None
+    chosen: dict[str, Any] = {"overwrite": overwrite, "code_repo": code_repo}
+    export_model(loaded, tokenizer, out, card=text, facts=stated, stored=stored, **chosen)
     options.say(f"wrote {out}; check it by `synlm verify {out}`")
 
 
-def _export_step(folder: Path, out: Path, overwrite: bool, facts: dict[str, Any]) -> None:
+def _export_step(folder: Path, out: Path, overwrite: bool, facts: dict[str, Any], code_repo: str | None) -> None:
     """Export the model of a checkpoint of a training run."""
     from hf_synlm.hub.export import export_model
     from hf_synlm.training.engine.export import load_step
 
-    export_model(*load_step(folder), out, overwrite=overwrite, facts=facts)
+    export_model(*load_step(folder), out, overwrite=overwrite, facts=facts, code_repo=code_repo)
     options.say(f"wrote {out} with the weights of this step, not those of the best step or of an average")
 
 
@@ -222,6 +233,7 @@ def _stated_facts(
     left_out = [facts.pop("results", None) for facts in of_cards]
     for facts in of_cards:
         facts.pop("weights", None)
+        facts.pop("tree", None)
     if any(left_out) and not measured:
         options.say(
             "The card is without the results of card.yaml, which are those of the weights as they were saved. Evaluate "
@@ -262,7 +274,7 @@ def verify(
 
     The command loads the model here and in a clean process where `import hf_synlm` fails. Configuration, tokenizer,
     logits, parses and generated text with its trees must agree; if something differs, the exit code is 1. The command
-    runs the code of the folder, so a model on the Hub needs --trust-remote-code.
+    runs the code of the folder, so a model on the Hub, or with code on the Hub, needs --trust-remote-code.
 
     Examples:
         synlm verify gpst-tiny
@@ -282,11 +294,24 @@ def verify(
     if not folder.is_dir():
         with one_line_errors(model, "model"):
             folder = Path(snapshot_download(model, revision=revision))
+    _check_trust(folder, trust_remote_code)
     options.say(f"loading {model} with and without hf_synlm ...")
     chosen: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "tolerance": tolerance}
     chosen["backbone"] = backbone
     if not _print_report(folder, style, **chosen, **({"texts": text} if text else {})):
         raise typer.Exit(1)
+
+
+def _check_trust(folder: Path, trust_remote_code: bool) -> None:
+    """Raise ValueError before code is downloaded and run that nobody has read."""
+    from hf_synlm.hub.export import check_code, code_repositories
+
+    elsewhere = code_repositories(check_code(folder))
+    if elsewhere and not trust_remote_code:
+        raise ValueError(
+            f"{str(folder)!r} runs code of {', '.join(elsewhere)} on the Hub when it is verified: read the code, then "
+            "pass --trust-remote-code"
+        )
 
 
 def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
@@ -314,6 +339,7 @@ def push(
     ] = None,
     message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload model",
     check: Annotated[bool, typer.Option("--verify/--no-verify", help="First do what `synlm verify` does.")] = True,
+    trust_remote_code: options.TrustRemoteCode = False,
     backbone: options.Backbone = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Upload nothing: verify, and list the files with their sizes in bytes.")
@@ -339,15 +365,52 @@ def push(
     sizes = files_to_push(folder)
     for remark in missing_on_card(str(folder)):
         options.say(remark)
+    if check:
+        _check_trust(folder, trust_remote_code)
     if check and not dry_run:
         check_login()
     if check and not _print_report(folder, backbone=backbone):
         options.say(f"{folder} was not pushed")
         raise typer.Exit(1)
     if dry_run:
-        typer.echo("\n".join(f"{size:12,}  {name}" for name, size in sizes.items()))
-        typer.echo(f"{sum(sizes.values()):12,}  in {len(sizes)} files for {repo_id}; nothing was pushed")
+        _print_sizes(sizes, repo_id)
         return
     commit = push_to_hub(folder, repo_id, private=private, revision=revision, commit_message=message)
     options.say(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)')
     typer.echo(commit)
+
+
+def push_code(
+    repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, created if it does not exist; default: main, which models load.")
+    ] = None,
+    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload code",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Upload nothing: list the files with their sizes in bytes.")
+    ] = False,
+) -> None:
+    """Upload the code of all architectures, for models of `synlm export --code-repo`.
+
+    One push repairs all models that load their code from this repository. It holds the code, its licence, the versions
+    that it needs, and a card. Prints the hash of the commit, for `code_revision=`.
+
+    Examples:
+        synlm push-code your-name/synlm-code --dry-run
+        synlm push-code your-name/synlm-code --message "For transformers 5.24"
+    """
+    from hf_synlm.hub.code import code_repository
+    from hf_synlm.hub.code import push_code as push
+
+    if dry_run:
+        _print_sizes({name: len(text.encode()) for name, text in code_repository(repo_id).items()}, repo_id)
+        return
+    commit = push(repo_id, private=private, revision=revision, commit_message=message)
+    options.say(f"pushed {repo_id}; models load it if they were exported with --code-repo {repo_id}")
+    typer.echo(commit)
+
+
+def _print_sizes(sizes: dict[str, int], repo_id: str) -> None:
+    typer.echo("\n".join(f"{size:12,}  {name}" for name, size in sizes.items()))
+    typer.echo(f"{sum(sizes.values()):12,}  in {len(sizes)} files for {repo_id}; nothing was pushed")

@@ -111,7 +111,7 @@ class MeasureOptions:
         typer.Option(
             help="Table of words and their counts: adds length and log_frequency of each word without punctuation at "
             "its ends (in lower case if the table lacks it as it is), as `synlm evaluate reading` computes them. Needs "
-            "hf_synlm[reading].",
+            "the extra [reading].",
             **options.INPUT_FILE,
         ),
     ] = None

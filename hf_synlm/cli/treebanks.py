@@ -225,7 +225,7 @@ def silver(
 ) -> None:
     """Parse text with the neural parser Stanza, to train on its trees where there is no treebank.
 
-    Needs: pip install 'hf_synlm[silver]'. Writes one tree per sentence, as the parser gives it, without blank lines;
+    Needs: pip install '.[silver]'. Writes one tree per sentence, as the parser gives it, without blank lines;
     `synlm treebank` turns them into training data. Missing models of Stanza are downloaded. OUT.meta.json names the
     parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the trees are
     in OUT.partial.

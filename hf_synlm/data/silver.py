@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-INSTALL = "pip install 'hf_synlm[silver]'"
+INSTALL = "pip install '.[silver]'"
 
 
 def load_parser(

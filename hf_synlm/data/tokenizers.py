@@ -128,13 +128,21 @@ def wordpiece_decoder() -> decoders.Decoder:
     """Make a decoder that writes a space before each word, also the first, as that of GPT-2 does.
 
     So `prompt + decode(continuation)` of a pipeline is the text; the decoder of BERT omits the first space, and leaves
-    ## before a piece at the beginning.
+    ## before a piece at the beginning. BERT's splitting forgets where a text has spaces. An apostrophe or a hyphen is
+    taken as part of a word (can't, rock-climber; climbers' rope), a period or comma between digits of a number.
 
     Returns:
         The decoder.
     """
+    # What comes later never takes away a space that a streamer has already written.
+    inside = r"(?<=\w-|[^\Ws]['’]|\d[.,]) (?=\w)|(?<=\w['’]) (?=(?:[tsmd]|re|ve|ll)\b)"
     return decoders.Sequence(
-        [decoders.Replace(Regex(r"\A(?!##|[.?!,])"), " "), decoders.Replace(Regex(r"\A##"), ""), decoders.Fuse()]
+        [
+            decoders.Replace(Regex(r"\A(?!##|[.?!,'’-])"), " "),
+            decoders.Replace(Regex(r"\A##"), ""),
+            decoders.Fuse(),
+            decoders.Replace(Regex(inside), ""),
+        ]
     )
 
 
@@ -285,6 +293,18 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
     others = [token for token in added if token not in roles.values()]
     tokenizer.add_special_tokens({**roles, "extra_special_tokens": others}, replace_extra_special_tokens=False)
     return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike[str]) -> None:
+    """Save a tokenizer, without what it remembers of the place from which it was loaded.
+
+    Args:
+        tokenizer: the tokenizer; it is changed.
+        folder: where to write its files.
+    """
+    for name in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(name, None)
+    tokenizer.save_pretrained(folder)
 
 
 def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

@@ -19,13 +19,24 @@ TASKS = ("text-generation", "text-classification")
 TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
 
 # By model_type: name of the architecture, what it does, and its papers.
-PAPERS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text(encoding="utf-8"))
+PAPERS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text(encoding="utf-8"))
 # Numbers that depend on how the sum over trees was approximated.
 ESTIMATED_METRICS = {"perplexity", "word_perplexity", "surprisal", "log_likelihood", "accuracy"}
 ESTIMATED_METRICS |= {"f1", "labeled_f1", "unlabeled_f1"}
 REQUIRED_RESULT_KEYS = ("task", "dataset", "split", "metric", "value")
 RESULT_COLUMNS = ("task", "dataset", "split", "metric", "value", "num_beams", "estimator", "convention", "seed")
-RESULT_KEYS = {*RESULT_COLUMNS, "hardware", "baselines", "command"}
+RESULT_KEYS = {*RESULT_COLUMNS, "hardware", "baselines", "command", "dataset_id", "dataset_config"}
+# What a number says, and the metric of the Hub that it belongs to.
+METRICS = {
+    "unlabeled_f1": ("f1", "how far its constituents are those of the treebank, in per cent"),
+    "labeled_f1": ("f1", "how far its constituents and their labels are those of the treebank, in per cent"),
+    "word_perplexity": (
+        "perplexity",
+        "each word is as hard to guess as one of so many equally likely ones",
+    ),
+    "mean_over_suites": ("accuracy", "share of the predictions of grammar that its surprisals fulfil"),
+    "accuracy": ("accuracy", "share of the pairs whose grammatical sentence it finds more probable; chance is 0.5"),
+}
 _HEADERS = {"dataset": "data", "num_beams": "beam"}
 FACTS_FILE = "card.yaml"
 """Beside a card: the facts that it was made from, for the next export."""
@@ -36,6 +47,8 @@ DEFAULT_FACTS: dict[str, Any] = {
     "datasets": [],
     "base_model": None,
     "example": "fruit flies like a banana",
+    "tree": "",
+    "code_url": None,
     "availability": "",
     "intended_use": (
         "Research on syntax in language models: parsing without or with a treebank, surprisal of words, generation of "
@@ -63,13 +76,14 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
       and
       `datasets` (Hub names) are left out unless they are given;
     - `task`: "text-generation", or "text-classification" for a model with a classifier; `example`: a text that the code
-      on the card reads;
+      on the card reads; `tree`: a drawing in characters of its tree; `code_url`: address of the repository of the code;
     - paragraphs: `availability` (where the files are), `intended_use`, `training_data`, `training_procedure`, `not_for`
       (what the numbers may not be used for), `limits`;
     - `results`: dicts with `task`, `dataset`, `split`, `metric`, `value` and, where the number depends on the beam,
       `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search", "inside" or "mbr" for
       trees); optionally `convention` ("name: what is counted"), `seed`, `hardware`, `baselines` (the same number of
-      trees that need no model, by name) and `command`. `hf_synlm.evaluation.results.card_rows` makes them;
+      trees that need no model, by name), `command`, and of data on the Hub `dataset_id` and `dataset_config`, without
+      which a number is no metadata. `hf_synlm.evaluation.results.card_rows` makes them;
     - `weights`: SHA-256 of the files that were measured, by name; `export_model` states them.
 
     Raises ValueError if a fact is unknown or missing, or if a number lacks its beam width or estimator.
@@ -92,7 +106,13 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         else "classifier of texts, which a language model was made into",
         "front_matter": _front_matter(config, stated),
         "name": stated["repo_id"].rpartition("/")[2],
-        "results": _results_table(stated["results"]),
+        "results": _results_table(stated["results"], stated["repo_id"]),
+        "headline": _headline(stated["results"]),
+        "tree": f"```text\n{stated['tree']}\n```" if stated["tree"] else "",
+        "citation": " ".join([PAPERS[config.model_type]["citation"], *_papers(config)]),
+        "weights_licence": f"The licence of the weights is {stated['license']}." if stated["license"] else "",
+        "library": f"[hf_synlm]({stated['code_url']})" if stated["code_url"] else "hf_synlm",
+        "code": _code(config),
         "packages": _packages(config),
         "not_for": stated["not_for"] if stated["results"] else "",
         "num_beams": str(getattr(config, "scoring_num_beams", None)),
@@ -102,6 +122,30 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     template = _SECTION.sub(lambda match: match[2] if match[1] in kinds else "", template)
     text = re.sub(r"{{ (\w+) }}", lambda match: values[match.group(1)], template)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _code(config: PreTrainedConfig) -> str:
+    """Where the code of a model is, for the card."""
+    elsewhere = {reference.partition("--")[0] for reference in config.auto_map.values() if "--" in reference}
+    if not elsewhere:
+        return "The repository holds its own code"
+    return f"Its code lies in the repository {', '.join(f'`{name}`' for name in sorted(elsewhere))} of the Hub"
+
+
+def _papers(config: PreTrainedConfig) -> list[str]:
+    """Links by which the Hub finds the papers."""
+    return [f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in PAPERS[config.model_type]["arxiv"]]
+
+
+def _headline(results: Sequence[Mapping[str, Any]]) -> str:
+    """The first number, and what it says."""
+    if not results or results[0]["metric"] not in METRICS:
+        return ""
+    first = results[0]
+    right = first.get("baselines", {}).get("right")
+    others = f". Trees that always branch to the right have {right:.4g}" if right else ""
+    number = f"**{first['metric'].replace('_', ' ').replace('f1', 'F1')} {_result_cell('value', first['value'])}**"
+    return f"{number} on {first['dataset']}: {METRICS[first['metric']][1]}{others}."
 
 
 def _packages(config: PreTrainedConfig) -> str:
@@ -188,26 +232,32 @@ def _check_result(result: Mapping[str, Any]) -> None:
 def _front_matter(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     results = [
         EvalResult(
-            task_type=facts["task"],
+            # The Hub's task of parsers; its other tasks are those of the models.
+            task_type="token-classification" if result["task"] == "parsing" else facts["task"],
             task_name=result["task"],
-            dataset_type=re.sub(r"[^\w/.-]+", "-", result["dataset"]).lower(),
+            dataset_type=result["dataset_id"],
+            dataset_config=result.get("dataset_config"),
             dataset_name=result["dataset"],
             dataset_split=result["split"],
-            metric_type=result["metric"].lower(),
+            metric_type=METRICS.get(result["metric"], [result["metric"].lower()])[0],
             metric_name=_metric_name(result),
             metric_value=result["value"],
+            source_name="Commands and conventions on this card",
+            source_url=f"https://huggingface.co/{facts['repo_id']}#results",
         )
         for result in facts["results"]
+        if "dataset_id" in result
     ]
     data = ModelCardData(
         license=facts["license"],
         language=facts["language"],
         library_name="transformers",
         pipeline_tag=facts["task"],
-        tags=[*TAGS, config.model_type],
+        tags=[*TAGS, config.model_type, *(f"arxiv:{number}" for number in PAPERS[config.model_type]["arxiv"])],
         datasets=list(facts["datasets"]) or None,
         base_model=facts["base_model"],
-        metrics=sorted({result["metric"].lower() for result in facts["results"]}) or None,
+        metrics=sorted({result.metric_type for result in results}) or None,
+        widget=[{"text": facts["example"]}],
         model_name=facts["repo_id"].rpartition("/")[2],
         eval_results=results or None,
     )
@@ -220,25 +270,33 @@ def _metric_name(result: Mapping[str, Any]) -> str:
     return f"{result['metric']} ({', '.join(how)})" if how else result["metric"]
 
 
-def _results_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """The numbers, and below the table what is too long for it."""
+def _results_table(results: Sequence[Mapping[str, Any]], repo_id: str) -> str:
+    """The numbers, and below the table what is too long for it; in commands the model has its name on the Hub."""
     if not results:
         return "No results are published with this model."
     names = [name for name in RESULT_COLUMNS if name in RESULT_COLUMNS[:7] or any(name in result for result in results)]
     lines = [_table_line([_HEADERS.get(name, name) for name in names]), _table_line(["---"] * len(names))]
     lines += [_table_line([_result_cell(name, result.get(name)) for name in names]) for result in results]
     conventions = dict.fromkeys(result["convention"] for result in results if result.get("convention"))
-    lines += ["", *(f"- Convention {text}." for text in conventions)]
+    meanings = {result["metric"]: METRICS[result["metric"]][1] for result in results if result["metric"] in METRICS}
+    lines += ["", *(f"- {metric}: {meaning}." for metric, meaning in meanings.items())]
+    lines += [f"- Convention {text}." for text in conventions]
     for result in results:
         numbers = ", ".join(f"{name} {value:g}" for name, value in result.get("baselines", {}).items())
         line = f"- Trees without a model, {result['metric']} ({_short(result.get('convention', ''))}): {numbers}."
         lines += [line] if numbers and line not in lines else []
     hardware = dict.fromkeys(result["hardware"] for result in results if result.get("hardware"))
     lines += [f"- Computed on {text}." for text in hardware]
-    commands = dict.fromkeys(result["command"] for result in results if result.get("command"))
+    commands = dict.fromkeys(_public(result["command"], repo_id) for result in results if result.get("command"))
     if commands:
         lines += ["", "Commands:", "", "```bash", *commands, "```"]
     return "\n".join(lines)
+
+
+def _public(command: str, repo_id: str) -> str:
+    """A command with the published name of its model; several models are others' too."""
+    named = re.findall(r"--model[ =]\S+", command)
+    return command.replace(named[0], f"--model {repo_id}") if len(named) == 1 else command
 
 
 def _table_line(cells: Sequence[str]) -> str:

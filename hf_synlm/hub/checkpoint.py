@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -32,6 +33,8 @@ from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER
 INDEX_FILE = "model.safetensors.index.json"
 STATE_FILE = "training_state.json"  # of a checkpoint of a training run, which is no model
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
+# Names that safetensors has for the types of weights.
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
 _DAMAGED = (OSError, RuntimeError, TypeError, KeyError, AttributeError, ValueError)
@@ -51,11 +54,8 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
 
     Those of an adapter of a backbone have the names that PEFT gives them.
     """
-    folder = Path(folder)
-    single = _adapter_file(folder) or folder / "model.safetensors"
-    files = [single] if single.is_file() else _shards(folder)
     tensors: dict[str, StoredTensor] = {}
-    for file in files:
+    for file in _weight_files(Path(folder)):
         try:
             with safe_open(file, "pt") as weights:
                 # An open safetensors file is not a mapping: it cannot be iterated without `keys`.
@@ -67,6 +67,24 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
                 f"{str(file)!r} is truncated or is not a safetensors file ({error}). Download it again."
             ) from error
     return tensors
+
+
+def loaded_tensors(name: str, revision: str | None = None) -> dict[str, StoredTensor]:
+    """`stored_tensors` of a folder, or of a model on the Hub that has just been loaded."""
+    return stored_tensors(
+        find_model(name) if is_folder(name) else snapshot_download(name, revision=revision, local_files_only=True)
+    )
+
+
+def store_as(folder: Path, wanted: Mapping[str, StoredTensor]) -> None:
+    """Rewrite the weights of a folder in other types, of fewer bytes say. Loaded is still what config.json says."""
+    here = {name: tensor.dtype for name, tensor in stored_tensors(folder).items()}
+    there = {name: tensor.dtype for name, tensor in wanted.items() if name in here and tensor.dtype in _FLOATS}
+    other = {name for name, dtype in there.items() if dtype != here[name]}
+    for file in _weight_files(folder) if other else ():
+        tensors = load(file.read_bytes())  # not `load_file`, which leaves them in the file that is replaced
+        tensors |= {name: tensors[name].to(_FLOATS[there[name]]) for name in tensors.keys() & other}
+        save_file(tensors, file, {"format": "pt"})
 
 
 def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:
@@ -90,6 +108,11 @@ def _adapter_file(folder: Path) -> Path | None:
 def pickled_files(folder: str | os.PathLike) -> list[str]:
     """Files of a folder that are pickles by their names."""
     return sorted(file.name for pattern in PICKLES for file in Path(folder).glob(pattern))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single = _adapter_file(folder) or folder / "model.safetensors"
+    return [single] if single.is_file() else _shards(folder)
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -16,16 +16,27 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.dynamic_module_utils import get_imports, get_relative_imports
+from transformers.dynamic_module_utils import get_relative_imports
 
 from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
-from hf_synlm.data.tokenizers import num_model_tokens
+from hf_synlm.data.tokenizers import num_model_tokens, save_tokenizer
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
-from hf_synlm.hub.checkpoint import PICKLES, is_adapter, load_tokenizer, stored_tensors, weight_checksums
+from hf_synlm.hub.checkpoint import (
+    PICKLES,
+    StoredTensor,
+    is_adapter,
+    load_tokenizer,
+    store_as,
+    stored_tensors,
+    weight_checksums,
+)
+from hf_synlm.hub.flatten import all_flat_files
 
-# "file.Class" in an auto_map; what lies in another repository or folder is written otherwise.
-_REFERENCE = re.compile(r"\w+\.\w+")
+# "file.Class" in an auto_map, or "owner/name--file.Class" where the code lies in another repository of the Hub.
+_REFERENCE = re.compile(r"([\w.-]+/[\w.-]+--)?\w+\.\w+")
+# A line that imports this package, also one in `try`.
+_OF_PACKAGE = re.compile(r"^\s*(from|import)\s+hf_synlm\b", re.MULTILINE)
 # Refusals of the Hub, and what its client's HTTP library raises where nobody answers.
 _HUB_ERRORS = HfHubHTTPError.__bases__
 # Not pushed: settings of editors and environments (.env), and what Python left behind.
@@ -41,6 +52,8 @@ def export_model(
     overwrite: bool = False,
     state_dict: Mapping[str, Tensor] | None = None,
     facts: Mapping[str, Any] | None = None,
+    stored: Mapping[str, StoredTensor] | None = None,
+    code_repo: str | None = None,
 ) -> Path:
     """Write a self-contained Hub repository into a folder.
 
@@ -58,13 +71,17 @@ def export_model(
         state_dict: weights to save instead of `model.state_dict()`.
         facts: what the card states, see `fill_card`; `repo_id` is by default the name of the folder. The file card.yaml
             holds them, so that `synlm export` can make the card of a copy.
+        stored: types in which the weights are stored, by `stored_tensors` of the model that was loaded; by default that
+            of the model. The configuration goes on saying in which type they are loaded.
+        code_repo: repository of the Hub (see `push_code`) from which the folder loads its code, which it does not hold
+            then; by default the folder is self-contained.
 
     Returns:
         The folder.
 
     Raises:
         ValueError: if the folder exists, if the model would be saved without its code, or if tokenizer and
-            model do not fit together. Nothing is written then.
+            model do not fit together, or if `code_repo` lacks a class of the model. Nothing is written then.
     """
     output_dir = Path(output_dir).absolute()
     check_target(output_dir, overwrite)
@@ -73,28 +90,50 @@ def export_model(
         _check_tokenizer(model.config, tokenizer)
     stated = {"repo_id": output_dir.name, **_example(tokenizer), **(facts or {})}
     config = copy.copy(model.config)
+    config.auto_map = _references(config.auto_map, code_repo)
     if getattr(model, "adapts_backbone", False):
         config.adapter_of = model.backbone_source
     text = fill_card(config, stated) if card is None else card
 
     with folder_writer(output_dir, mark=f".{secrets.token_hex(4)}") as folder:
-        model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
+        own, model.config = model.config, config
+        try:
+            model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
+        finally:
+            model.config = own
+        if stored is not None:
+            store_as(folder, stored)
         if tokenizer is not None:
             positions = getattr(model.config, "max_position_embeddings", None)
             tokenizer.model_max_length = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
         if card is None:
             if stated.get("results"):
                 stated["weights"] = weight_checksums(folder)
             (folder / FACTS_FILE).write_text(facts_text(stated), encoding="utf-8")
-        adapter = "peft\n" if is_adapter(folder) else ""
-        major, minor = NEWEST_TRANSFORMERS.split(".")
-        tested = f">={OLDEST_TRANSFORMERS},<{major}.{int(minor) + 1}"
-        needed = f"torch\ntransformers{tested}\n{adapter}"
-        (folder / "requirements.txt").write_text(needed, encoding="utf-8")
+        (folder / "requirements.txt").write_text(requirements("peft") if is_adapter(folder) else requirements())
         check_complete(folder)
     return output_dir
+
+
+def requirements(*more: str) -> str:
+    """What the code of an exported folder needs, for its requirements.txt, with the versions that were tested."""
+    major, minor = NEWEST_TRANSFORMERS.split(".")
+    tested = f">={OLDEST_TRANSFORMERS},<{major}.{int(minor) + 1}"
+    return "\n".join(["torch", f"transformers{tested}", *more, ""])
+
+
+def _references(auto_map: Mapping[str, str], code_repo: str | None) -> dict[str, str]:
+    """An `auto_map` whose code lies in the folder itself, or in a repository of the Hub."""
+    plain = {auto_class: reference.rpartition("--")[2] for auto_class, reference in auto_map.items()}
+    if code_repo is None:
+        return plain
+    check_repo_id(code_repo)
+    own = sorted({f"{reference.partition('.')[0]}.py" for reference in plain.values()} - all_flat_files().keys())
+    if own:
+        raise ValueError(f"{own} is code of your own, and {code_repo!r} holds that of hf_synlm. Leave out code_repo.")
+    return {auto_class: f"{code_repo}--{reference}" for auto_class, reference in plain.items()}
 
 
 def _example(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str]:
@@ -139,13 +178,20 @@ def push_to_hub(
     """
     check_repo_id(repo_id)
     files: dict[str, Any] = {name: Path(folder) / name for name in files_to_push(folder)} | _named_card(folder, repo_id)
+    return commit_files(repo_id, files, private, revision, token, commit_message)
+
+
+def commit_files(
+    repo_id: str, files: Mapping[str, Any], private: bool, revision: str | None, token: str | None, message: str
+) -> str:
+    """Make one commit of files (a path or bytes by name), and the repository and branch if needed; returns its hash."""
     api = HfApi(token=token)
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         operations = [CommitOperationAdd(name, content) for name, content in files.items()]
-        commit = api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
+        commit = api.create_commit(repo_id, operations, commit_message=message, revision=revision)
     except _HUB_ERRORS as error:
         raise ConnectionError(f"{repo_id!r} was not pushed: {error}") from error
     return str(commit.oid)
@@ -156,7 +202,8 @@ def _named_card(folder: str | os.PathLike, repo_id: str) -> dict[str, bytes]:
     facts, text = saved_card(os.fspath(folder))
     if facts is None or text is None or facts["repo_id"] == repo_id:
         return {}
-    text = text.replace(f'from_pretrained("{facts["repo_id"]}"', f'from_pretrained("{repo_id}"')
+    old = re.escape(facts["repo_id"])
+    text = re.sub(rf'(from_pretrained\("|huggingface\.co/|--model ){old}(?=["#\s])', rf"\g<1>{repo_id}", text)
     return {"README.md": text.encode(), FACTS_FILE: facts_text({**facts, "repo_id": repo_id}).encode()}
 
 
@@ -265,21 +312,27 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
         if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
             raise ValueError(
                 f"{auto_class} of {str(folder)!r} is {reference!r}. Code must lie in the folder itself, as "
-                "'file.Class'. Load the model and export it again."
+                "'file.Class', or in a repository of the Hub, as 'owner/name--file.Class'. Load the model and export "
+                "it again."
             )
+        if "--" in reference:
+            continue
         files = code_files(folder, reference)
         missing = sorted(file.name for file in files if not file.is_file())
         if missing:
             raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
-        # Parsing a file takes much longer than reading it.
-        named = [file for file in sorted(files) if "hf_synlm" in file.read_text(encoding="utf-8")]
-        needing = [file.name for file in named if "hf_synlm" in get_imports(file)]
+        needing = [file.name for file in sorted(files) if _OF_PACKAGE.search(file.read_text(encoding="utf-8"))]
         if needing:
             raise ValueError(
                 f"{needing} in {str(folder)!r} import hf_synlm, so the folder does not load without it. Write one that "
                 f"does: synlm export {folder} --out FOLDER."
             )
     return dict(auto_map)
+
+
+def code_repositories(auto_map: Mapping[str, str]) -> list[str]:
+    """Names on the Hub of the repositories that hold code of an `auto_map`; empty if the folder holds all of it."""
+    return sorted({reference.partition("--")[0] for reference in auto_map.values() if "--" in reference})
 
 
 def code_files(folder: Path, reference: str) -> set[Path]:

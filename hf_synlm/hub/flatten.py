@@ -20,10 +20,12 @@ from transformers.utils import logging
 import hf_synlm
 from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, SyntacticConfig
 from hf_synlm.data.files import write_text
+from hf_synlm.models import ARCHITECTURES
 
 logger = logging.get_logger(__name__)
 
 PACKAGE = Path(hf_synlm.__file__).parent
+LICENSE = PACKAGE / "hub" / "LICENSE"
 # Ends of the names of our models, of which some have no Auto class.
 _KINDS = ("Model", "ForCausalLM", "ForSequenceClassification", "PreTrainedModel")
 _NEWEST = re.compile(r'^NEWEST_TRANSFORMERS = "([\d.]+)"$', re.MULTILINE)
@@ -51,6 +53,11 @@ def flat_files(architecture: str) -> dict[str, str]:
     return dict(sorted(files.items()))
 
 
+def all_flat_files() -> dict[str, str]:
+    """The code of all architectures, as `push_code` puts it into one repository: text by name."""
+    return {name: text for architecture in ARCHITECTURES for name, text in flat_files(architecture).items()}
+
+
 def outdated_code(folder: str | os.PathLike) -> str | None:
     """What to say of code in a folder that was written for older transformers than this package's; else None."""
     base = Path(folder) / "configuration_base.py"
@@ -67,12 +74,18 @@ def write_code(config: SyntacticConfig, folder: str | os.PathLike) -> None:
     """Write the code of a configuration and its models into a folder; files of the same names are replaced.
 
     A configuration of a user's subclass loads as the class of this package. Code of an earlier version that has other
-    names stays in the folder: it may be the user's, and nothing imports it.
+    names stays in the folder: it may be the user's, and nothing imports it. Nothing is written if `auto_map` names
+    another repository for all of the code.
     """
+    references = [reference for reference in (config.auto_map or {}).values() if "--" not in reference]
+    if config.auto_map and not references:
+        return
     owner = next((cls for cls in type(config).__mro__ if cls.__module__.startswith("hf_synlm.models.")), None)
     for name, text in flat_files(owner.__module__.split(".")[-2]).items() if owner else ():
         write_text(Path(folder) / name, text)
-    named = [reference.partition(".") for reference in (config.auto_map or {}).values()]
+    if owner and not (Path(folder) / LICENSE.name).exists():  # that of the weights, say
+        write_text(Path(folder) / LICENSE.name, LICENSE.read_text(encoding="utf-8"))
+    named = [reference.partition(".") for reference in references]
     missing = sorted({f"{file}.py" for file, _, _ in named if not (Path(folder) / f"{file}.py").is_file()})
     known = {name for _, _, name in named}
     known |= {f"{owner.__name__.removesuffix('Config')}{kind}" for kind in _KINDS} if owner else set()

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hf_synlm.data.files import CONFIG_FILE, find_model, read_json
 from hf_synlm.hub.checkpoint import check_model_source, one_line_errors, pickled_files, stored_tensors
-from hf_synlm.hub.export import SPECIAL_IDS, check_code
+from hf_synlm.hub.export import SPECIAL_IDS, check_code, code_repositories
 from hf_synlm.hub.flatten import flat_files, outdated_code
 from hf_synlm.models import ARCHITECTURES
 
@@ -89,8 +89,8 @@ def _problems(folder: Path, has_weights: bool, is_stock: bool) -> list[str]:
     """Why a folder cannot be loaded without this package, or not safely."""
     problems = []
     try:
-        if not is_stock:
-            check_code(folder)
+        for name in [] if is_stock else code_repositories(check_code(folder)):
+            problems.append(f"Its code lies in the repository {name!r} of the Hub.")
     except ValueError as error:
         problems.append(str(error))
     if not has_weights:

@@ -51,12 +51,12 @@ def answer_calls(
 
 
 def run_without_package(
-    folder: Path, calls: Mapping[str, Call], options: Mapping[str, Any] | None = None
+    folder: Path, calls: Mapping[str, Call], options: Mapping[str, Any] | None = None, cache: str | None = None
 ) -> dict[str, dict[str, Any]]:
     """`answer_calls` in a process with an empty working folder and cache, without network and without this package.
 
-    What is sent and what comes back are tensors and plain data. Raises RuntimeError with the end of what the process
-    wrote if it fails.
+    `cache` is a cache of the Hub that holds the code, if the folder does not. What is sent and what comes back are
+    tensors and plain data. Raises RuntimeError with the end of what the process wrote if it fails.
     """
     with tempfile.TemporaryDirectory(prefix="hf_synlm_probe_") as place:
         request, answer = Path(place, "request.pt"), Path(place, "answer.pt")
@@ -65,6 +65,7 @@ def run_without_package(
         left_out = ("HF_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         environment |= {"HF_HOME": place, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {} if cache is None else {"HF_HUB_CACHE": cache}
         # -I: neither the current folder nor PYTHONPATH nor the user's own packages are on the path.
         command = [sys.executable, "-I", __file__, str(request), str(answer)]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}

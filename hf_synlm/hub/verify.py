@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, snapshot_download
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
@@ -19,10 +20,9 @@ from transformers.utils import logging
 import hf_synlm
 from hf_synlm.data.text import check_list
 from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
-from hf_synlm.hub.export import check_complete
-from hf_synlm.hub.flatten import flat_files, outdated_code
+from hf_synlm.hub.export import check_complete, code_repositories
+from hf_synlm.hub.flatten import all_flat_files, outdated_code
 from hf_synlm.hub.probe import Call, answer_calls, run_without_package
-from hf_synlm.models import ARCHITECTURES
 
 # Of unequal length, so that padding is part of the comparison.
 DEFAULT_TEXTS = ("fruit flies like a banana", "the keys to the cabinet are on the table")
@@ -122,22 +122,22 @@ def verify_export(
     if backbone is not None and os.path.isdir(backbone):
         backbone = os.path.abspath(backbone)  # the other process has a working folder of its own
     options = {} if backbone is None else {"backbone": backbone}
-    without = run_without_package(folder, calls, options)
+    # The code that lies on the Hub, of which the other process has no network to download it.
+    places = [Path(snapshot_download(name, allow_patterns="*.py")) for name in code_repositories(auto_map)]
+    without = run_without_package(folder, calls, options, constants.HF_HUB_CACHE if places else None)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # heads that the folder lacks are not a fault
     with torch.random.fork_rng(devices=[]):
         own = answer_calls(str(folder), calls, options)
     logging.set_verbosity(verbosity)
     compared = [_compare(name, own[name], without[name], batch["attention_mask"].bool(), tolerance) for name in calls]
-    return VerificationReport(folder, [_check_files(folder), *compared])
+    return VerificationReport(folder, [_check_files(folder, [folder, *places]), *compared])
 
 
-def _check_files(folder: Path) -> Check:
+def _check_files(folder: Path, places: Sequence[Path]) -> Check:
     """Weights are safetensors only; code is compared with the installed package's."""
-    own: dict[str, str] = {}
-    for name in ARCHITECTURES:
-        own |= flat_files(name) if (folder / f"modeling_{name}.py").is_file() else {}
-    code = sorted(folder.glob("*.py"))
+    own = all_flat_files()
+    code = sorted(file for place in places for file in place.glob("*.py"))
     changed = [file.name for file in code if own.get(file.name) != file.read_text(encoding="utf-8")]
     pickled = pickled_files(folder)
     detail = f"{len(code)} files of code, "

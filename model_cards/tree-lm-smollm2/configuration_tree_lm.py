@@ -1,5 +1,9 @@
 """The code is that of the installed package; `synlm export` writes a folder that loads without it."""
 
-from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
+try:
+    from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
+except ImportError as error:
+    message = "this folder needs hf_synlm: `pip install .` in its checkout. `synlm export` makes one that needs nothing"
+    raise ImportError(message) from error
 
 __all__ = ["TreeLMConfig"]

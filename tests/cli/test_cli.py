@@ -408,7 +408,7 @@ def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, caps
     assert "with proposals words are those of the trees" in fail(capsys, *perplexity)
     monkeypatch.setitem(sys.modules, "nltk.tokenize.treebank", None)
     assert main(command) != 0
-    assert "needs nltk: pip install 'hf_synlm[eval]'" in capsys.readouterr().err
+    assert "needs nltk: pip install '.[eval]'" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------ evaluate

@@ -250,3 +250,6 @@ def test_dry_run_lists_what_would_be_pushed(small: Path, capsys):
     listed = {line.split()[1]: int(line.split()[0].replace(",", "")) for line in lines[:-1]}
     assert listed == {file.name: file.stat().st_size for file in small.iterdir() if file.name != ".env"}
     assert lines[-1].endswith("for org/small; nothing was pushed")
+    lines = run(capsys, "push-code", "org/code", "--dry-run").splitlines()
+    assert {"modeling_gpst.py", "pcfg_rules.py", "LICENSE", "requirements.txt"} <= {line.split()[1] for line in lines}
+    assert "Name the repository OWNER/NAME" in fail(capsys, "push-code", "code", "--dry-run")

@@ -478,3 +478,22 @@ def test_saved_tokenizers_load_with_transformers_alone(sample, bpe, wordpiece, s
             tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, "left",
         ]  # fmt: skip
     assert re.search("<unk-?>|UNK", " ".join(made["berkeley2"].tokenize(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_exact"),
+    [
+        ("i can't say it's the rock-climbers' fault", True),
+        ("o'clock ma'am d'artagnan they've he’ll twenty-one 5.00 and 1,000", True),
+        ('yes , no . well -- \'tis "so" ; (a) b', False),
+    ],
+)
+def test_wordpiece_gives_the_text_back_at_once_and_bit_by_bit(text: str, is_exact: bool):
+    tokenizer = train_wordpiece_tokenizer([text], 200)
+    ids = tokenizer(text)["input_ids"]
+    decoded, written = tokenizer.decode(ids), ""
+    assert not is_exact or decoded == f" {text}"
+    for end in range(1, len(ids) + 1):  # as a streamer: what lies before the last space is printed
+        part = tokenizer.decode(ids[:end])
+        written += part[len(written) : part.rfind(" ") + 1]
+        assert decoded.startswith(written)

@@ -621,7 +621,7 @@ def test_options_that_do_not_go_together(tables, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "statsmodels", None)
     for name in [name for name in sys.modules if name.startswith("hf_synlm.evaluation.reading")]:
         monkeypatch.delitem(sys.modules, name)
-    assert "pip install 'hf_synlm[reading]'" in fail(capsys, *COMMON)
+    assert "pip install '.[reading]'" in fail(capsys, *COMMON)
 
 
 def test_results_are_summarized_and_drawn(tables, capsys):

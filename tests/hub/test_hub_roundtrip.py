@@ -17,11 +17,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTModel
+from hf_synlm.cli import main
 from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
-from hf_synlm.hub.flatten import PACKAGE
+from hf_synlm.hub.flatten import LICENSE, PACKAGE, flat_files
 from hf_synlm.hub.verify import verify_export
 from tests.helpers import warm_python
 from tests.helpers.scoring_models import model_and_tokenizer
@@ -164,6 +165,23 @@ def test_older_transformers_is_named_in_one_line(exported: Path, monkeypatch):
         runpy.run_path(str(exported / "configuration_base.py"))
 
 
+def test_the_licence_lies_beside_the_code(exported: Path, model, tmp_path: Path):
+    text = (PACKAGE.parent / "LICENSE").read_bytes()
+    assert LICENSE.read_bytes() == text == (exported / "LICENSE").read_bytes()
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "LICENSE").write_text("that of the weights")
+    model.save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "LICENSE").read_text() == "that of the weights"
+
+
+def test_code_of_your_own_is_in_no_repository_of_code(model, tmp_path: Path):
+    model.config.auto_map = {**model.config.auto_map, "AutoModel": "modeling_mine.MyModel"}
+    for name, message in {"org/code": r"\['modeling_mine.py'\] is code of your own", "code": "no owner"}.items():
+        with pytest.raises(ValueError, match=message):
+            export_model(model, None, tmp_path / "out", code_repo=name)
+    assert not list(tmp_path.iterdir())
+
+
 class TestRemote:
     def test_saving_the_remote_model_again_keeps_its_code(self, exported: Path, tmp_path: Path):
         code = """
@@ -229,12 +247,13 @@ class TestCard:
     RESULT = {
         "task": "language modeling", "dataset": "State of the Union", "split": "test", "metric": "perplexity",
         "value": 123.456, "num_beams": 20, "estimator": "beam marginal",
-        "command": "synlm evaluate perplexity in.txt --model org/gpst-tiny",
+        "command": "synlm evaluate perplexity in.txt --model runs/mine/model", "dataset_id": "org/sotu",
     }  # fmt: skip
 
     def test_every_place_is_filled(self, tiny_gpst_config: GPSTConfig):
         stated = {"training_data": "Speeches.", "training_procedure": "Two minutes.", "limits": "- Presidents only."}
         facts = {"repo_id": "org/gpst-tiny", "datasets": ["org/sotu"], "license": "cc0-1.0", "language": "zh"}
+        facts |= {"tree": "a tree", "code_url": "https://example.org/hf_synlm"}
         facts["results"] = [self.RESULT]
         text = fill_card(tiny_gpst_config, {**facts, **stated})
         data = ModelCard(text).data
@@ -243,8 +262,10 @@ class TestCard:
         assert {"custom_code", "hf_synlm", "gpst", "syntactic-language-model"} <= set(data.tags)
         assert data.metrics == ["perplexity"]
         assert data.eval_results[0].metric_name == "perplexity (beam 20, beam marginal)"
+        assert data.eval_results[0].source_url == "https://huggingface.co/org/gpst-tiny#results"
         assert "{{" not in text
-        for part in (*stated.values(), "| 123.5 | 20 | beam marginal |", self.RESULT["command"]):
+        parts = ["| 123.5 | 20 | beam marginal |", "in.txt --model org/gpst-tiny\n", "```text\na tree\n```"]
+        for part in (*stated.values(), *parts, "part of [hf_synlm](https://example.org/hf_synlm)"):
             assert part in text
         assert text.count('from_pretrained("org/gpst-tiny", trust_remote_code=True)') == 2
 
@@ -330,3 +351,11 @@ def test_folders_of_earlier_versions_load_with_and_without_the_package(name: str
     differing = [check.name for check in report.checks if not check.passed]
     # What 0.1 called `hidden_size` is `layer_size` now; the logits of URNNG allowed an end inside a tree.
     assert differing == ["AutoConfig" if name == "exported_0_1" else "AutoModelForCausalLM"], report.table()
+
+    # Exported again, it has today's code.
+    renewed = tmp_path / "renewed"
+    assert main(["export", str(folder), "--out", str(renewed)]) == 0
+    code = {file.name: file.read_text(encoding="utf-8") for file in renewed.glob("*.py")}
+    assert code == flat_files(model.config.model_type)
+    report = verify_export(renewed, max_new_tokens=2)
+    assert report.passed, report.table()

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
 from hf_synlm.hub.export import export_model
-from hf_synlm.hub.flatten import flat_files
+from hf_synlm.hub.flatten import all_flat_files, flat_files
 from tests.helpers import warm_python
 from tests.helpers.hub_server import HubServer
 from tests.helpers.search_models import GPST_TINY
@@ -215,6 +215,59 @@ def test_every_way_of_pushing_takes_the_code_along(hub: HubServer, folder: Path,
         code = {file: content.decode() for file, content in files.items() if file.endswith(".py")}
         assert code == flat_files("gpst") and "config.json" in files
         assert ("model.safetensors" in files) == ("config" not in name), sorted(files)
+
+
+LOAD = """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("org/light", trust_remote_code=True).eval()
+tokenizer = AutoTokenizer.from_pretrained("org/light", trust_remote_code=True)
+batch = tokenizer(["fruit flies like a banana"], return_tensors="pt")
+with torch.no_grad():
+    print(type(model).__module__, model(**batch).logits.double().sum().item())
+"""
+
+
+def test_one_push_of_code_repairs_the_models_that_name_it(hub: HubServer, folder: Path, tmp_path: Path):
+    light, again = tmp_path / "light", tmp_path / "again"
+    author, reader = Client(hub, tmp_path / "author", hub.token), Client(hub, tmp_path / "reader", None)
+    push_code = ("login", "push-code", "org/code")
+    results = author.synlm(
+        push_code,
+        ("login", "export", str(folder), "--out", str(light), "--code-repo", "org/code"),
+        ("login", "push", str(light), "org/light", "--no-verify"),
+        ("login", "push", str(light), "org/light"),
+        ("login", "info", str(light), "--format", "json"),
+        ("login", "verify", str(light)),
+        ("login", "verify", str(light), "--trust-remote-code", "--max-new-tokens", "2"),
+        ("login", "export", "org/light", "--out", str(again)),
+        token=hub.token,
+    )
+    assert [status for status, _, _ in results] == [0, 0, 0, 2, 0, 2, 0, 0], [err for _, _, err in results]
+    described, refused, verified = results[4:7]
+    assert json.loads(described[1])["problems"] == ["Its code lies in the repository 'org/code' of the Hub."]
+    assert "runs code of org/code" in refused[2] and "runs code of org/code" in results[3][2]
+    assert "equal to the package's" in verified[1]
+    code = hub.repositories["org/code"]
+    assert {*all_flat_files(), "LICENSE", "requirements.txt", "README.md"} == set(code.files())
+    assert not list(light.glob("*.py")) and "`org/code`" in (light / "README.md").read_text()
+    config = json.loads((light / "config.json").read_text())
+    assert config["auto_map"]["AutoModelForCausalLM"] == "org/code--modeling_gpst.GPSTForCausalLM"
+    # A copy holds its code again.
+    assert {file.name: file.read_text() for file in again.glob("*.py")} == flat_files("gpst")
+    assert json.loads((again / "config.json").read_text())["auto_map"] == GPSTConfig().auto_map
+
+    broken = {**code.files(), "gpst_chart.py": b"raise RuntimeError('broken by a new version')\n"}
+    code.commit("main", broken)
+    status, _, err = reader.run("-c", WITHOUT_PACKAGE + LOAD)
+    assert status and "broken by a new version" in err
+    [(status, out, err)] = author.synlm(push_code, token=hub.token)
+    assert status == 0 and out.strip() == code.branches["main"], err
+    module, logits = reader.code(LOAD).split()
+    with torch.no_grad():
+        batch = AutoTokenizer.from_pretrained(folder)(["fruit flies like a banana"], return_tensors="pt")
+        expected = GPSTForCausalLM.from_pretrained(folder).eval()(**batch).logits.double().sum().item()
+    assert module.startswith("transformers_modules.org.code.") and float(logits) == expected
 
 
 def test_interruption_refusals_and_private_repositories(hub: HubServer, folder: Path, tmp_path: Path):

@@ -15,6 +15,7 @@ from tests.helpers.documentation import ROOT, blocks, check_command, commands, m
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if "api" not in page.parts)]
+TEXT = {".py", ".md", ".yaml", ".ipynb", ".txt"}
 WITH_CODE = [page for page in PAGES if blocks(page, "python") or commands(page)]
 
 
@@ -85,3 +86,13 @@ def test_drawing_is_what_the_code_prints():
     drawing = tree_to_text(words, tree_to_spans(tree))
     shown = "\n".join(block["code"] for block in blocks(DOCS / "getting-started.md", "text"))
     assert all(line.strip() in shown for line in drawing.splitlines())
+
+
+def test_nothing_asks_for_a_package_of_our_name():
+    """The index has none, and anybody could put one there."""
+    files = [*PAGES, *(DOCS / "api").glob("*.md"), *(ROOT / "examples").iterdir(), *(ROOT / "model_cards").rglob("*.*")]
+    files += [file for folder in ("hf_synlm", "training") for file in (ROOT / folder).rglob("*.py")]
+    files += [*(ROOT / "hf_synlm").rglob("requirements.txt"), *(ROOT / "examples").rglob("requirements.txt")]
+    wrong = re.compile(r"pip install[^`\n]*hf_synlm|hf_synlm\[|^hf_synlm$", re.MULTILINE)
+    files = [file for file in files if file.suffix in TEXT]
+    assert not [name(file) for file in files if wrong.search(file.read_text(encoding="utf-8"))]

@@ -21,6 +21,7 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -41,11 +42,13 @@ import hf_synlm  # noqa: F401  # registers the architectures
 from hf_synlm.cli import main as synlm
 from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_text
 from hf_synlm.evaluation.results import card_rows, load_result
+from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.card import facts_text, fill_card
-from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
+from hf_synlm.hub.checkpoint import load_pretrained, stored_tensors, weight_checksums
 from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER
 from hf_synlm.training.engine.arguments import find_config
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
+from hf_synlm.viz import tree_to_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, CARDS, ARCHIVES = Path("runs/checkpoints"), Path("model_cards"), Path("dist/checkpoints")
@@ -53,7 +56,18 @@ SPECIFICATIONS = CARDS / "checkpoints.yaml"
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 WEIGHTS = "model.safetensors"
 ADAPTER = (f"{ADAPTER_FOLDER}/adapter_config.json", f"{ADAPTER_FOLDER}/adapter_model.safetensors")
-STUB = "The code is that of the installed package; `synlm export` writes a folder that loads without it."
+# In `try`, for transformers would tell to install a package of our name from the index, which has none.
+STUB = '''"""The code is that of the installed package; `synlm export` writes a folder that loads without it."""
+
+try:
+    from {source} import {names}
+except ImportError as error:
+    message = "this folder needs hf_synlm: `pip install .` in its checkout. `synlm export` makes one that needs nothing"
+    raise ImportError(message) from error
+
+__all__ = {quoted}
+'''
+TREE_FILE = "tree.txt"
 STAGES = ("train", "evaluate", "card")
 # accelerate asks no questions and ignores the user's own `accelerate config`.
 LAUNCH = (
@@ -76,6 +90,7 @@ def read_specifications() -> dict[str, dict[str, Any]]:
         for name, checkpoint in found[kind]["checkpoints"].items():
             limits = f"{common['limits'].strip()}\n{checkpoint['limits'].strip()}".replace("\n\n- ", "\n- ")
             specifications[name] = {"kind": kind, **common, **checkpoint, "limits": limits}
+            specifications[name]["hub_datasets"] = found["hub_datasets"]
     return specifications
 
 
@@ -191,6 +206,17 @@ def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
             found = json.loads((Path(temporary) / f"{result}.json").read_text(encoding="utf-8"))
             # The path of the temporary file is not part of the command that readers repeat.
             write_json(results / f"{result}.json", {**found, "command": command})
+    write_text(results / TREE_FILE, f"{draw_example(name, checkpoint)}\n")
+
+
+def draw_example(name: str, checkpoint: dict[str, Any]) -> str:
+    """The tree of a checkpoint's example, by the method and the backbone of its first evaluation."""
+    command = next(iter(evaluations(name, checkpoint).values()))["command"]
+    chosen = dict(re.findall(r"--(method|backbone) (\S+)", command))
+    model, tokenizer = load_pretrained(str(ROOT / CARDS / name), backbone=chosen.pop("backbone", None))
+    (parsed,) = parse_sentences(model, tokenizer, [checkpoint["example"].split()], **chosen)
+    best = parsed.hypotheses[0]
+    return tree_to_text(parsed.words, best.spans, best.labels, style="upright")
 
 
 def write_stubs(name: str) -> None:
@@ -203,25 +229,24 @@ def write_stubs(name: str) -> None:
         classes.setdefault(file, []).append(class_name)
     for file, names in classes.items():
         source = f"hf_synlm.models.{config['model_type']}.{file}"
-        text = f'"""{STUB}"""\n\nfrom {source} import {", ".join(names)}\n\n__all__ = {json.dumps(names)}\n'
+        text = STUB.format(source=source, names=", ".join(names), quoted=json.dumps(names))
         write_text(folder / f"{file}.py", text)
 
 
 def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Facts of a checkpoint for `fill_card`, from its results and `model_cards/checkpoints.yaml`."""
     folder = ROOT / CARDS / name
+    drawing, ids = folder / "results" / TREE_FILE, checkpoint["hub_datasets"]
     rows = [
-        row
+        {**row, **ids.get(stated["dataset"].partition(",")[0], {})}
         for result, stated in evaluations(name, checkpoint).items()
         for row in card_rows(load_result(folder / "results" / f"{result}.json"), **stated)
     ]
-    facts = ("license", "language", "example", "intended_use", "training_data", "not_for", "limits")
+    facts = ("license", "language", "datasets", "example", "intended_use", "training_data", "not_for", "limits")
     return {
         "repo_id": name,
         **{fact: checkpoint[fact] for fact in (*facts, "base_model") if fact in checkpoint},
-        "availability": f"It is the release asset `{name}.tar.gz` of hf_synlm: unpack it where your code runs. The "
-        f"repository of hf_synlm holds the same model in `model_cards/{name}`, which loads the code of the installed "
-        "package.",
+        **({"tree": drawing.read_text(encoding="utf-8").rstrip("\n")} if drawing.is_file() else {}),
         "training_procedure": _training_paragraph(name, checkpoint),
         "results": rows,
         "weights": weight_checksums(folder),
@@ -240,7 +265,7 @@ def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
     time = checkpoint.get("time") or f"{training['cpu_seconds']:.0f} s of CPU time, evaluations and report included"
     return (
         f"```bash\n{training['command']}\n```\n\n"
-        f"{parameters:,} parameters, stored in {checkpoint.get('stored', 'float32')}. {steps}, of "
+        f"{parameters:,} parameters. {steps}, of "
         f"which step {training['best_step']} is kept; seed {training['settings']['seed']}. Validation {score} "
         f"{loss['before']:.2f} -> {loss['after']:.2f}. {time}, on {place}; Python "
         f"{versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}. "

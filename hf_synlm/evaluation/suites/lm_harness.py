@@ -8,7 +8,7 @@ RNNG (the estimator "stepwise", at the model's `scoring_num_beams`); here the de
 papers report, needs no distribution over the vocabulary, and scores equal sentences once. Other models are scored as
 by `hf`.
 
-Needs lm-eval (`pip install 'hf_synlm[eval]'`).
+Needs lm-eval (`pip install '.[eval]'`).
 """
 
 import logging

@@ -97,7 +97,7 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
     try:
         from nltk.tokenize.treebank import TreebankWordTokenizer
     except ImportError as error:
-        raise ImportError("splitting words as the treebank does needs nltk: pip install 'hf_synlm[eval]'") from error
+        raise ImportError("splitting words as the treebank does needs nltk: pip install '.[eval]'") from error
     check_list("sentences", sentences, '["the", "dog"]')
     treebank = TreebankWordTokenizer()
     has_period = bool(_spelled(tokenizer, {"."}))

@@ -98,7 +98,7 @@ class GPSTPreTrainedModel(SyntacticPreTrainedModel):
     config: GPSTConfig
     supports_gradient_checkpointing = True
     # Without the pair layers: the chart reads their weights without calling them, so they must stay with the root.
-    _no_split_modules = ["GPT2Block", "GPSTParserLayer"]
+    _no_split_modules = ["GPSTParserLayer"]
     _supports_sdpa = True
     _supports_attention_backend = True
 

@@ -97,7 +97,7 @@ class RNNGModel(DerivationStates, RNNGPreTrainedModel):
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(config.hidden_size, size)
         if config.subwords:
-            self.register_buffer("word_final", torch.ones(config.vocab_size, dtype=torch.bool))
+            self.word_final = nn.Buffer(torch.ones(config.vocab_size, dtype=torch.bool))
         self.has_heads = add_heads
         if add_heads:
             self.action_head = nn.Linear(size, config.num_actions)

@@ -167,7 +167,7 @@ class TreeLMModel(DerivationStates, TreeLMPreTrainedModel):
         else:
             self.backbone = make_backbone(config.backbone_config)
         if config.subwords:
-            self.register_buffer("word_final", torch.ones(config.vocab_size, dtype=torch.bool))
+            self.word_final = nn.Buffer(torch.ones(config.vocab_size, dtype=torch.bool))
         self.has_heads = add_heads
         if add_heads:
             self._add_heads()

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.files import folder_writer, read_json
+from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.hub.card import PAPERS
 from hf_synlm.hub.checkpoint import STATE_FILE, load_tokenizer
 from hf_synlm.hub.export import export_model, push_to_hub
@@ -97,7 +98,7 @@ def _write_model(
     else:
         with folder_writer(folder) as partial:
             plain.save_pretrained(partial, state_dict=weights)
-            tokenizer.save_pretrained(partial)
+            save_tokenizer(tokenizer, partial)
 
 
 def _without_shards(model: PreTrainedModel) -> PreTrainedModel:

@@ -50,7 +50,7 @@ from hf_synlm.data.sources import (
     read_blocks,
 )
 from hf_synlm.data.text import PathLike, errors_at, file_ending
-from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.data.tokenizers import load_tokenizer, save_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import check_choice, check_minimum
 from hf_synlm.training.tasks.sentence_files import check_files
@@ -308,7 +308,7 @@ def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
         with errors_at(", ".join(named)):
             tokenizer = train(sentences, size, min_frequency=frequency)
     with folder_writer(folder) as partial:
-        tokenizer.save_pretrained(partial)
+        save_tokenizer(tokenizer, partial)
         write_json(partial / MADE_FROM_FILE, made_from)
 
 

@@ -17,6 +17,7 @@ from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective
 from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.text import errors_at
+from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import check_minimum
@@ -181,7 +182,7 @@ def load_or_make_tokenizer(
                 sentences = tqdm(read_words(), desc="making the tokenizer", unit=" sentences")
                 with errors_at(", ".join(data.train_files)):
                     tokenizer = data.make_tokenizer(sentences, end_token="eos_token" in special_tokens)
-                tokenizer.save_pretrained(partial)
+                save_tokenizer(tokenizer, partial)
                 write_json(partial / MADE_FROM, made_from)
         accelerator.wait_for_everyone()
         known = json.loads(Path(source, MADE_FROM).read_text(encoding="utf-8"))
