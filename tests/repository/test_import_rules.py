@@ -57,20 +57,20 @@ LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particl
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 7830),
-    "rnng": (SHARED + SEARCH + "trees_given", 8500),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5690),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3700),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4140),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3390),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 9760),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 5890),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 7890),
+    "rnng": (SHARED + SEARCH + "trees_given", 8570),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5760),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3750),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4190),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3310),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3440),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 9840),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 5960),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
-        3910,
+        3970,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2850),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2900),
 }
 
 

@@ -63,13 +63,11 @@ class URNNGPreTrainedModel(SyntacticPreTrainedModel):
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
     ) -> WordBeamSearch:
         """See `SyntacticGenerationMixin`; the end token of the configuration always ends a sentence."""
-        own = [] if self.config.eos_token_id is None else [self.config.eos_token_id]
-        ends = torch.tensor(own, device=self.device)
-        if eos_token_ids is not None:
-            ends = torch.cat([ends, eos_token_ids.to(ends)]).unique()
-        search = URNNGWordSearch if len(ends) else WordBeamSearch
+        own = self.config.eos_token_id
+        search = WordBeamSearch if own is None else URNNGWordSearch
+        ends = None if own is None else torch.tensor([own], device=self.device)
         width = self.config.scoring_num_beams if num_beams is None else num_beams
-        return search(self.stack_machine_class(self), width, ends if len(ends) else None, renormalize)
+        return search(self.stack_machine_class(self), width, ends, renormalize)
 
     def action_log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [..., 2] of GEN and COMP where both are legal, float32 or wider."""
