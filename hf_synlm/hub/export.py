@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
+from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS, position_limit
 from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.data.tokenizers import num_model_tokens
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
@@ -80,7 +80,7 @@ def export_model(
     with folder_writer(output_dir, mark=f".{secrets.token_hex(4)}") as folder:
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
         if tokenizer is not None:
-            positions = getattr(model.config, "max_position_embeddings", None)
+            positions = position_limit(model.config)
             tokenizer.model_max_length = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
             tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
