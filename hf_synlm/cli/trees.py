@@ -250,7 +250,8 @@ class ChoosingOptions:
         Literal["joint", "marginal"] | None,
         typer.Option(
             help="GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and "
-            "gives no tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words.",
+            "gives no tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. "
+            "Joint with --sample draws trees from the model: --temperature, --top-k and --top-p act on words alone.",
             rich_help_panel=_BEAM,
         ),
     ] = None
@@ -258,7 +259,8 @@ class ChoosingOptions:
         bool, typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_SAMPLING)
     ] = False
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Values below 1 sharpen the distribution.", rich_help_panel=_SAMPLING)
+        float | None,
+        typer.Option(min=0.0, help="Values below 1 sharpen the distribution of words.", rich_help_panel=_SAMPLING),
     ] = None
     top_k: Annotated[
         int | None,

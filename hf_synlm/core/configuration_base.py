@@ -35,6 +35,10 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
     # How a sentence ends: by the end token, by its tree (all closed, so that no token says so), or not at all.
     sentence_end: ClassVar[Literal["token", "tree", "none"]] = "token"
+    # The longest text, in tokens, that every model was tested with. Clients look for it (lm-eval reads longer texts in
+    # windows of so many); it is a limit only where `has_positions`.
+    max_position_embeddings = 1024
+    has_positions: ClassVar[bool] = False
     # Trainer leaves these fields of an output out of its predictions.
     keys_to_ignore_at_inference = (
         "past_key_values cache losses joint_log_prob spans chart action_logits distances syd_distances span_scores"
@@ -53,6 +57,9 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     def __post_init__(self, **kwargs: Any):
         if self.auto_map is None:
             self.auto_map = self._own_classes()
+        if "max_position_embeddings" in kwargs:
+            self.max_position_embeddings = kwargs.pop("max_position_embeddings")
+            self.check_least(1, "max_position_embeddings")
         self._check_magnitudes()
         # The decorator would raise its own error type; users catch a plain ValueError.
         self.validate_architecture()
@@ -136,6 +143,11 @@ class SyntacticConfig(transformers.PreTrainedConfig):
                     f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
                     f"Set {name} to an id below vocab_size."
                 )
+
+
+def position_limit(config: transformers.PreTrainedConfig) -> int | None:
+    """Most tokens of a text, for models of transformers and of this library; None = any number."""
+    return getattr(config, "max_position_embeddings", None) if getattr(config, "has_positions", True) else None
 
 
 __all__ = ["SyntacticConfig"]

@@ -13,6 +13,13 @@ from transformers import PreTrainedConfig
 
 from hf_synlm.core.token_batch import after_columns
 
+_NO_CACHE = ("use_cache", False)
+_REMEDIES = {
+    "cu_seq_lens_q": "the texts of a packed row would read each other: give each text a row (packing=False)",
+    "num_items_in_batch": "every part of the loss has a count of its own: pass loss_shares (see count_loss_items)",
+    "position_ids": "tokens are counted by attention_mask: leave it out, and give each text a row (packing=False)",
+    "use_cache": "this call keeps no state: leave it out",
+}
 # Values of `output_hidden_states`: yes or no, or which entries of the tuple.
 HiddenStateChoice = bool | int | Sequence[int] | None
 
@@ -27,11 +34,13 @@ def asked_of_layers(more: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_arguments(others: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments that a `forward` does not have.
 
-    None counts as not given: wrappers (PEFT) pass `inputs_embeds=None` and the like to every model.
+    None counts as not given: wrappers (PEFT) pass `inputs_embeds=None` and the like to every model. So does
+    `use_cache=False`.
     """
-    unknown = sorted(name for name, value in others.items() if value is not None)
+    unknown = sorted(name for name, value in others.items() if value is not None and (name, value) != _NO_CACHE)
     if unknown:
-        raise TypeError(f"forward() takes no arguments {unknown}")
+        remedies = [f"{name}: {_REMEDIES[name]}" for name in unknown if name in _REMEDIES]
+        raise TypeError(f"forward() takes no arguments {unknown}" + "".join(f". {remedy}" for remedy in remedies))
 
 
 def wanted_states(config: PreTrainedConfig, output_hidden_states: HiddenStateChoice, num_states: int) -> frozenset[int]:

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.generation import GenerationMixin
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hf_synlm.core.cache import CACHE_NAMES, takes_both_names
 
@@ -60,6 +62,19 @@ class SyntacticPreTrainedModel(PreTrainedModel):
         super().__init_subclass__(**kwargs)
         if "past_key_values" in inspect.signature(cls.forward).parameters:
             cls.forward = takes_both_names(cls.forward)
+        if issubclass(cls, GenerationMixin):
+            # Trainer shifts labels only for the classes in this table when it smooths them (label_smoothing_factor).
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[cls.__name__] = cls.__name__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # TRL's trainers put a cross entropy of the base model's states in the place of `forward`.
+        if name == "forward" and "fused_lm_head" in (getattr(value, "__kwdefaults__", None) or ()):
+            raise ValueError(
+                f"A trainer of TRL replaces the loss of {type(self).__name__} by a cross entropy of "
+                "`last_hidden_state` and the output layer, which is not what this model is trained on. Use Trainer of "
+                "transformers."
+            )
+        super().__setattr__(name, value)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
@@ -94,6 +109,15 @@ def weight_of(layer: Any, name: str = "weight") -> Tensor:
     for part in added:
         weight = weight + part.to(weight.dtype)
     return weight
+
+
+def check_tied_words(model: Any) -> None:
+    """Raise ValueError if PEFT trains a copy of one of the two matrices of the words, which such a model has as one."""
+    if model.training and model.model.embed_tokens.weight is not model.lm_head.weight:
+        raise ValueError(
+            f"{type(model).__name__} reads and writes words with one matrix, and PEFT trains a copy of it for one of "
+            "these: that could not be saved. Leave embed_tokens and lm_head out of modules_to_save."
+        )
 
 
 def is_adapted(layer: Any) -> bool:

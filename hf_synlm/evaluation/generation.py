@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import pad_inputs
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
@@ -79,7 +80,7 @@ def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prom
 
 
 def _check_lengths(model: PreTrainedModel, rows: Sequence[list[int]], max_new_tokens: int) -> None:
-    limit = getattr(model.config, "max_position_embeddings", None)
+    limit = position_limit(model.config)
     # Models of this library count from the first word.
     begin = model.config.bos_token_id if hasattr(model, "parse") else None
     for number, row in enumerate(rows, start=1):
@@ -91,11 +92,16 @@ def _check_lengths(model: PreTrainedModel, rows: Sequence[list[int]], max_new_to
             )
 
 
-def _end_ids(model: PreTrainedModel, options: dict[str, Any]) -> set[int]:
-    """Tokens that end a text, or fill the rest of its row."""
-    chosen = options.get("eos_token_id", model.generation_config.eos_token_id)
-    ends = chosen if isinstance(chosen, (list, tuple)) else [chosen]
-    return {token for token in (*ends, model.generation_config.pad_token_id) if token is not None}
+def _end_ids(model: PreTrainedModel, options: dict[str, Any]) -> tuple[set[int], set[int]]:
+    """Tokens behind a text: its end, or what fills its row; and words of a text at which it stops."""
+    settings = model.generation_config
+    given = _listed(options.get("eos_token_id", settings.eos_token_id))
+    own = _listed(settings.eos_token_id) if given else set()
+    return own | _listed(settings.pad_token_id), given - own
+
+
+def _listed(tokens: Any) -> set[int]:
+    return {*(tokens if isinstance(tokens, (list, tuple)) else [tokens])} - {None}
 
 
 def _continue(
@@ -120,7 +126,8 @@ def _continue(
     scores: Tensor | None = getattr(output, "sequences_scores", None)
     gives_trees = getattr(model.config, "gives_trees", True)
     trees, labels = (getattr(output, name, None) if gives_trees else None for name in ("spans", "labels"))
-    ends = {*_end_ids(model, options), pad}
+    behind, stops = _end_ids(model, options)
+    behind.add(pad)
     sequences = output.sequences.tolist()
     per_prompt = len(sequences) // len(rows)
     for number, sequence in enumerate(sequences):
@@ -128,7 +135,8 @@ def _continue(
         read = prompt[prompt[0] == model.config.bos_token_id :]
         offset = width - len(read)
         spans = None if trees is None else [(i - offset, j - offset) for i, j in trees[number]]
-        first_end = next((place for place, token in enumerate(new) if token in ends), len(new))
+        first_end = next((place for place, token in enumerate(new) if token in behind), len(new))
+        first_end = next((place + 1 for place, token in enumerate(new[:first_end]) if token in stops), first_end)
         # The tree knows best how long the text is: an untrained model may write the padding token as a word.
         length = max(j for _, j in spans) - len(read) if spans else first_end
         tokens = read + new[:length]
@@ -136,7 +144,7 @@ def _continue(
             prompt=prompts[number // per_prompt],
             text=tokenizer.decode(tokens).removeprefix(" "),
             num_new_tokens=length,
-            ended=length < len(new),
+            ended=length < len(new) or not stops.isdisjoint(new[length - 1 : length]),
             score=None if scores is None else scores[number].item(),
             tree=_tree(tokenizer, tokens, spans, labels[number] if labels else None),
         )

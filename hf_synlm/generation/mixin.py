@@ -116,7 +116,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
 
         Args:
             num_beams: Width K; None = `config.scoring_num_beams`.
-            eos_token_ids: Words that may only be generated when exactly one tree is on the stack [E].
+            eos_token_ids: Words that may only be generated when exactly one tree is on the stack, and end the text [E].
             renormalize: Forbid structural actions before the softmax over actions instead of after it.
 
         Returns:
@@ -130,8 +130,13 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         width = max(config.action_beam_size or self.config.scoring_num_beams, config.num_beams)
         return (
             self.word_search(width, renormalize=renormalize),
-            self.word_search(config.num_beams, config._eos_token_tensor, renormalize),
+            self.word_search(config.num_beams, self.own_end(config), renormalize),
         )
+
+    def own_end(self, config: GenerationConfig) -> Tensor | None:
+        """The end token of the model itself [1], which needs a finished tree; None = texts have no end."""
+        own = self.config.eos_token_id
+        return None if config._eos_token_tensor is None or own is None else config._eos_token_tensor.new_tensor([own])
 
     @torch.compiler.disable  # the search decides on the host what comes next: tracing it would gain nothing
     def _marginal_forward(
@@ -299,10 +304,12 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             num_beams=1: greedy over structure and words.
             num_beams=K: word-synchronous beam over (derivation, words), p(new words, derivation | prompt).
             do_sample, num_beams=1: exact ancestral sampling. A derivation of the prompt and the structural actions
-                are drawn from their posterior, the word under the warpers (top_k, top_p, temperature, ..).
+                are drawn from their posterior, the word under the warpers (top_k, top_p, temperature, ..), which do
+                not change how actions are drawn.
             do_sample, num_beams=K: the authors' procedure: at every word a beam of K, one hypothesis of which is
                 drawn in proportion to its probability; the beam then starts anew from it.
-        Marginal mode: stock decoding on the next-word distribution of `forward`; returns stock outputs, no trees.
+        Marginal mode: stock decoding on the next-word distribution of `forward`, for RNNG and Tree LM with the end of
+            the sentence; returns stock outputs, no trees.
 
         Args:
             inputs: Prompts [B, L]; left padding. A begin token is the beginning itself.
@@ -327,8 +334,10 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 negative_prompt_ids; and any option: num_beams, num_return_sequences, do_sample, top_k,
                 top_p, temperature, max_new_tokens, min_new_tokens, eos_token_id, stop_strings, repetition_penalty,
                 length_penalty, early_stopping, output_scores, return_dict_in_generate, ... And those of the model:
-                fast_track_size for RNNG. In joint mode the hypotheses of a beam are texts with their derivations, so
-                num_return_sequences may give one text several times, with different derivations.
+                fast_track_size for RNNG. The model's own end token (`config.eos_token_id`) ends every text, but for
+                eos_token_id=None; in joint mode it may come only when exactly one tree is on the stack. At any other
+                eos_token_id the text just stops. In joint mode the hypotheses of a beam are texts with their
+                derivations, so num_return_sequences may give one text several times, with different derivations.
 
         Returns:
             Sequences [B * num_return_sequences, L'], or with `return_dict_in_generate=True` an output with
@@ -381,6 +390,13 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
         _check_options(generation_config, generation_mode_kwargs)
 
+    def _prepare_special_tokens(self, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> None:
+        super()._prepare_special_tokens(generation_config, *args, **kwargs)
+        own = self.own_end(generation_config)
+        if own is not None:  # a sentence cannot go on behind its end, also if the call names other end tokens alone
+            ends = generation_config._eos_token_tensor
+            generation_config._eos_token_tensor = torch.cat([own, ends[ends != own]])
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, generation_mode: Any, batch_size: int, max_cache_length: int
     ) -> None:
@@ -395,28 +411,26 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             if cache is not None:
                 raise ValueError("past_key_values: pass the whole prompt, or continue with structure_mode='marginal'")
             return
-        ends = generation_config._eos_token_tensor
         if cache is not None:
             if not hasattr(cache, "begun"):
                 raise ValueError(f"past_key_values is a {type(cache).__name__}; pass a SyntacticCache, or leave it out")
-            self._check_cache(generation_config, cache)
+            self._fit_cache(generation_config, cache)
             if generation_config.use_cache is False:
                 raise ValueError("use_cache=False with past_key_values: leave one of them out")
-            cache.set_end_tokens(ends)
         elif generation_config.use_cache is False:
-            model_kwargs["new_cache"] = lambda: self._new_cache(generation_config, ends)
+            model_kwargs["new_cache"] = lambda: self._new_cache(generation_config)
             model_kwargs.pop(CACHE, None)  # the stock beam search would reorder it, even if it is None
             return
         else:
-            cache = self._new_cache(generation_config, ends)
+            cache = self._new_cache(generation_config)
         model_kwargs[CACHE] = cache
 
-    def _new_cache(self, config: GenerationConfig, ends: Tensor | None) -> SyntacticCache:
+    def _new_cache(self, config: GenerationConfig) -> SyntacticCache:
         """Empty state of marginal mode."""
-        return SyntacticCache(config.action_beam_size or self.config.scoring_num_beams, ends)
+        return SyntacticCache(config.action_beam_size or self.config.scoring_num_beams)
 
-    def _check_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
-        """Raise ValueError if a given cache does not fit the options."""
+    def _fit_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
+        """Hook: let a given cache follow the options. Raises ValueError if it cannot."""
         asked = config.action_beam_size
         if asked is not None and asked != cache.num_beams:
             raise ValueError(
@@ -425,9 +439,17 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             )
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Inputs of one step of the stock loops; without a cache each step gets an empty one of the right beam."""
+        """Inputs of one step of the stock loops; without a cache each step gets an empty one of the right beam.
+
+        Padding on the right goes to the left: the loops read the next word at the last column.
+        """
         new_cache = kwargs.pop("new_cache", None)
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        if mask is not None:
+            mask = mask[:, -ids.shape[1] :]
+            order = mask.long().argsort(dim=1, stable=True)
+            inputs |= {"input_ids": ids.gather(1, order), "attention_mask": mask.gather(1, order)}
         if new_cache is not None:
             inputs["past_key_values"] = new_cache()
         return inputs

@@ -7,7 +7,6 @@ that load without the package.
 from typing import Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hf_synlm.core.configuration_base import SyntacticConfig
 from hf_synlm.core.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
@@ -142,5 +141,3 @@ for _config_class in [globals()[_name] for _name in __all__ if _name.endswith("C
     for _kind in _config_class.model_classes:
         _model_class = globals()[_config_class.__name__.removesuffix("Config") + _kind]
         AUTO_CLASSES[_kind].register(_config_class, _model_class, exist_ok=True)
-    # Trainer shifts labels only for the classes in this table when it smooths them (label_smoothing_factor).
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config_class.model_type] = f"{_config_class.__name__[:-6]}ForCausalLM"

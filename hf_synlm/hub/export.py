@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
 
-from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
+from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, position_limit
 from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.data.tokenizers import num_model_tokens, save_tokenizer
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
@@ -104,7 +104,7 @@ def export_model(
         if stored is not None:
             store_as(folder, stored)
         if tokenizer is not None:
-            positions = getattr(model.config, "max_position_embeddings", None)
+            positions = position_limit(model.config)
             tokenizer.model_max_length = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
             save_tokenizer(tokenizer, folder)
         (folder / "README.md").write_text(text, encoding="utf-8")

@@ -52,6 +52,8 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         generation_config: GenerationConfig | None = None,
         logits_processor: LogitsProcessorList | None = None,
         stopping_criteria: StoppingCriteriaList | None = None,
+        *,
+        structure_mode: str | None = None,
         **kwargs: Any,
     ) -> RecurrentGenerateOutput | RecurrentGenerateBeamOutput | Tensor:
         """Continue prompts by the stock decoding loops; the output holds the trees of the sequences.
@@ -61,6 +63,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
             generation_config: Options; keyword arguments win.
             logits_processor: Extra processors of word scores.
             stopping_criteria: Extra criteria.
+            structure_mode: "joint" or "marginal", which are one here: the words alone determine the tree.
             **kwargs: `attention_mask` [B, L]; `tokenizer`, which tells the words where tokens are pieces of them: no
                 constituent ends inside a word then; `inputs_embeds` [B, L, E] instead of a prompt; and any option of
                 transformers: num_beams, num_return_sequences, do_sample, top_k, top_p, temperature, max_new_tokens,
@@ -80,6 +83,8 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         Cost: one step per token from the cached state; for trees one more pass over the text. Beam search with
             `return_dict_in_generate` holds the scores [P * num_beams, V] of all steps until it ends.
         """
+        if structure_mode not in (None, "joint", "marginal"):
+            raise ValueError(f"structure_mode={structure_mode!r} must be 'joint' or 'marginal'")
         checked_prompts(inputs, kwargs)
         return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 

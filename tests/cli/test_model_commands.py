@@ -1,5 +1,6 @@
 """`synlm generate`, `convert`, `info`, `export`, `verify`, `push` as a user types them. With a Hub: test_hub_server."""
 
+import copy
 import io
 import json
 from pathlib import Path
@@ -72,6 +73,27 @@ def test_padding_that_is_written_as_a_word_belongs_to_the_tree(architecture: str
     assert len(found.tree.words) == len(tokenizer("We ask")["input_ids"]) + 4
 
 
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", "gpt2"])
+def test_a_text_that_stops_at_a_word_holds_it(architecture: str):
+    model, tokenizer = model_and_tokenizer(architecture)
+    own = model.config.eos_token_id
+    options = {"max_new_tokens": 5, "suppress_tokens": [own, tokenizer.pad_token_id or own]}
+    [whole] = generate_texts(model, tokenizer, PROMPTS[:1], **options)
+    new = model.generate(**tokenizer(PROMPTS[:1], return_tensors="pt"), **options)[0].tolist()[-5:]
+    for stop in ([new[1], own], new[1]):
+        [found] = generate_texts(model, tokenizer, PROMPTS[:1], **options, eos_token_id=stop)
+        assert found.ended and found.num_new_tokens == new.index(new[1]) + 1
+        assert whole.text.startswith(found.text)
+
+
+@pytest.mark.parametrize("name", ["rnng", "on_lstm", "lstm"])
+def test_prompts_of_any_length_fit_models_without_positions(name: str):
+    model, tokenizer = map(copy.deepcopy, model_and_tokenizer(name))
+    model.config.max_position_embeddings = 5
+    [found] = generate_texts(model, tokenizer, ["peace and hope peace and hope"], max_new_tokens=2, num_beams=1)
+    assert found.num_new_tokens <= 2
+
+
 def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsys):
     common = ("generate", "--model", saved_models / "gpst", "--device", "cpu", "--max-new-tokens", 3)
     common += ("--sample", "--seed", 1)
@@ -115,6 +137,7 @@ def test_generate_options(saved_models: Path, capsys):
     assert "action_beam_size" in fail(capsys, *gpt2, "--action-beam-size", 3)
     assert "--num-beams 2" in fail(capsys, *gpt2, "--num-sequences", 2)
     assert "only of use with --sample" in fail(capsys, *gpt2, "--top-k", 2)
+    assert "act on words alone" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
     assert "write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
     assert "leave one of the two out" in fail(capsys, *gpt2, __file__)

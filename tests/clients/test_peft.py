@@ -184,6 +184,37 @@ def test_saved_modules_are_seen(name: str) -> None:
     assert (model(**labeled(name)).loss - loss).abs() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["tree_lm", "tree_lm, binary", "tree_lm, gpt2", "pushdown"])
+@pytest.mark.parametrize("saved", ["embed_tokens", "lm_head"])
+def test_untied_words_leave_the_labels_tied(name: str, saved: str, tmp_path: Any) -> None:
+    """PEFT merges what it trained of the words, and unties them; the file holds one table of labels."""
+    model = adapted(model_of(name), target_modules=["c_attn" if "gpt2" in name else "q_proj"], modules_to_save=[saved])
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    merged = model.merge_and_unload().eval()
+    assert not merged.config.tie_word_embeddings
+    for number in range(2):  # saved twice
+        merged.save_pretrained(tmp_path / str(number))
+        loaded, report = type(merged).from_pretrained(tmp_path / str(number), output_loading_info=True)
+        assert not any(report.values())
+        torch.testing.assert_close(scores(loaded, name), scores(merged, name), atol=1e-5, rtol=0)
+        merged = loaded
+
+
+@pytest.mark.parametrize("name", ["rnng", "urnng"])
+@pytest.mark.parametrize("saved", ["embed_tokens", "lm_head"])
+def test_words_that_cannot_be_untied_are_refused_in_training(name: str, saved: str) -> None:
+    """Before the first step, and not when the result is saved."""
+    target, inputs = {"rnng": "output", "urnng": "gates"}[name], labeled(name)
+    model = adapted(model_of(name), target_modules=[target], modules_to_save=[saved])
+    with pytest.raises(ValueError, match="Leave embed_tokens and lm_head out of modules_to_save"):
+        model.train()(**inputs)
+    adapted(model_of(name), target_modules=[target]).train()(**inputs).loss.backward()
+
+
 DIRECT = {"gpst": "linear1", "on_lstm": "hh", "prpn": "recurrent", "rnng, attention": "key"}
 
 

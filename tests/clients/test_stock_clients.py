@@ -1,6 +1,8 @@
 """What clients of transformers pass to GPST and RNNG, and what they do with their outputs."""
 
 import copy
+import functools
+import types
 from typing import Any
 
 import pytest
@@ -115,6 +117,12 @@ def test_label_smoothing_is_an_error(name: str, tmp_path: Any) -> None:
         trainer.train()
 
 
+def test_label_smoothing_of_words_that_cannot_come_is_an_error(tmp_path: Any) -> None:
+    """A grammar never writes special tokens: log p = -inf."""
+    with pytest.raises(ValueError, match="leave label_smoothing_factor at 0"):
+        trainer_of("pcfg", tmp_path, label_smoothing_factor=0.1).train()
+
+
 @pytest.mark.parametrize("name", ["on_lstm", "lstm"])
 def test_smoothed_labels_are_shifted(name: str, tmp_path: Any) -> None:
     trainer, batch = trainer_of(name, tmp_path, label_smoothing_factor=0.1), labeled(name)
@@ -122,6 +130,38 @@ def test_smoothed_labels_are_shifted(name: str, tmp_path: Any) -> None:
     counts, targets = batch["labels"][:, 1:] != -100, batch["labels"][:, 1:].clamp_min(0)
     expected = -0.9 * log_probs.gather(2, targets[..., None])[..., 0] - 0.1 * log_probs.mean(-1)
     torch.testing.assert_close(trainer.compute_loss(trainer.model, dict(batch)), expected[counts].mean())
+
+
+# ------------------------------------------------------------------------------------------------------------- TRL
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_loss_in_the_place_of_the_own_is_an_error(name: str) -> None:
+    """As TRL's trainers replace `forward`; other wrappers may."""
+
+    def fused(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> None:
+        raise AssertionError("never called")
+
+    model = build(name)
+    with pytest.raises(ValueError, match="TRL replaces the loss of .*ForCausalLM.* Use Trainer of transformers"):
+        model.forward = types.MethodType(functools.wraps(type(model).forward)(fused), model)
+    expected = model(**labeled(name)).loss
+    model.forward = functools.partial(model.forward)
+    torch.testing.assert_close(model(**labeled(name)).loss, expected)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_arguments_of_stock_models(name: str) -> None:
+    """`use_cache=False` says what holds anyway; the others are refused by name, and for packed rows with a remedy."""
+    model, inputs = build(name), labeled(name)
+    bare = {key: value for key, value in inputs.items() if key != "labels"}
+    torch.testing.assert_close(model.model(**bare, use_cache=False)[0], model.model(**bare)[0])
+    torch.testing.assert_close(model(**inputs, use_cache=False).loss, model(**inputs).loss)
+    places = torch.arange(inputs["input_ids"].shape[1])[None]
+    packed = {"position_ids": places, "cu_seq_lens_q": places, "cu_seq_lens_k": places}
+    for call, given in ((model, inputs), (model.model, bare)):
+        with pytest.raises(TypeError, match="position_ids.*give each text a row .packing=False."):
+            call(**given, **packed)
+    with pytest.raises(TypeError, match="num_items_in_batch: .*loss_shares"):
+        model(**inputs, num_items_in_batch=3)
 
 
 def test_number_of_layers_of_gpst(tmp_path: Any) -> None:

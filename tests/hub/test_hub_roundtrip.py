@@ -209,6 +209,27 @@ print(generate("fruit flies", max_new_tokens=3, do_sample=False)[0]["generated_t
         assert (again / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
         assert len(json.loads((classifier / "config.json").read_text())["id2label"]) == 3
 
+    def test_smoothed_labels_of_a_remote_model_are_shifted(self, tmp_path: Path):
+        """Trainer shifts them for classes that it knows."""
+        code = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+arguments = TrainingArguments(sys.argv[2], report_to="none", use_cpu=True, label_smoothing_factor=0.1)
+ids = torch.tensor([[5, 6, 7, 8, 9]])
+loss = Trainer(model, arguments).compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+log_probs = model(ids).logits[:, :-1]
+expected = -0.9 * log_probs.gather(2, ids[:, 1:, None]).mean() - 0.1 * log_probs.mean()
+torch.testing.assert_close(loss, expected)
+print("equal")
+"""
+        model, tokenizer = model_and_tokenizer("on_lstm")
+        folder = export_model(model, tokenizer, tmp_path / "on-lstm")
+        said = run_without_package(code, str(folder), str(tmp_path / "out"), cache=tmp_path / "cache")
+        assert said.splitlines()[-1] == "equal"
+
 
 class TestVerify:
     def test_changed_code_is_found(self, exported: Path):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import hf_synlm
-from tests.helpers.architectures import build
+from hf_synlm.core.configuration_base import position_limit
+from tests.helpers.architectures import EVERY, build
 from tests.helpers.recurrent_models import ARCHITECTURES, dropouts
 
 # Prefix of the classes, preset, millions of parameters; those of labels and those that nothing reads left out.
@@ -67,6 +68,25 @@ def test_how_sentences_end() -> None:
 def test_limits_of_rnng() -> None:
     config = hf_synlm.RNNGConfig()
     assert config.consecutive_limit == 8 and hf_synlm.RNNGConfig(transition_system="in_order").consecutive_limit == 3
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_longest_tested_text_is_there_can_be_set_and_is_saved(name: str, tmp_path: Any) -> None:
+    config = build(name).config
+    backbone = getattr(config, "backbone_config", None)
+    room = 1024 if backbone is None else min(1024, backbone.max_position_embeddings // 4)
+    assert name == "gpst" or config.max_position_embeddings == room
+    changed = type(config)(**{**config.to_dict(), "max_position_embeddings": 77})
+    changed.save_pretrained(tmp_path)
+    assert type(config).from_pretrained(tmp_path).max_position_embeddings == 77
+    assert position_limit(changed) == (77 if name == "gpst" else None)
+
+
+def test_trees_on_a_backbone_take_several_positions_a_word() -> None:
+    sizes = {"vocab_size": 20, "nonterminals": ["S"]}
+    for positions, expected in ((512, 128), (8192, 1024)):
+        config = hf_synlm.TreeLMConfig(backbone_config={"model_type": "gpt2", "n_positions": positions}, **sizes)
+        assert config.max_position_embeddings == expected
 
 
 # Model, fields of its configuration, what the message names.
@@ -139,6 +159,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     *((name, {dropouts(name)[0]: 1.0}, dropouts(name)[0]) for name in ARCHITECTURES),
     *((name, {"pad_token_id": 30}, "pad_token_id 30") for name in ARCHITECTURES),
     *((name, {"eos_token_id": -1}, "eos_token_id -1") for name in ARCHITECTURES),
+    *((name, {"max_position_embeddings": 0}, "max_position_embeddings") for name in ARCHITECTURES),
 ]
 
 

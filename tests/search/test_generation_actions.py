@@ -65,6 +65,7 @@ def test_wide_beam_finds_everything(prompt: list[int], num_new: int) -> None:
 def test_beam_equals_its_specification(num_beams: int, eos: int | None, seed: int) -> None:
     """Selection step by step, from scratch: for num_beams=1 the best of V + 1 actions at every step."""
     small = gpst(gen_bias=-1.5, seed=seed, vocab_size=6)
+    small.config.eos_token_id = eos
     expected = reference.action_beam(small, num_beams, 5, eos)
     output = generate_by_actions(
         small, [[EOS]], num_beams=num_beams, num_return_sequences=num_beams, max_new_tokens=5, eos_token_id=eos

@@ -166,11 +166,55 @@ def test_left_padding(model):
         assert torch.equal(written, torch.cat(alone))
 
 
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"use_cache": False}], ids=str)
+def test_right_padding(model, options):
+    """Words follow the text; not asked for trees, whose spans are columns."""
+    ids, longer = prompts(), PROMPT + 2
+    padded = torch.cat([ids, torch.full((2, 2), model.config.pad_token_id or 0)], 1)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
+    for mode in [stock(model)] if "use_cache" in options else [{}, stock(model)]:
+        written = generate(model, padded, attention_mask=mask, **options, **mode)[:, longer:]
+        alone = [generate(model, row, **options, **mode)[:, row.shape[1] :] for row in (ids[:1], ids[1:, :1])]
+        assert torch.equal(written, torch.cat(alone))
+
+
 def test_generation_configuration_as_an_argument(model):
     ids = prompts()
     settings = GenerationConfig(max_new_tokens=NEW, min_new_tokens=NEW, num_beams=2, pad_token_id=0)
     torch.manual_seed(0)
     assert torch.equal(model.generate(ids, generation_config=settings), generate(model, ids, num_beams=2))
+
+
+@pytest.mark.parametrize("mode", ["joint", "marginal"])
+def test_other_end_tokens_stop_samples(model, mode):
+    options = {"min_new_tokens": None, "do_sample": True, **({"structure_mode": mode} if stock(model) else {})}
+    for seed in range(4):
+        text = generate(model, prompts()[:1], seed, **options)[0].tolist()
+        ends = [model.config.eos_token_id, *text[PROMPT + 1 : PROMPT + 2]]
+        found = generate(model, prompts()[:1], seed, **options, eos_token_id=ends)[0].tolist()
+        stop = next((place + 1 for place in range(PROMPT, len(text)) if text[place] in ends), len(text))
+        assert found == text[:stop]
+
+
+@pytest.mark.parametrize("mode", ["joint", "marginal"])
+def test_other_end_tokens_only_stop(model, mode):
+    """Every word of a default continuation as an end token: the text is the default, cut there."""
+    searches, own = hasattr(model, "word_search"), model.config.eos_token_id
+    common: dict[str, Any] = {"min_new_tokens": None, "max_new_tokens": 7}
+    common |= {"structure_mode": mode} if searches else {}
+    texts = generate(model, prompts(), **common)[:, PROMPT:].tolist()
+    for row, text in enumerate(texts):
+        for word in dict.fromkeys(text):
+            if word in (own, 0):
+                continue
+            place = text.index(word)
+            cut = text[: place + 1]
+            more: list[dict[str, Any]] = [{}, {"min_new_tokens": place or None}]
+            more += [{"max_new_tokens": place + 1, "forced_eos_token_id": word}]
+            for ends in ([own, word], word) if searches else ([own, word],):
+                for options in more:
+                    found = generate(model, prompts()[row, None], **{**common, "eos_token_id": ends, **options})
+                    assert found[0, PROMPT:].tolist() == cut
 
 
 @pytest.mark.parametrize(
@@ -193,6 +237,15 @@ def test_what_is_not_supported_is_an_error(model, options):
         options["past_key_values"] = StaticCache(test_modeling_gpst.tiny().config, max_cache_len=8)
     with pytest.raises(ValueError):
         generate(model, prompts()[:1], **options)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "pcfg"])
+def test_joint_is_a_mode_of_all(name):
+    """A PCFG draws whole sentences by it; where the words determine the tree it is what happens anyway."""
+    model = build(name)
+    assert torch.equal(generate(model, prompts(), structure_mode="joint"), generate(model, prompts()))
+    with pytest.raises(ValueError, match="structure_mode='both' must be 'joint' or 'marginal'"):
+        generate(model, prompts(), structure_mode="both")
 
 
 def test_batching_of_its_own_is_an_error(model):

@@ -259,7 +259,7 @@ class TextScorer:
             return None if limit == float("inf") else int(limit)
         for attribute in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
             size = getattr(config, attribute, None)
-            if isinstance(size, int) and not hasattr(self.model, "parse"):
+            if isinstance(size, int) and getattr(config, "has_positions", True):
                 return size - (self.begin_id is not None)
         return None
 

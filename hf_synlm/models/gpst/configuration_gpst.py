@@ -88,6 +88,7 @@ class GPSTConfig(SyntacticConfig):
     model_type = "gpst"
     presets = PRESETS
     sentence_end = "tree"
+    has_positions = True
     attribute_map = {"n_embd": "hidden_size", "n_head": "num_attention_heads"}
 
     vocab_size: int = 50264

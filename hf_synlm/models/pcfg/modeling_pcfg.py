@@ -17,6 +17,7 @@ Shapes: B sentences, T columns of the input, N words, Y nonterminals, X pretermi
 Log-probabilities and losses in nats.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -185,6 +186,15 @@ class PCFGModel(PCFGPreTrainedModel):
         return grammar, text.emission(grammar.of_words(text.ids))
 
 
+def _refuse_smoothing(logits: Tensor, gradient: Tensor) -> None:
+    """Raise ValueError for a loss that reads words of probability 0."""
+    if bool((gradient[logits == -torch.inf] != 0).any()):
+        raise ValueError(
+            "The loss reads log-probabilities of words that cannot come next, which are -inf. With Trainer, leave "
+            "label_smoothing_factor at 0; or pass labels and take the loss of the output."
+        )
+
+
 class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin):
     """A PCFG as a language model: exact next-token log-probabilities, training objective, trees, generation."""
 
@@ -260,6 +270,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             columns = torch.arange(input_ids.shape[1], device=input_ids.device)
             kept = columns[-logits_to_keep:] if isinstance(logits_to_keep, int) else logits_to_keep
             result.logits = self._next_tokens(text, text.columns.cumsum(1)[:, kept], text.ended[:, kept])
+            if result.logits.requires_grad:
+                result.logits.register_hook(functools.partial(_refuse_smoothing, result.logits.detach()))
         if labels is not None:
             self._add_loss(result, input_ids, attention_mask, labels, loss_shares, latent_noise)
         return result

@@ -314,7 +314,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         width = max(self._default_width(config.action_beam_size), config.num_beams)
         return (
             self.word_search(width, **options),
-            self.word_search(config.num_beams, config._eos_token_tensor, **options),
+            self.word_search(config.num_beams, self.own_end(config), **options),
         )
 
     @staticmethod
@@ -324,14 +324,16 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             "fast_track_size": config.fast_track_size,
         }
 
-    def _new_cache(self, config: GenerationConfig, ends: Tensor | None) -> SyntacticCache:
-        return SyntacticCache(self._default_width(config.action_beam_size), ends, **self._search_options(config))
+    def _new_cache(self, config: GenerationConfig) -> SyntacticCache:
+        width, ends = self._default_width(config.action_beam_size), self.own_end(config)
+        return SyntacticCache(width, ends, **self._search_options(config))
 
-    def _check_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
+    def _fit_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
         for name in ("action_beam_size", "fast_track_size"):
             asked, has = getattr(config, name), cache.options.get(name)
             if asked is not None and asked != has:
                 raise ValueError(f"{name}={asked}, but past_key_values was made with {has}. Leave {name} out.")
+        cache.set_end_tokens(self.own_end(config))
 
     def _default_attention_mask(self, prompt: Tensor) -> Tensor:
         # The stock inference gives up where padding and end have one id; here padding is never a word. Where it is the

@@ -27,7 +27,7 @@ from hf_synlm.core.hidden_states import (
     wanted_states,
 )
 from hf_synlm.core.losses import linear_cross_entropy
-from hf_synlm.core.module_tools import SyntacticPreTrainedModel, weight_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, check_tied_words, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
 from hf_synlm.models.rnng.composition import AttentionComposition, LSTMComposition, chain_inputs
@@ -326,6 +326,7 @@ def _score_derivations(
     model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, counted: Tensor, plan: RNNGPlan
 ) -> _Scores:
     """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
+    check_tied_words(model)
     states = model.model.predictor(hidden[plan.context])
     action_logits = model.action_head(states)
     action_logits = action_logits.to(torch.promote_types(action_logits.dtype, torch.float32))

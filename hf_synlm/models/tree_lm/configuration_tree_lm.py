@@ -89,6 +89,9 @@ class TreeLMConfig(LabeledTreeConfig):
                         f"The backbone {self.backbone_config.model_type!r} has no {name}: choose a decoder."
                     )
                 setattr(self, name, getattr(self.backbone_config, name))
+            positions = getattr(self.backbone_config, "max_position_embeddings", None)
+            if positions and positions < 4 * self.max_position_embeddings:  # a tree has up to four for each word
+                kwargs.setdefault("max_position_embeddings", positions // 4)
         super().__post_init__(**kwargs)
 
     @property

@@ -81,6 +81,14 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
         """Logits [.., Y] of the labels from the states [.., D] that predict them."""
         return F.linear(states, self.label_table(), unwrapped(self.label_head).bias)
 
+    def tie_weights(self, missing_keys: set[str] | None = None, **kwargs: Any) -> None:
+        """Tie as transformers does, and the labels where the words are untied and a file holds one table of labels."""
+        super().tie_weights(missing_keys, **kwargs)
+        head, source = "label_head.weight", self._tied_weights_keys.get("label_head.weight")
+        if missing_keys and head in missing_keys and not missing_keys & {"lm_head.weight", source}:
+            self.label_head.weight = self.base_model.embed_labels.weight
+            missing_keys.discard(head)
+
     @classmethod
     def from_pretrained(
         cls,

@@ -27,7 +27,7 @@ from transformers.utils import can_return_tuple
 
 from hf_synlm.core.hidden_states import asked_of_layers, refuse_layer_outputs
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
-from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, unwrapped, weight_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, check_tied_words, evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
@@ -63,13 +63,11 @@ class URNNGPreTrainedModel(SyntacticPreTrainedModel):
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
     ) -> WordBeamSearch:
         """See `SyntacticGenerationMixin`; the end token of the configuration always ends a sentence."""
-        own = [] if self.config.eos_token_id is None else [self.config.eos_token_id]
-        ends = torch.tensor(own, device=self.device)
-        if eos_token_ids is not None:
-            ends = torch.cat([ends, eos_token_ids.to(ends)]).unique()
-        search = URNNGWordSearch if len(ends) else WordBeamSearch
+        own = self.config.eos_token_id
+        search = WordBeamSearch if own is None else URNNGWordSearch
+        ends = None if own is None else torch.tensor([own], device=self.device)
         width = self.config.scoring_num_beams if num_beams is None else num_beams
-        return search(self.stack_machine_class(self), width, ends if len(ends) else None, renormalize)
+        return search(self.stack_machine_class(self), width, ends, renormalize)
 
     def action_log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [..., 2] of GEN and COMP where both are legal, float32 or wider."""
@@ -240,6 +238,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "actions")
         if word_ends is not None and not self.wants_logits_beside(output_marginal_logits):
             raise ValueError("word_ends go with next-token logits: the actions say what the tree is. Leave them out.")
+        check_tied_words(self)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         plan = make_plan(actions, mask)
         states = self.model.dropout(self.model.run(input_ids, mask, plan))[plan.place[:, :-1]]

@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.tokenizers import add_classification_template
@@ -271,7 +272,7 @@ class GlueRecipe(FineTuning):
             label2id={name: index for index, name in enumerate(names)},
             problem_type="regression" if task.is_regression else "single_label_classification",
         )
-        positions = getattr(config, "max_position_embeddings", None) or self.data.max_length
+        positions = position_limit(config) or self.data.max_length
         self.data.max_length = min(self.data.max_length, positions)
         self.accelerator.print(f"inputs have at most {self.data.max_length} tokens")
         self.tokenizer = read_tokenizer(arguments, config, ["cls_token", "sep_token"])

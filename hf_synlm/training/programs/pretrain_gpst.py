@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_contexts
@@ -207,7 +208,7 @@ def make_baseline(
         raise ValueError("The tokenizer has no begin token, and every context begins with one. Set its bos_token.")
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
     config = config_class(vocab_size=len(tokenizer), **{**ids, **check_overrides(config_class, overrides)})
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = position_limit(config)
     if limit is not None and context_length >= limit:
         raise ValueError(
             f"context_length {context_length} and the begin token need {context_length + 1} positions, and the "

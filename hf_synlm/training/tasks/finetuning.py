@@ -18,6 +18,7 @@ from accelerate.utils import DistributedType
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING
@@ -148,7 +149,7 @@ def takes(model: nn.Module, name: str) -> bool:
 
 def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) -> None:
     """Raise ValueError if a text (`what`) of `length` tokens does not fit the positions of a model."""
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = position_limit(config)
     if limit is not None and length > limit:
         raise ValueError(f"{what} is {length} tokens, and the model has {limit} positions. {remedy}")
 
