@@ -4,8 +4,9 @@ Estimators of log p(token | prefix):
 
     exact           from `forward(...).logits`: models whose next-token distribution is computed, not searched
     beam_marginal   m_t - m_(t-1), with m_t = log of the sum of p(x_1..t, y) over the derivations y in a beam (GPST,
-                    RNNG). What the papers report. The sum over a text is a lower bound on its log-probability; a
-                    single value may even be positive. Splits into a lexical and a structural part.
+                    RNNG). What the papers report. The sum over a text is a lower bound on the log-probability of
+                    its beginning, and with the end (below) on that of the text; a single value may even be positive.
+                    Splits into a lexical and a structural part.
     stepwise        log of the normalized distribution that the beam gives over the next token: `forward(...).logits`
                     of GPST and RNNG, what minicons and lm-eval see. A proper distribution for each prefix.
 
