@@ -1,4 +1,4 @@
-"""All texts of up to a few words, their ends included, have at most probability 1 together, and nearly 1 if ends are."""
+"""All texts of up to three words, their ends included, have at most probability 1 together; nearly 1 if they are short."""
 
 import itertools
 import math
@@ -19,7 +19,11 @@ WIDE = {"scoring_num_beams": 300}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{name: scoring_models.MODELS[name] for name in scoring_models.MODELS if name not in ("gpst", "lstm", "gpt2")},
     "rnng_in_order": ("rnng", "words", {**scoring_models.MODELS["rnng"][2], "transition_system": "in_order"}),
-    "tree_lm_causal": ("tree_lm", "framed_words", {**scoring_models.MODELS["tree_lm"][2], "structure_attention": "causal"}),
+    "tree_lm_causal": (
+        "tree_lm",
+        "framed_words",
+        {**scoring_models.MODELS["tree_lm"][2], "structure_attention": "causal"},
+    ),
 }
 del MODELS["rnng_pieces"], MODELS["tree_lm_gpt2"]
 LABELED = [name for name in MODELS if MODELS[name][0] in ("rnng", "tree_lm")]
