@@ -261,9 +261,9 @@ class Grammar:
         return sorted(complete, key=lambda x: -x[0])
 
     def with_ends(self, derivations: list[tuple[float, Actions]]) -> list[tuple[float, Actions]]:
-        """Complete derivations with their log-probabilities where every state may go on or end, best first."""
+        """Complete derivations, in their order, with their log-probabilities where every state may go on or end."""
         whole = replace(self, word_ends=[*self.word_ends[:-1], True])  # the end of the text ends a word
-        return sorted(((whole._log_prob_with_end(actions), actions) for _, actions in derivations), reverse=True)
+        return [(whole._log_prob_with_end(actions), actions) for _, actions in derivations]
 
     def _log_prob_with_end(self, actions: Actions) -> float:
         if self.normalization == "train":
@@ -303,7 +303,7 @@ class Grammar:
         """Word-synchronous beam search with fast-track, as the authors write it: no early stop, no batching.
 
         Returns:
-            The complete derivations by `with_ends`, and the log-marginal of every prefix.
+            The complete derivations, best first but scored by `with_ends`, and the log-marginal of every prefix.
         """
         beam: list[tuple[float, Actions]] = [(0.0, ())]
         marginals = []

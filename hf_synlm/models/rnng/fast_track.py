@@ -367,12 +367,10 @@ class FastTrackSearch(WordSearch):
         return new, order
 
     def close(self, state: SearchState) -> SearchState:
-        """Complete the best K derivations; best first by their log-probabilities among texts of all lengths."""
+        """The best K complete derivations of `_close`, in its order, with log-probabilities among texts of all lengths."""
         closed = self._close(state)
         price = self.machine.price_of_ends(closed.pool, closed.nodes, closed.num_tokens)
-        scores = torch.where(closed.scores > NEG_INF, closed.scores + price, NEG_INF)
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
-        return replace(closed, scores=scores, **{x: getattr(closed, x).gather(1, order) for x in ("nodes", "origin")})
+        return replace(closed, scores=torch.where(closed.scores > NEG_INF, closed.scores + price, NEG_INF))
 
     def _close(self, state: SearchState) -> SearchState:
         """Take structural actions until the sentence is over, which is certain: the best K derivations, best first."""

@@ -206,7 +206,7 @@ def test_particle_filter(system: str) -> None:
     grammar = Grammar(model, tokens)
     expected = {actions: score for score, actions in grammar.with_ends(grammar.derivations())}
     many = model.parse(torch.tensor([tokens]), method="particle", num_particles=2000, num_return_sequences=10)
-    assert [s for s, _ in hypotheses(many)] == pytest.approx(sorted(expected.values(), reverse=True)[:10], abs=1e-4)
+    assert [s for s, _ in hypotheses(many)] == pytest.approx(list(expected.values())[:10], abs=1e-4)
     few = model.parse(torch.tensor([tokens]), method="particle", num_particles=20, num_return_sequences=5)
     for score, actions in hypotheses(few):
         assert score == pytest.approx(expected[actions], abs=1e-4)
