@@ -105,7 +105,7 @@ class ParseOutput(ModelOutput):
         actions: [B, N, A] action ids (GEN 0, COMP 1, padding -1; labeled trees: see `TransitionSystem`, padding 0).
         log_probs: [B, N] log p(text, tree), the end of the text included (GPST has none: that its tree is complete);
             -inf where a beam holds fewer hypotheses. `None` for methods without probabilities. Under normalization
-            "search" (RNNG, Tree LM) they need not descend: the search that ranks the trees knows the length of the text.
+            "search" (RNNG, Tree LM) they need not descend: the search, which ranks the trees, knows the length.
         token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the
             beam. Their sum is the log-probability of all texts that begin with this one, before the trees are closed.
             Under normalization "search" (RNNG, Tree LM) it is known of these texts that they do not end sooner. 0 at

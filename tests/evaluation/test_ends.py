@@ -1,4 +1,4 @@
-"""All texts of up to three words, ends included, have at most probability 1 together, and nearly 1 if they are short."""
+"""All texts of up to three words, ends included, have at most probability 1 together, and nearly 1 if all are short."""
 
 import itertools
 import math

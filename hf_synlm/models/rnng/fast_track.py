@@ -367,7 +367,7 @@ class FastTrackSearch(WordSearch):
         return new, order
 
     def close(self, state: SearchState) -> SearchState:
-        """The best K complete derivations of `_close`, in its order, with log-probabilities among texts of all lengths."""
+        """The derivations of `_close`, in its order, with log-probabilities among texts of all lengths."""
         closed = self._close(state)
         price = self.machine.price_of_ends(closed.pool, closed.nodes, closed.num_tokens)
         return replace(closed, scores=torch.where(closed.scores > NEG_INF, closed.scores + price, NEG_INF))
