@@ -107,9 +107,8 @@ class ParseOutput(ModelOutput):
             -inf where a beam holds fewer hypotheses. `None` for methods without probabilities. Under normalization
             "search" (RNNG, Tree LM) they need not descend: the search, which ranks the trees, knows the length.
         token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the
-            beam. Their sum is the log-probability of all texts that begin with this one, before the trees are closed.
-            Under normalization "search" (RNNG, Tree LM) it is known of these texts that they do not end sooner. 0 at
-            padding.
+            beam. Their sum is the log-probability of all texts that begin with this one (under normalization "search",
+            RNNG and Tree LM, of those that do not end sooner), before the trees are closed. 0 at padding.
         stepwise_log_probs: [B, T] log of the normalized next-token distribution at the observed token, as in
             `forward(...).logits` (on request).
         lexical_log_probs: [B, T] the part of `token_log_probs` that comes from the words: log of the mass of the

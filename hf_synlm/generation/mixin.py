@@ -378,11 +378,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         processors = super()._get_logits_processor(generation_config, *args, **kwargs)
-        ends = generation_config._eos_token_tensor
-        special = {self.config.pad_token_id, self.config.bos_token_id} - {
-            None,
-            *([] if ends is None else ends.tolist()),
-        }
+        ends = [] if generation_config._eos_token_tensor is None else generation_config._eos_token_tensor.tolist()
+        special = {self.config.pad_token_id, self.config.bos_token_id} - {None, *ends}
         if self.predicts_special_tokens and special:
             processors.append(SuppressTokensLogitsProcessor(sorted(special), device=self.device))
         return processors

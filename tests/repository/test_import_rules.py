@@ -57,20 +57,20 @@ LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particl
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 7830),
-    "rnng": (SHARED + SEARCH + "trees_given", 8500),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5690),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 7840),
+    "rnng": (SHARED + SEARCH + "trees_given", 8540),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5710),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3700),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4140),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3260),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3390),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 9760),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 5890),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 9810),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 5910),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
         3910,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2850),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 2860),
 }
 
 
