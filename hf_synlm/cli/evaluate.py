@@ -31,7 +31,7 @@ class SentenceOptions:
             "--proposals",
             help="File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or "
             "Charniak's), or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then "
-            "the sum over its trees there, its end included, as papers on Transformer Grammars report it.",
+            "the sum over its trees there, with its end (GPST has none), as papers on Transformer Grammars report it.",
             **options.INPUT_FILE,
         ),
     ] = None
@@ -122,8 +122,9 @@ def perplexity(
 ) -> None:
     """Perplexity over tokens and over words, without and with the ends of sentences.
 
-    The result names the estimator, the beam, and what counts as the end of a sentence: an end token, or for GPST and
-    RNNG the actions that complete the tree. To compare models with different tokenizers, use word_perplexity.
+    The result names the estimator, the beam, and what counts as the end of a sentence: an end token, or for RNNG and
+    Tree LM the actions that complete the tree. GPST and an LSTM have no ends. To compare models with different
+    tokenizers, use word_perplexity.
 
     Examples:
         synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny

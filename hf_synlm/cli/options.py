@@ -80,6 +80,14 @@ ActionBeamSize = Annotated[
 FastTrackSize = Annotated[
     int | None, typer.Option(min=0, help="Derivations that fast-track moves on to the next word (RNNG).", **_BEAM)
 ]
+Normalization = Annotated[
+    Literal["search", "train"] | None,
+    typer.Option(
+        help="RNNG and Tree LM. search: the probability of actions and words that cannot come is shared out among the "
+        "others; train: it is lost, as in training. Default: the model's own (search).",
+        **_BEAM,
+    ),
+]
 Texts = Annotated[
     Path, typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.")
 ]
@@ -135,6 +143,10 @@ ItemsOutput = Annotated[
     Path | None, typer.Option(help="TSV file for the measurements of every item: one row per pair or region.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
+
+
+SEARCH_OPTIONS = ("action_beam_size", "fast_track_size", "normalization")
+"""Options of `parse` besides the word beam."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,7 +235,7 @@ class Loading:
 
         hide_bars_of_weights()
         given = dataclasses.asdict(self)
-        search = {name: given.pop(name) for name in ("action_beam_size", "fast_track_size") if name in given}
+        search = {name: given.pop(name) for name in SEARCH_OPTIONS if name in given}
         for name in ("method", "parse_option"):
             given.pop(name, None)
         return TextScorer.from_pretrained(model, search_options=search, **given, **more)
@@ -236,6 +248,7 @@ class Searching(Loading):
     num_beams: NumBeams = None
     action_beam_size: ActionBeamSize = None
     fast_track_size: FastTrackSize = None
+    normalization: Normalization = None
     num_processes: Annotated[
         int | None,
         typer.Option(
@@ -321,7 +334,7 @@ class Parsing(Searching):
 
     def chosen(self, **more: Any) -> dict[str, Any]:
         """The options of `parse` that were given, and those of `more` that are not None."""
-        beams = {name: getattr(self, name) for name in ("num_beams", "action_beam_size", "fast_track_size")}
+        beams = {name: getattr(self, name) for name in ("num_beams", *SEARCH_OPTIONS)}
         return parse_options(self.parse_option, method=self.method, **beams, **more)
 
     def beam(self, model: Any, flag: str = "--consensus") -> int:

@@ -197,7 +197,7 @@ class TreeOptions:
             return
         unused: dict[str, object] = {"context": measures.context != "sentence"}
         unused |= {name: getattr(measures, name) for name in ("word_correction", "tokenize", "entropy")}
-        names = ("num_beams", "action_beam_size", "fast_track_size", "estimator", "cache", "num_processes")
+        names = ("num_beams", *options.SEARCH_OPTIONS, "estimator", "cache", "num_processes")
         unused |= {name: getattr(scoring, name) for name in names}
         if given := [name for name, value in unused.items() if value]:
             flag = options.flag_of(given[0])

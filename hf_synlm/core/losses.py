@@ -33,6 +33,11 @@ def check_shares(loss_shares: Mapping[str, float] | None, parts: Iterable[str]) 
             raise ValueError(f"loss_shares: the loss has no part {name!r}. Its parts: {', '.join(known)}.")
 
 
+def widened(values: Tensor) -> Tensor:
+    """Values in float32, or in their own type if it is wider."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 # Numbers in one chunk of logits. CPU: small enough for the caches, large enough for efficient GEMMs. Elsewhere: few
 # chunks, for each of them adds to the whole gradient of the weight (2^27 floats are 0.5 GB).
 _CHUNK_ELEMENTS = 1 << 24

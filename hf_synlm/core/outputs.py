@@ -108,17 +108,18 @@ class ParseOutput(ModelOutput):
         spans: per sentence, per hypothesis the inner nodes `(i, j)` in token positions of the input row, post-order;
             only as many hypotheses as the beam holds.
         actions: [B, N, A] action ids (GEN 0, COMP 1, padding -1; labeled trees: see `TransitionSystem`, padding 0).
-        log_probs: [B, N] log p(text, tree); -inf where a beam holds fewer hypotheses. `None` for methods without
-            probabilities.
+        log_probs: [B, N] log p(text, tree), the end of the text included (GPST has none: that its tree is complete);
+            -inf where a beam holds fewer hypotheses. `None` for methods without probabilities. Under normalization
+            "search" (RNNG, Tree LM) they need not descend: the search, which ranks the trees, knows the length.
         token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the
-            beam. Their sum is the log-probability of all texts that begin with this one, before the trees are closed
-            (log sum exp of `log_probs` over a full beam is that of the closed text). 0 at padding.
+            beam. Their sum is the log-probability of all texts that begin with this one (under normalization "search",
+            RNNG and Tree LM, of those that do not end sooner), before the trees are closed. 0 at padding.
         stepwise_log_probs: [B, T] log of the normalized next-token distribution at the observed token, as in
             `forward(...).logits` (on request).
         lexical_log_probs: [B, T] the part of `token_log_probs` that comes from the words: log of the mass of the
             beam's derivations after the token minus that of the same derivations just before it. The rest comes from
             the structural actions (on request).
-        text_log_probs: [B] log p(text) with the trees closed, summed over the beam.
+        text_log_probs: [B] log p(text), log sum exp of `log_probs` over the whole beam.
         beam_entropy: [B, T] entropy in nats of the beam's posterior after each token.
         num_actions: [B, T] expected number of structural actions between the previous token and this one.
         stack_depth: [B, T] expected number of trees on the stack after each token.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, SuppressTokensLogitsProcessor
 from transformers.generation import SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
@@ -107,6 +107,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
 
     stack_machine_class: type[Any]
     generation_options = SYNTACTIC_GENERATION_DEFAULTS
+    predicts_special_tokens = False
+    """Whether padding and begin token have a probability as words, from which `generate` must be kept."""
     _is_stateful = True
 
     def word_search(
@@ -383,6 +385,14 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 "out assistant_model, prompt_lookup_num_tokens, penalty_alpha, dola_layers and num_beam_groups"
             )
         return None
+
+    def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        processors = super()._get_logits_processor(generation_config, *args, **kwargs)
+        ends = [] if generation_config._eos_token_tensor is None else generation_config._eos_token_tensor.tolist()
+        special = {self.config.pad_token_id, self.config.bos_token_id} - {None, *ends}
+        if self.predicts_special_tokens and special:
+            processors.append(SuppressTokensLogitsProcessor(sorted(special), device=self.device))
+        return processors
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict

@@ -289,7 +289,7 @@ class WordSearch(Protocol):
         """Generate the chosen words: the new beam, and the candidate from which each hypothesis comes."""
 
     def close(self, state: SearchState) -> SearchState:
-        """Complete the trees; hypotheses best first."""
+        """Complete the trees: hypotheses best first, with their log-probabilities among texts of all lengths."""
 
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
         """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""

@@ -462,6 +462,14 @@ def test_evaluate_pairs_with_items(models, tmp_path):
         assert row["correct"] == str(int(item["logprob_good_nats"] > item["logprob_bad_nats"]))
     assert found["scores"] == pytest.approx(expected.scores)
     assert found["options"]["end_of_text"] == "end token" and found["options"]["pairs_per_group"] == "all"
+    unfinished = tmp_path / "unfinished.tsv"
+    unfinished.write_text("sentence_good\tsentence_bad\nWe ask for peace\tWe ask for\n", encoding="utf-8")
+    rnng = ["evaluate", "pairs", str(unfinished), "--model", models["rnng"], "--items-out", str(items), "--overwrite"]
+    values = []
+    for more in ([], ["--end-of-sentence"], ["--normalization", "train"], ["--normalization", "search"]):
+        assert main([*rnng, *more]) == 0
+        values += [float(row["logprob_good_nats"]) for row in read_tsv(items)]
+    assert values[0] == values[3] > values[1] + 0.01 and values[2] < values[0] - 0.01
     assert main([*command, "--limit", "1", "--overwrite"]) == 0
     found = json.loads(out.read_text())
     assert found["data"]["pairs"] == found["options"]["pairs_per_group"] == 1

@@ -71,12 +71,15 @@ def test_accuracy_is_the_share_of_pairs_that_are_right(architecture):
 
 
 def test_ends_count_on_request():
-    scorer = scorer_of("gpst")
+    scorer = scorer_of("rnng")
     plain, closed = (sentence_log_probs(scorer, SENTENCES, end=end) for end in (False, True))
-    model, tokenizer = model_and_tokenizer("gpst")
+    model, tokenizer = model_and_tokenizer("rnng")
     parsed = [model.parse(torch.tensor([tokenizer(sentence)["input_ids"]])) for sentence in SENTENCES]
     assert plain == pytest.approx([each.token_log_probs.sum().item() for each in parsed], abs=1e-3)
     assert closed == pytest.approx([each.text_log_probs.item() for each in parsed], abs=1e-3)
+    assert all(one > other + 0.01 for one, other in zip(plain, closed, strict=True))
+    with pytest.raises(ValueError, match="GPSTForCausalLM is not trained to predict the end .*--end-of-sentence"):
+        sentence_log_probs(scorer_of("gpst"), SENTENCES, end=True)
 
 
 def test_means_over_paradigms_and_phenomena(tmp_path):

@@ -222,6 +222,8 @@ def test_predictors_are_compared_on_the_same_words(tables, capsys):
     (pair,) = result["tables"]["pairs"]
     assert pair["mean"] == pytest.approx(differences["A"] - differences["B"], abs=1e-12) and pair["p"] < 0.05
     assert pair["low"] < pair["mean"] < pair["high"]
+    assert [row["p"] < 0.05 for row in result["tables"]["differences"]] == [True, False]
+    assert result["tables"]["differences"][1]["p"] > 0.5  # one-sided: noise is no gain
     assert "differ in unit: bits, other" in said and "differ in num_beams: 20, 5" in said
     assert [row["num_beams"] for row in result["tables"]["predictors"]] == [20, 5]
 

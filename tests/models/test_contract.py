@@ -5,6 +5,7 @@ What is special to an architecture stands beside its equations in its own folder
 
 import copy
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from tests.helpers.architectures import (
     EVERY,
     PCFGS,
@@ -359,3 +361,15 @@ def test_the_vocabulary_grows_and_shrinks(name: str, subwords: bool, tmp_path: A
     if subwords:
         assert loaded.model.word_final.tolist() == [k != 4 for k in range(25)]
         assert model.model.word_final.tolist() == [k != 4 for k in range(10)]
+
+
+@pytest.mark.parametrize("name", ["gpst", "rnng", "tree_lm", "pushdown"])
+def test_probabilities_of_trees_are_as_exact_as_the_model(name: str) -> None:
+    """In float64, of trees that share their beginnings as of each by itself."""
+    model, given = build(name).double(), row_of(name, batch(name, 5), 0)
+    trees = {key: value.repeat(6, 1) for key, value in given.items() if key in ("actions", "attachments")}
+    trees |= {"spans": [random_tree(5, random.Random(0))] * 6} if name == "gpst" else {}
+    ids = given["input_ids"].expand(6, -1)
+    together, apart = model.joint_log_probs(ids, **trees), model(ids, **trees).joint_log_prob
+    torch.testing.assert_close(together, apart, rtol=1e-8, atol=0)
+    assert together.dtype == torch.float64

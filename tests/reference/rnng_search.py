@@ -6,7 +6,7 @@ logits come from `forward` on a completion of it, so nothing of the search is us
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -176,15 +176,20 @@ class Grammar:
     def action_log_probs(self, actions: Actions, phase: str) -> dict[int, float]:
         """Log-probabilities of the legal actions after a prefix."""
         self.learn([actions])
-        legal, logits = self.legal(actions, phase), self.known[actions][0]
+        legal, logits = self.legal(actions, phase), self._action_logits(actions)
         if self.normalization == "train":
             log_probs = logits.log_softmax(0)
         else:
-            if self.model.config.model_type == "tree_lm":  # one softmax: only words that may come are words
-                logits = logits.index_fill(0, torch.tensor(SHIFT), float(self.words(actions).logsumexp(0)))
             log_probs = torch.full_like(logits, -math.inf)
             log_probs[legal] = logits[legal].log_softmax(0) if legal else logits[legal]
         return {action: float(log_probs[action]) for action in legal}
+
+    def _action_logits(self, actions: Actions) -> torch.Tensor:
+        logits = self.known[actions][0]
+        if self.normalization == "search" and self.model.config.model_type == "tree_lm":
+            # One softmax: only words that may come are words.
+            logits = logits.index_fill(0, torch.tensor(SHIFT), float(self.words(actions).logsumexp(0)))
+        return logits
 
     def word_log_probs(self, actions: Actions) -> torch.Tensor:
         """Log-probabilities [V] of the next word after a prefix that SHIFT may follow."""
@@ -255,6 +260,26 @@ class Grammar:
         ]
         return sorted(complete, key=lambda x: -x[0])
 
+    def with_ends(self, derivations: list[tuple[float, Actions]]) -> list[tuple[float, Actions]]:
+        """Complete derivations, in their order, with their log-probabilities where every state may go on or end."""
+        whole = replace(self, word_ends=[*self.word_ends[:-1], True])  # the end of the text ends a word
+        return [(whole._log_prob_with_end(actions), actions) for _, actions in derivations]
+
+    def _log_prob_with_end(self, actions: Actions) -> float:
+        if self.normalization == "train":
+            return self.log_prob(actions, lambda count: CONTINUE if count < len(self.tokens) else END)
+        total, words = 0.0, iter(self.tokens)
+        for place, action in enumerate(actions):
+            prefix = actions[:place]
+            self.learn([prefix])
+            inside = self.counters(prefix).inside_word
+            legal = sorted({*self.legal(prefix, CONTINUE), *([] if inside else self.legal(prefix, END))})
+            logits = self._action_logits(prefix)
+            total += float(logits[action] - logits[legal].logsumexp(0))
+            if action == SHIFT:
+                total += float(self.word_log_probs(prefix)[next(words)])
+        return total
+
     def next_word(self, prefixes: list[tuple[float, Actions]], eos: int | None = None) -> torch.Tensor:
         """log p(next word | prefixes) [V], normalized; with `eos`, that id stands for the end of the sentence."""
         phase = CONTINUE if eos is None else EITHER
@@ -278,7 +303,7 @@ class Grammar:
         """Word-synchronous beam search with fast-track, as the authors write it: no early stop, no batching.
 
         Returns:
-            The complete derivations, best first, and the log-marginal of every prefix.
+            The complete derivations, best first but scored by `with_ends`, and the log-marginal of every prefix.
         """
         beam: list[tuple[float, Actions]] = [(0.0, ())]
         marginals = []
@@ -286,7 +311,7 @@ class Grammar:
             completed = self._complete(beam, position, num_beams, action_beam_size, fast_track_size)
             beam = sorted(completed, key=lambda x: -x[0])[:num_beams]
             marginals.append(log_sum_exp([score for score, _ in beam]))
-        return beam, marginals[:-1]
+        return self.with_ends(beam), marginals[:-1]
 
     def _complete(
         self, beam: list[tuple[float, Actions]], position: int, num_beams: int, size: int, fast_track_size: int

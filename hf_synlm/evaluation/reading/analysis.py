@@ -76,7 +76,8 @@ class _Runs:
 
     def compared(self, a: str, b: str) -> Comparison:
         groups = np.arange(len(self.runs)) if self.by_reader else self.sentences
-        return compare(self.differences(a, b), groups, self.seed)
+        # A useless predictor is worse than none on words held out: only a gain over the baseline ("") means something.
+        return compare(self.differences(a, b), groups, self.seed, "two-sided" if b else "greater")
 
     def mean(self, field: str, name: str) -> float:
         return float(np.mean([getattr(run.fits[name], field) for run in self.runs]))

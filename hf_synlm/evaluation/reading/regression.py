@@ -10,7 +10,7 @@ word held out is predicted with the intercept that the other words of its reader
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -119,7 +119,9 @@ def fit(y: np.ndarray, columns: pd.DataFrame, readers: pd.Series | None = None) 
     return Fit(pd.DataFrame(terms, index=columns.columns), float(found.llf) / len(y), np.nan)
 
 
-def compare(differences: np.ndarray, groups: np.ndarray, seed: int) -> Comparison:
+def compare(
+    differences: np.ndarray, groups: np.ndarray, seed: int, alternative: Literal["greater", "two-sided"]
+) -> Comparison:
     """Mean, 95% interval by drawing groups (2,000 draws), and p by flipping the signs of their sums (5,000)."""
     by_group = pd.Series(differences).groupby(groups)
     sums, sizes = by_group.sum().to_numpy(), by_group.size().to_numpy()
@@ -129,6 +131,6 @@ def compare(differences: np.ndarray, groups: np.ndarray, seed: int) -> Compariso
     ).confidence_interval  # fmt: skip
     flipped = stats.permutation_test(
         (sums,), lambda s, axis: s.sum(axis), permutation_type="samples", n_resamples=5000, batch=500, vectorized=True,
-        rng=np.random.default_rng(seed),
+        alternative=alternative, rng=np.random.default_rng(seed),
     )  # fmt: skip
     return Comparison(float(differences.mean()), float(interval.low), float(interval.high), float(flipped.pvalue))

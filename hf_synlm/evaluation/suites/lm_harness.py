@@ -47,6 +47,7 @@ class SyntacticLM(HFLM):
         num_beams: int | None = None,
         action_beam_size: int | None = None,
         fast_track_size: int | None = None,
+        normalization: str | None = None,
         greedy: bool = False,
         **options: Any,
     ) -> None:
@@ -56,7 +57,9 @@ class SyntacticLM(HFLM):
             check_model_source(pretrained, **{name: options[name] for name in names if options.get(name)})
         super().__init__(pretrained=pretrained, **{"backend": "causal", **options})
         self.greedy = greedy
-        search = {"action_beam_size": action_beam_size, "fast_track_size": fast_track_size}
+        search = {
+            "action_beam_size": action_beam_size, "fast_track_size": fast_track_size, "normalization": normalization
+        }  # fmt: skip
         size = self.batch_size if isinstance(self.batch_size, int) else _DEFAULT_BATCH_SIZE
         self.scorer = TextScorer(
             self.model,

@@ -18,7 +18,7 @@ from hf_synlm.data.text import PathLike
 
 # What JSON can hold.
 Result: TypeAlias = dict[str, Any]
-FORMAT = "hf_synlm.cache"
+FORMAT = "hf_synlm.cache.2"
 
 
 def checksum(model: PreTrainedModel) -> str:
@@ -54,7 +54,7 @@ class ResultCache:
         except (ValueError, KeyError, TypeError):
             is_cache = False
         if not is_cache:
-            raise ValueError(f"{self.path} holds no results by text. {remedy}")
+            raise ValueError(f"{self.path} holds no results by text, or those of an earlier version. {remedy}")
         differing = [name for name in {**self._header, **header} if header.get(name) != self._header.get(name)]
         if differing:
             told = ", ".join(

@@ -4,10 +4,11 @@
 
 over tokens or over the user's words (so that models with different tokenizers compare), without and with the end of
 each sentence. With it, N grows by one per sentence, and log p includes the end as the model has it: an end token, or
-for GPST and RNNG the closing of the trees. Empty lines are left out.
+for RNNG and Tree LM the closing of the trees. Empty lines are left out.
 
-A corpus perplexity by "beam_marginal" is an upper bound on the model's own (a beam misses derivations); "stepwise" is
-the perplexity of the distribution that the beam gives, which may be above or below.
+A corpus perplexity by "beam_marginal" is an upper bound on the model's own (a beam misses derivations); under
+normalization "search", without ends, on that of a model that knows where sentences do not end. "stepwise" is the
+perplexity of the distribution that the beam gives, which may be above or below.
 """
 
 import math

@@ -280,7 +280,7 @@ def evaluate_proposals(
     data: dict | None = None,
     options: dict | None = None,
 ) -> EvaluationResult:
-    """Perplexities `_with_end` of sentences, each summed over the trees that files give for it.
+    """Perplexities of sentences (`_with_end` where the model has ends), each summed over the trees of files.
 
     Also counts, `mean_trees`, and `mean_best_share`: how much of the sum the best tree of a sentence has.
     """
@@ -289,8 +289,9 @@ def evaluate_proposals(
     scores = proposals.score(scorer, texts, f"perplexity: {scorer.name}")
     nats = -math.fsum(score.log_prob for score in scores)
     tokens, words_in_all = (sum(getattr(score, f"num_{unit}") for score in scores) for unit in ("tokens", "words"))
+    ends, suffix = (0, "") if scorer.end_of_text == "not modeled" else (len(texts), "_with_end")
     results = {
-        **averages(nats, tokens + len(texts), words_in_all + len(texts), "_with_end"),
+        **averages(nats, tokens + ends, words_in_all + ends, suffix),
         "sentences": len(texts),
         "words": words_in_all,
         "tokens": tokens,

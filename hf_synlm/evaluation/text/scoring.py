@@ -4,15 +4,16 @@ Estimators of log p(token | prefix):
 
     exact           from `forward(...).logits`: models whose next-token distribution is computed, not searched
     beam_marginal   m_t - m_(t-1), with m_t = log of the sum of p(x_1..t, y) over the derivations y in a beam (GPST,
-                    RNNG). What the papers report. The sum over a text is a lower bound on its log-probability; a
-                    single value may even be positive. Splits into a lexical and a structural part.
+                    RNNG). What the papers report. The sum over a text is a lower bound on the log-probability of
+                    its beginning, and with the end (below) on that of the text; a single value may even be positive.
+                    Splits into a lexical and a structural part.
     stepwise        log of the normalized distribution that the beam gives over the next token: `forward(...).logits`
                     of GPST and RNNG, what minicons and lm-eval see. A proper distribution for each prefix.
 
-End of a text: a model that predicts an end token has its log-probability; for GPST, RNNG and Tree LM the trees are
-closed instead (what remains to be done after the last word has a probability, but no token). URNNG and Pushdown Layers
-search, too, but end their sentences by a token, which is read behind the words. An LSTM of this library predicts
-nothing there.
+End of a text: a model that predicts an end token has its log-probability; URNNG and Pushdown Layers read it behind the
+words. For RNNG and Tree LM the tree is closed instead (this has a probability, but no token). Under normalization
+"search" their words are predicted as if the sentence went on, so that the end also holds what it costs not to end
+sooner: words and end together are log p(text). GPST and an LSTM of this library do not predict ends.
 
 Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once they are on the host.
 """
@@ -224,11 +225,10 @@ class TextScorer:
     def _sentence_end(self) -> str | None:
         """`sentence_end` of a model of this library; None for others.
 
-        The code of folders that earlier versions exported lacks the field: the installed class of the type has it.
+        The code of folders that earlier versions exported may lack the field, or be wrong: the installed class counts.
         """
         kind = self.model.config.model_type
-        installed = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None
-        return getattr(self.model.config, "sentence_end", getattr(installed, "sentence_end", None))
+        return getattr(CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None, "sentence_end", None)
 
     @property
     def end_ids(self) -> list[int]:
@@ -243,7 +243,7 @@ class TextScorer:
     @property
     def end_of_text(self) -> str:
         """How a text ends: "trees closed", "end token" or "not modeled"."""
-        return "end token" if self.closing_ids else "trees closed" if self.searches else "not modeled"
+        return "end token" if self.closing_ids else "trees closed" if self._sentence_end == "tree" else "not modeled"
 
     @property
     def closing_ids(self) -> list[int]:
@@ -337,7 +337,8 @@ class TextScorer:
         check_list("texts", texts, "*encode_sentences(tokenizer, [words])")
         if end and self.end_of_text == "not modeled":
             raise ValueError(
-                f"{type(self.model).__name__} is not trained to predict the end of a sentence: set end=False"
+                f"{type(self.model).__name__} is not trained to predict the end of a sentence: set end=False (leave "
+                "--end-of-sentence out)"
             )
         if starts and self.estimator == "beam_marginal":
             raise ValueError("word correction needs the distribution over next tokens: use the estimator 'stepwise'")

@@ -87,7 +87,7 @@ class GPSTConfig(SyntacticConfig):
 
     model_type = "gpst"
     presets = PRESETS
-    sentence_end = "tree"
+    sentence_end = "none"  # its end token ends documents, and only with `document_end_token`
     has_positions = True
     attribute_map = {"n_embd": "hidden_size", "n_head": "num_attention_heads"}
 

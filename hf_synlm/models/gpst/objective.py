@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_synlm.core.losses import linear_cross_entropy, share_of
+from hf_synlm.core.losses import linear_cross_entropy, share_of, widened
 from hf_synlm.models.gpst.chart import ChartPlan, TreeNodes
 from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
 from hf_synlm.models.gpst.tokens import ContextBatch
@@ -130,7 +130,7 @@ class GPSTHeads(nn.Module):
     def action_loss(self, output: SyntacticModelOutput) -> tuple[Tensor, Tensor]:
         """Mean cross entropy of all action slots, and -log p [B, A] of the tree's actions (0 after the last node)."""
         target = output.structure.sequence.action_targets
-        log_prob = self.action(output.type_hidden_state).float().log_softmax(-1)
+        log_prob = widened(self.action(output.type_hidden_state)).log_softmax(-1)
         loss_BA = -log_prob.gather(-1, target.clamp_min(0)[..., None]).squeeze(-1).masked_fill(target < 0, 0)
         # The slot after the last node is trained (GEN), but it is not an action of the tree.
         after_last = F.pad(target[:, 1:] < 0, (0, 1), value=True)

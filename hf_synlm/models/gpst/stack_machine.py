@@ -71,13 +71,15 @@ class GPSTStackMachine(LevelMachine):
         self.read(pool, slots[:, None, :0], slots, Levels([1] * count, device))
         return pool, torch.where(valid, slots, 0).amax(1, keepdim=True)
 
-    def _empty_pool(self, batch_size: int, device: torch.device, capacity: int) -> NodePool:
+    def _empty_pool(
+        self, batch_size: int, device: torch.device, capacity: int, scores: torch.dtype = torch.float32
+    ) -> NodePool:
         width = self.config.hidden_size
         features = {
             "vector": (self.config.composition_size, self.dtype),
             "inputs": (width, self.dtype),
             "hidden": (width, self.dtype),
-            "actions": (2, torch.float32),
+            "actions": (2, scores),
             **dict.fromkeys((*self._type_names, *self._token_names), (2 * width, self.dtype)),
         }
         return NodePool(batch_size, features, device, capacity=capacity)
@@ -92,7 +94,7 @@ class GPSTStackMachine(LevelMachine):
         number, steps = (torch.arange(count, device=row.device) for count in (len(row), actions.shape[1] - 1))
         before = position[:, None] - 1 - steps.flip(0)  # the newest last, as `read` wants paths
         path = place[row].gather(1, before.clamp(min=0)).masked_fill(before < 0, -1)[None]
-        pool = self._empty_pool(1, row.device, len(row))
+        pool = self._empty_pool(1, row.device, len(row), torch.promote_types(self.dtype, torch.float32))
         none = torch.full_like(number[None], -1)
         nodes = Nodes(none, none, none, taken[row, position][None], none, none)
         pool.append(nodes, inputs=inputs[row, position])
@@ -173,7 +175,7 @@ class GPSTStackMachine(LevelMachine):
         type_mask = torch.minimum(earlier, _additive(exists, self.dtype))
         hidden = pool.feature("inputs", nodes)
         hidden = self._run(self.model.type_layers, pool, self._type_names, hidden, own, places, type_mask, levels)
-        log_probs = self.heads.action(hidden).float().log_softmax(-1)
+        log_probs = self.heads.action(hidden).to(pool.features["actions"].dtype).log_softmax(-1)
         pool.features["actions"].flatten(0, 1).index_copy_(0, own, log_probs.flatten(0, 1))
         if words:
             made_by_gen = pool.fields[..., pool.names.index("action")].take(places) == GEN

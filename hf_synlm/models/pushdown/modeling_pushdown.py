@@ -218,6 +218,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     stack_machine_class = PushdownMachine
+    predicts_special_tokens = True
 
     def __init__(self, config: PushdownConfig):
         super().__init__(config)

@@ -71,7 +71,7 @@ class PushdownMachine(StackMachine):
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
         token = torch.full_like(none, self.config.bos_token_id)
-        pool.append(Nodes(none, none, zero + 1, none, none, none), none, zero, token)
+        pool.append(Nodes(none, none, zero, none, none, none), none, zero, token)
         path = zero[..., None][..., :0]
         self.read(pool, path, zero)
         return pool, zero
@@ -221,7 +221,7 @@ class PushdownSearch(WordDecoder):
 
     def _stack(self, pool: NodePool, before: Tensor, path: Tensor) -> Tensor:
         """Which columns of paths are on the stack of the nodes `before` [B, K]: [B, K, S]."""
-        depth = pool.field("depth", before)
+        depth = pool.field("depth", before) + 1  # and the begin token
         items = pool.follow("below", before, int(depth.max()))
         exists = torch.arange(items.shape[2], device=items.device) < depth[..., None]
         position = pool.field("position", items.flatten(1)).view_as(items)

@@ -367,7 +367,13 @@ class FastTrackSearch(WordSearch):
         return new, order
 
     def close(self, state: SearchState) -> SearchState:
-        """Take structural actions until the sentence is over: the best K complete derivations, best first."""
+        """The derivations of `_close`, in its order, with log-probabilities among texts of all lengths."""
+        closed = self._close(state)
+        price = self.machine.price_of_ends(closed.pool, closed.nodes, closed.num_tokens)
+        return replace(closed, scores=torch.where(closed.scores > NEG_INF, closed.scores + price, NEG_INF))
+
+    def _close(self, state: SearchState) -> SearchState:
+        """Take structural actions until the sentence is over, which is certain: the best K derivations, best first."""
         return self._ended(state, self._reach(state, Phase.END, None).candidates(False, self.num_beams))
 
     def _ended(self, state: SearchState, chosen: Candidates) -> SearchState:
@@ -387,7 +393,7 @@ class FastTrackSearch(WordSearch):
         wide = type(self)(
             self.machine, self.action_beam_size, self.action_beam_size, self.fast_track_size, self.eos_token_ids
         )
-        closed = wide.close(state)
+        closed = wide._close(state)
         count = state.nodes.shape[1]
         same = closed.origin[:, None] == torch.arange(count, device=closed.origin.device)[:, None]
         scores, index = closed.scores[:, None].masked_fill(~same, NEG_INF).max(2)
@@ -397,7 +403,7 @@ class FastTrackSearch(WordSearch):
             chosen = lost[:, column]
             alone = state.with_hypotheses(torch.full_like(state.nodes[:, :1], column))
             alone.scores = alone.scores.masked_fill(~chosen[:, None], NEG_INF)
-            closed = wide.close(alone)
+            closed = wide._close(alone)
             scores[:, column] = torch.where(chosen, closed.scores[:, 0], scores[:, column])
             ends[:, column] = torch.where(chosen, closed.nodes[:, 0], ends[:, column])
         nodes = pool.derivations(ends, scores > NEG_INF)

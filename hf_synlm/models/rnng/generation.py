@@ -384,8 +384,10 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     ) -> ParseOutput:
         """Parse given text: n-best labeled trees, and prefix probabilities.
 
-        The surprisal of token t is `-token_log_probs[:, t]`, in nats; it assumes that the sentence goes on, and
-        there is no term for its end: perplexity = exp(-sum of `token_log_probs` / number of words).
+        The surprisal of token t is `-token_log_probs[:, t]`, in nats. Under "search" it assumes that the sentence goes
+        on: perplexity without ends = exp(-sum of `token_log_probs` / number of words). `log_probs` and
+        `text_log_probs` are those of sentences that may end at every word, as in `generate`, so that the texts of all
+        lengths share one probability. The order of the trees is that of the authors' search, which knows the length.
 
         Args:
             input_ids: [B, T], one sentence per row.

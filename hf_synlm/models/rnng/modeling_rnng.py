@@ -26,7 +26,7 @@ from hf_synlm.core.hidden_states import (
     refuse_layer_outputs,
     wanted_states,
 )
-from hf_synlm.core.losses import linear_cross_entropy
+from hf_synlm.core.losses import linear_cross_entropy, widened
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, check_tied_words, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
@@ -261,7 +261,7 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
         hidden = self.model.run(input_ids[:1], mask[:1], plan)[-1]
         before, own = plan.context.unique(return_inverse=True)
         states = self.model.predictor(hidden[before])
-        log_probs = self.action_head(states).float().log_softmax(1)[own, plan.action]
+        log_probs = widened(self.action_head(states)).log_softmax(1)[own, plan.action]
         shifts, place = own[plan.shifts].unique(return_inverse=True)
         words = torch.empty_like(shifts)
         words[place] = input_ids.flatten().long()  # every derivation shifts the whole text
@@ -328,8 +328,7 @@ def _score_derivations(
     """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
     check_tied_words(model)
     states = model.model.predictor(hidden[plan.context])
-    action_logits = model.action_head(states)
-    action_logits = action_logits.to(torch.promote_types(action_logits.dtype, torch.float32))
+    action_logits = widened(model.action_head(states))
     action_loss = F.cross_entropy(action_logits, plan.action, reduction="none")
     before, place = states[plan.shifts], _word_places(plan, mask)
     words = input_ids[place].long()

@@ -61,7 +61,7 @@ class ParticleSearch(FastTrackSearch):
             moved = torch.where(active[:, None], moved, kept)
         return replace(new, particles=moved), order
 
-    def close(self, state: SearchState) -> SearchState:
+    def _close(self, state: SearchState) -> SearchState:
         """End the sentence: the complete derivations that still have particles, best first."""
         reached = self._spread(state, Phase.END, None)
         alive = reached.scores.masked_fill(self._dealt(reached.scores) == 0, NEG_INF)

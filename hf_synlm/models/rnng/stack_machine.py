@@ -420,11 +420,11 @@ class RNNGStackMachine(StackMachine):
         ending = phase is Phase.END
         under, is_open = State(*(seen.fields[:, :, 0] < self._limits).unbind(-1)), now.num_open > 0
         if self.in_order:
-            begun = (num_tokens > 0)[:, None]
+            begun = now.depth > 0
             free = under.inside_word | ending  # the end of the text ends a word
             room = under.num_open & under.consecutive
             reduce = is_open & free
-            opens = under.action & (now.depth > 0) & free
+            opens = under.action & begun & free
             if ending:
                 longest = (_LENGTH_PER_TOKEN * num_tokens).clamp(min=_MIN_LENGTH)[:, None]
                 opens = opens & room & (longest - now.length >= now.num_open + self.first)
@@ -446,6 +446,31 @@ class RNNGStackMachine(StackMachine):
         elif ending:
             kinds[-1] = never
         return torch.stack(kinds, -1).index_select(2, self._kind)
+
+    @in_full_precision
+    def price_of_ends(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor) -> Tensor:
+        """What knowing the length has added to log p of complete derivations, as a number [B, R] of at most 0.
+
+        The search takes for certain that a sentence goes on before its last word (`Phase.CONTINUE`) and that it is over
+        after it (`Phase.END`). As in generation, every state may do both here; added to the scores of the search, this
+        number makes them log-probabilities among texts of all lengths. It is 0 under "train".
+
+        Cost: one row of the action head for every action.
+        """
+        price, is_over = torch.zeros(nodes.shape, device=nodes.device), torch.ones_like(nodes, dtype=torch.bool)
+        if self.normalization == "train":
+            return price
+        for _ in range(max(pool.field("length", nodes).flatten().tolist(), default=0)):
+            last = pool.nodes(nodes)
+            is_over, nodes = is_over & (last.action != SHIFT), last.predecessor.clamp(min=0)
+            seen = self.look(pool, nodes)
+            logits, inside = self.action_logits(seen), seen.column("inside_word")[..., None] > 0
+            goes_on, ends = (self.legal_actions(seen, num_tokens, phase) for phase in (Phase.CONTINUE, Phase.END))
+            log_probs = logits.masked_fill(~(goes_on | (ends & ~inside)), NEG_INF).log_softmax(2)
+            certain = torch.where(is_over[..., None], ends, goes_on)
+            chance = log_probs.masked_fill(~certain, NEG_INF).logsumexp(2)
+            price = torch.where(last.predecessor < 0, price, price + chance)
+        return price
 
     def end_action(self, seen: Seen) -> tuple[int, Tensor]:
         """The action that ends a sentence, and in which states [B, R] it does."""

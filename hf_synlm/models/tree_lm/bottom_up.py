@@ -35,8 +35,8 @@ class _BottomUpStackMachine(TreeLMStackMachine):
         return end if special is None else torch.cat([special, end])
 
     @abstractmethod
-    def _closing(self, now: State, begun: Tensor) -> tuple[Tensor, Tensor]:
-        """Hook: where FINISH and labels [B, R] are legal after a whole word, in sentences that have `begun` [B, 1]."""
+    def _closing(self, now: State) -> tuple[Tensor, Tensor]:
+        """Hook: where FINISH and labels [B, R] are legal after a whole word."""
 
     def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Which actions states may take [B, R, A]."""
@@ -44,7 +44,7 @@ class _BottomUpStackMachine(TreeLMStackMachine):
         free = (now.inside_word == 0) | ending  # the end of the text ends a word
         never = torch.zeros_like(free)
         shift = never if ending else ~never
-        finish, labels = self._closing(now, (num_tokens > 0)[:, None])
+        finish, labels = self._closing(now)
         finish = never if phase is Phase.CONTINUE else free & finish
         return torch.stack([never, shift, never, finish, free & labels], -1).index_select(2, self._kind)
 
@@ -61,9 +61,9 @@ class NoOpeningTreeLMStackMachine(_BottomUpStackMachine):
         )  # fmt: skip
         return torch.stack(after, -1)
 
-    def _closing(self, now: State, begun: Tensor) -> tuple[Tensor, Tensor]:
+    def _closing(self, now: State) -> tuple[Tensor, Tensor]:
         """FINISH after labels; labels after words and labels."""
-        return now.action >= self.first, begun & (now.consecutive < self.config.consecutive_limit)
+        return now.action >= self.first, (now.depth > 0) & (now.consecutive < self.config.consecutive_limit)
 
     def _tree(self, actions: list[int], starts: list[int], ends: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
         return [], []
@@ -101,9 +101,9 @@ class BinaryTreeLMStackMachine(_BottomUpStackMachine):
         )  # fmt: skip
         return torch.stack(after, -1)
 
-    def _closing(self, now: State, begun: Tensor) -> tuple[Tensor, Tensor]:
+    def _closing(self, now: State) -> tuple[Tensor, Tensor]:
         """FINISH where one element is left; labels where two elements stand."""
-        return begun & (now.depth == 1), now.depth > 1
+        return now.depth == 1, now.depth > 1
 
     def _tree(self, actions: list[int], starts: list[int], ends: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
         spans: list[tuple[int, int]] = []

@@ -30,7 +30,7 @@ from hf_synlm.core.hidden_states import (
     refuse_layer_outputs,
     wanted_states,
 )
-from hf_synlm.core.losses import linear_cross_entropy
+from hf_synlm.core.losses import linear_cross_entropy, widened
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
@@ -334,8 +334,8 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         before, own = place.gather(1, plan.last[:, :-1])[taken].unique(return_inverse=True)
         states, (table, bias), targets = hidden[before], _softmax_weights(self), plan.targets[taken]
         parts = states.split(rows_at_once(states, len(bias)))
-        sums = [F.linear(part, table, bias).float().logsumexp(1) for part in parts]
-        logits = (states[own] * table[targets]).sum(1).float() + bias[targets]
+        sums = [widened(F.linear(part, table, bias)).logsumexp(1) for part in parts]
+        logits = widened((states[own] * table[targets]).sum(1)) + bias[targets]
         log_probs = logits - torch.cat(sums)[own]
         return log_probs.new_zeros(len(actions)).index_add(0, taken.nonzero()[:, 0], log_probs)
 

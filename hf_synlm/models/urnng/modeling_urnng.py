@@ -165,6 +165,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     word_search = URNNGPreTrainedModel.word_search  # and not that of the mixin
+    predicts_special_tokens = True
 
     def __init__(self, config: URNNGConfig):
         super().__init__(config)

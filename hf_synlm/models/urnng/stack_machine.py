@@ -81,8 +81,9 @@ class URNNGStackMachine(LevelMachine):
     def action_log_probs(
         self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None, renormalize: bool = True
     ) -> Tensor:
-        """Log-probabilities [B, R, 2] of GEN and COMP; GEN is certain where COMP is illegal, as in training."""
-        return super().action_log_probs(pool, nodes, num_tokens, edges, renormalize=True)
+        """Log-probabilities [B, R, 2] of GEN and COMP; GEN is certain where the stack bars COMP, as in training."""
+        log_probs = super().action_log_probs(pool, nodes, num_tokens, edges)
+        return torch.where(pool.field("depth", nodes)[..., None] < 2, log_probs.new_tensor([0.0, NEG_INF]), log_probs)
 
     def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Inputs [B, R, h] of the word head."""

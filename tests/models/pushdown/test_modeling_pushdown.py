@@ -201,6 +201,7 @@ def test_the_best_sequence_has_the_probability_of_its_tree() -> None:
     """Of a wide beam, and of its text with the tree that stands beside it."""
     model, ids = tiny(scoring_num_beams=30), torch.tensor([[1, 3, 4]])
     options = {"max_new_tokens": 3, "eos_token_id": None, "return_dict_in_generate": True, "length_penalty": 0.0}
+    options["suppress_tokens"] = [2]  # it is not attached
     out = model.generate(ids, num_beams=30, **options)
     attachments = torch.tensor([[-100, *(int(a) - 1 for a in out.actions[0] if a > 0)]])
     joint = model(out.sequences, attachments=attachments).joint_log_prob
@@ -209,6 +210,19 @@ def test_the_best_sequence_has_the_probability_of_its_tree() -> None:
     torch.manual_seed(0)
     drawn = [tuple(model.generate(ids, do_sample=True, **options).sequences[0, 3:].tolist()) for _ in range(20)]
     assert len(set(drawn)) > 5
+
+
+def test_padding_and_begin_token_are_no_words() -> None:
+    """No mode draws them, and the stack does not count the begin token."""
+    model = tiny()
+    model.lm_head.bias.data[:2] = 4.0
+    for options in ({}, {"structure_mode": "marginal"}, {"do_sample": False, "num_beams": 3}):
+        drawn = model.generate(
+            torch.tensor([[3]] * 20), **{"do_sample": True, "max_new_tokens": 5, "eos_token_id": None, **options}
+        )
+        assert drawn.min() > 1
+    depths = model.parse(torch.tensor([[3, 4, 5]]), num_beams=30).stack_depth[0]
+    assert depths[0] == 1 and (depths[1:] > 1).all() and (depths <= torch.arange(1, 4) + 1e-5).all()
 
 
 def test_a_draw_of_forbidden_words_is_impossible() -> None:

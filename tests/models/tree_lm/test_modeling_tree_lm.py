@@ -207,7 +207,10 @@ def test_numbers_of_the_authors(case):
 
 
 class _FewLabels(TreeLMStackMachine):
-    """NP and S may open."""
+    """NP and S may open, and the length of a sentence is known."""
+
+    def price_of_ends(self, pool, nodes, num_tokens):
+        return torch.zeros(nodes.shape)
 
     def legal_actions(self, *args, **kwargs):
         legal = super().legal_actions(*args, **kwargs)
@@ -279,7 +282,7 @@ def test_search_is_the_sum_over_all_derivations(structure, normalization):
     ids = torch.tensor([words])
     wide = {"num_beams": 600, "action_beam_size": 600}
     output = model.parse(ids, **wide, num_return_sequences=600)
-    exact = grammar.derivations()
+    exact = grammar.with_ends(grammar.derivations())
     found = output.log_probs[0][output.log_probs[0].isfinite()]
     torch.testing.assert_close(found, torch.tensor([score for score, _ in exact]), rtol=1e-4, atol=1e-4)
     assert tuple(a for a in output.actions[0, 0].tolist() if a) == exact[0][1]
