@@ -27,14 +27,14 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_synlm.data.files import find_model
-from hf_synlm.data.text import PathLike, check_list
+from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.batches import Window, batches_by_cost, cut_windows, growing_blocks, token_budget
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
 from hf_synlm.evaluation.text.readers import AttentionEntropy, Entropy, LogitReader, SearchReader
 from hf_synlm.evaluation.text.token_scores import TokenScores, joined
-from hf_synlm.evaluation.text.words import EncodedText, word_starts
+from hf_synlm.evaluation.text.words import EncodedText, encode_sentences, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
@@ -98,6 +98,7 @@ class TextScorer:
         self.attention_entropy = attention_entropy
         self.name, self.revision = name or model.config._name_or_path, revision
         self.searches = hasattr(model, "word_search")
+        self.text_style = getattr(model.config, "text_style", None)
         self.search_options = {k: v for k, v in (search_options or {}).items() if v is not None}
         self.num_beams = num_beams
         self.cuts = {"texts_in_windows": 0, "contexts_cut": 0}
@@ -291,6 +292,16 @@ class TextScorer:
         return {"estimator": self.estimator, **beam, "begin_token": begin, "max_tokens": self.max_tokens}
 
     # ------------------------------------------------------------------------------------------------------- scoring
+    def tokenization(self, given: Tokenization | None) -> Tokenization | None:
+        """How the model reads the words of a text: as given, or, for `text_style` "natural", split by "ptb"."""
+        if self.text_style == NATURAL:
+            return given or "ptb"
+        return None if given == "words" else given
+
+    def encode(self, sentences: Sequence[Sequence[str]], tokenize: Tokenization | None = None) -> list[EncodedText]:
+        """`encode_sentences` for this model."""
+        return encode_sentences(self.tokenizer, sentences, self.tokenization(tokenize), self.text_style)
+
     def score(
         self, texts: Sequence[EncodedText], *, end: bool = False, starts: bool = False, progress: str | None = None
     ) -> list[TokenScores]:
