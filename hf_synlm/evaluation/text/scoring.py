@@ -20,6 +20,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -34,7 +35,7 @@ from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
 from hf_synlm.evaluation.text.readers import AttentionEntropy, Entropy, LogitReader, SearchReader
 from hf_synlm.evaluation.text.token_scores import TokenScores, joined
-from hf_synlm.evaluation.text.words import EncodedText, encode_sentences, word_starts
+from hf_synlm.evaluation.text.words import EncodedText, encode_sentences, has_words, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
@@ -377,6 +378,14 @@ class TextScorer:
         options |= {"closing_ids": self.closing_ids} if reads_end else {}
         return ResultCache(self.cache, self.model, options)
 
+    @cached_property
+    def is_told_word_ends(self) -> bool:
+        """Whether `parse` is told where words end: of labeled trees over pieces, where the model cannot know it.
+
+        No constituent cuts a word then, as in training.
+        """
+        return getattr(self.model.config, "subwords", None) is False and not has_words(self.tokenizer)
+
     @property
     def max_rows(self) -> int:
         """Most tokens of one call whose logits are in memory together."""
@@ -393,7 +402,7 @@ class TextScorer:
         if text.context and not self.reads_context:
             raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
         room = getattr(self.model.word_search(1).machine, "max_with_context", None) if text.context else None
-        windows = cut_windows(text, self.max_tokens, room)
+        windows = cut_windows(text, self.max_tokens, room, self.is_told_word_ends)
         self.cuts["texts_in_windows"] += len(windows) > 1
         self.cuts["contexts_cut"] += len(windows) == 1 and len(windows[0].context) < len(text.context)
         return windows
