@@ -1,4 +1,4 @@
-"""A model that reads ordinary text: treebanks, texts and trees meet in the same pieces, and all calls see equal words."""
+"""A model that reads ordinary text: treebanks, texts and trees meet in the same pieces; all calls see equal words."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_every_call_is_told_where_words_end(scorer):
 
 
 def test_given_ends_of_words_are_no_knowledge_of_what_comes():
-    """Trees that keep words whole are some of all trees: with a beam that holds nearly all, they have less probability."""
+    """Trees that keep words whole are some of all trees: in a beam that holds nearly all they are less probable."""
     model, tokenizer = model_and_tokenizer("tree_lm_natural")
     for text in ("peace", "We ask", "courage."):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]

@@ -64,7 +64,7 @@ SHIPPED = {
     "prpn": (SHARED + RECURRENT + DISTANCES, 4140),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3250),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3390),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 9760),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 9775),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 5890),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
