@@ -135,6 +135,8 @@ def perplexity(
     trees = sentences.trees()
     how: dict[str, Any] = {"tokenize": sentences.tokenize, "options": {"seed": scoring.seed, **read}}
     how["data"] = {"files": describe_files([texts])}
+    if trees is None and reading.file_format == "treebank":
+        how["tokenize"] = sentences.tokenize or "words"
     if trees is not None:
         from hf_synlm.evaluation.text.proposals import evaluate_proposals
 

@@ -108,7 +108,8 @@ Tokenize = Annotated[
     typer.Option(
         help="How the model reads ordinary text. ptb: words that are no token of the model are split as in the Penn "
         "Treebank (end. becomes end and .), for a model of a treebank; no-punctuation: without the marks at the edges "
-        "of words, for a model that learned without them. Default: words as they are."
+        "of words, for a model that learned without them; words: as they are. Default: words, or what the model's "
+        "configuration says (text_style natural: ptb, without new spaces)."
     ),
 ]
 _ENCODING = inspect.Parameter(

@@ -161,7 +161,8 @@ class ComputingOptions(options.ScoringByBeams):
             )  # fmt: skip
             rows = pd.DataFrame(words.word_table(texts, scores), columns=words.columns("bits"))
             name = Path(scorer.name).name + ("" if width is None else f" beam {width}")
-            settings = {**scorer.options(), "context": context, "tokenize": self.tokenize, "model": scorer.name}
+            tokenize = scorer.tokenization(self.tokenize)
+            settings = {**scorer.options(), "context": context, "tokenize": tokenize, "model": scorer.name}
             settings["word_correction"] = correct
             found.append(Predictor(name, "surprisal_bits", with_places(rows, name), settings=settings))
         options.leave_output_to_first_process()

@@ -157,7 +157,8 @@ class MeasureOptions:
         correct = self.word_correction and can_correct_words(scorer)
         if correct != self.word_correction:
             options.say("--word-correction does not apply: tokens of this model tell where a word ends")
-        return {"context": self.context, "word_correction": correct, "tokenize": self.tokenize}
+        tokenize = scorer.tokenization(self.tokenize)
+        return {"context": self.context, "word_correction": correct, "tokenize": tokenize}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,7 +272,7 @@ def surprisal(
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
     scorer = measures.scorer(widest, model)
     options.say_plain_context(scorer, measures.context)
-    if measures.tokenize is None and given.trees is None:
+    if scorer.tokenization(measures.tokenize) is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
     how = measures.how(scorer)
     start = time.perf_counter()

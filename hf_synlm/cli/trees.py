@@ -107,13 +107,14 @@ def parse(
     runs: dict[str, list[ParsedSentence]] = {}
     for name in model:
         scorer = parsing.scorer(name)
-        if tokenize:
-            pieces = split_sentences(scorer.tokenizer, sentences, tokenize)
-            sentences = [[piece for word in words for piece in word] for words in pieces]
+        how = scorer.tokenization(tokenize) if len(model) == 1 else None
+        pieces = split_sentences(scorer.tokenizer, sentences, how, scorer.text_style)
+        sentences = [words if any(split) else [] for words, split in zip(sentences, pieces, strict=True)]
         runs[name] = parse_sentences(
             scorer.model,
             scorer.tokenizer,
             [words for words in sentences if words],
+            tokenize=how,
             progress=f"parse: {scorer.name}",
             **parsing.computation(),
             **parsing.chosen(num_return_sequences=wanted.count(scorer.model, parsing, among_several=len(model) > 1)),
@@ -123,17 +124,15 @@ def parse(
     if missing := sum(not sentence.hypotheses for sentence in found):
         options.say(f"no complete tree for {missing} of {len(found)} sentences; a wider beam may find more")
     if style == "html" and len(model) == 1:
-        found = _with_unknown_words(found, scorer.tokenizer)
+        found = _with_unknown_words(found, scorer)
     remaining = iter(found)
     parsed = [next(remaining) if words else ParsedSentence(()) for words in sentences]
     _write_drawings(parsed, style, out, title=f"{texts}, parsed by {', '.join(runs)}")
 
 
-def _with_unknown_words(sentences: Sequence[ParsedSentence], tokenizer: Any) -> list[ParsedSentence]:
+def _with_unknown_words(sentences: Sequence[ParsedSentence], scorer: Any) -> list[ParsedSentence]:
     """Sentences that say which of their words the tokenizer does not know."""
-    from hf_synlm.evaluation.text.words import encode_sentences
-
-    texts = encode_sentences(tokenizer, [list(sentence.words) for sentence in sentences])
+    texts = scorer.encode([sentence.words for sentence in sentences], "words")
     return [
         dataclasses.replace(sentence, unknown_words=tuple(sorted(text.unknown)))
         for sentence, text in zip(sentences, texts, strict=True)

@@ -48,6 +48,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     write_code: ClassVar[Callable[["SyntacticConfig", str | os.PathLike], None] | None] = None
 
     auto_map: dict | None = None
+    text_style: str | None = None  # "natural": words are spelled as in ordinary text; None: single spaces between them
 
     @property
     def gives_trees(self) -> bool:
@@ -61,6 +62,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
             self.max_position_embeddings = kwargs.pop("max_position_embeddings")
             self.check_least(1, "max_position_embeddings")
         self._check_magnitudes()
+        self.check_choices(text_style=(None, "natural"))
         # The decorator would raise its own error type; users catch a plain ValueError.
         self.validate_architecture()
         super().__post_init__(**kwargs)
@@ -99,9 +101,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     # ---------------------------------------------------------------------------------------------- checks
     def _check_magnitudes(self) -> None:
         """Raise ValueError for absurd numbers, before a model is built from them."""
-        for name, value in vars(self).items():
-            if not isinstance(value, int):
-                continue
+        for name, value in ((name, value) for name, value in vars(self).items() if isinstance(value, int)):
             if abs(value) > LARGEST_INTEGER:
                 raise ValueError(f"{name} is {value}, more than {LARGEST_INTEGER}. Is the configuration damaged?")
             if name.startswith("num_") and name.endswith("layers") and value > MOST_LAYERS:

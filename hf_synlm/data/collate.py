@@ -3,8 +3,9 @@
 Shapes: B contexts, T tokens of the longest context in the batch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.data.punctuation import spell, stands_joined
+from hf_synlm.data.text import NATURAL
 from hf_synlm.models.rnng.actions import PAD
 from hf_synlm.trees.spans import check_words
 
@@ -149,7 +152,9 @@ def word_ends_from_word_ids(word_ids: Sequence[int | None]) -> list[bool]:
     return [word is None or t == last or word != word_ids[t + 1] for t, word in enumerate(word_ids)]
 
 
-def encode_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tuple[list[int], list[bool]]:
+def encode_words(
+    tokenizer: PreTrainedTokenizerBase, words: Sequence[str], text_style: str | None = None
+) -> tuple[list[int], list[bool]]:
     """Encode a sentence given as words, and find the last token of each word.
 
     The words are joined by single spaces: the first piece of each word but the first contains the space.
@@ -157,6 +162,7 @@ def encode_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tu
     Args:
         tokenizer: a fast tokenizer.
         words: the words, non-empty and without white space inside.
+        text_style: of the model's configuration; "natural": the words are those of a treebank, spelled as in text.
 
     Returns:
         The token ids without special tokens, and one bool per token, True at the last piece of each word.
@@ -165,6 +171,72 @@ def encode_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tu
         ValueError: a word is empty or contains white space, has no token, or shares a token with its neighbour.
     """
     check_words(words)
+    if text_style == NATURAL:
+        [(ids, owners)] = encode_joined(tokenizer, [words], [stands_joined(words)])
+        return ids, word_ends_from_word_ids(owners)
     # verbose=False: sentences may be longer than model_max_length.
     encoding = tokenizer(" ".join(words), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoding["input_ids"]), word_ends_from_offsets(encoding["offset_mapping"], words)
+
+
+def encode_joined(
+    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], joined: Sequence[Sequence[bool]]
+) -> list[tuple[list[int], list[int]]]:
+    """Cut words into the pieces of the text that they make.
+
+    Words that touch are cut together, and a piece belongs to the word in which it begins. Where a word would have no
+    piece (`cannot` is one piece of two words), each word of this string is cut by itself.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        sentences: per sentence its words, as a treebank or as text has them.
+        joined: per sentence, which words have no space before them; that of the first does not count.
+
+    Returns:
+        Per sentence its token ids, and for each token the index of its word.
+
+    Raises:
+        ValueError: the tokenizer puts a space before every text.
+    """
+    strings = [list(_strings(words, marks)) for words, marks in zip(sentences, joined, strict=True)]
+    distinct = list(dict.fromkeys(string for row in strings for string in row))
+    pieces = dict(zip(distinct, _cut(tokenizer, ["".join(string) for string in distinct]), strict=True))
+    groups = {string: _by_word(string, *pieces[string]) for string in distinct}
+    apart = list(dict.fromkeys(word for string in distinct if not all(groups[string]) for word in string))
+    alone = {word: ids for word, (ids, _) in zip(apart, _cut(tokenizer, apart), strict=True)}
+    groups |= {string: [alone[word] for word in string] for string in distinct if not all(groups[string])}
+    if any(not word.startswith(" ") and tokenizer.decode(ids).startswith(" ") for word, ids in alone.items()):
+        raise ValueError("the tokenizer puts a space before every text, so it cannot cut words that touch")
+    encoded = []
+    for row in strings:
+        found = [ids for string in row for ids in groups[string]]
+        encoded.append(([t for ids in found for t in ids], [k for k, ids in enumerate(found) for _ in ids]))
+    return encoded
+
+
+def _strings(words: Sequence[str], joined: Sequence[bool]) -> Iterator[tuple[str, ...]]:
+    """The words in groups that touch, as they are spelled; a space before a group belongs to its first word."""
+    starts = [place for place, mark in enumerate(joined) if not (mark and place)]
+    for start, stop in pairwise([*starts, len(words)]):
+        first, *others = map(spell, words[start:stop])
+        yield (f" {first}" if start else first, *others)
+
+
+def _cut(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """Ids and offsets of the pieces of each text; what looks like a special token is text."""
+    if not texts:
+        return []  # a tokenizer does not take an empty batch
+    batch = tokenizer(
+        texts, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True, verbose=False
+    )
+    return list(zip(batch["input_ids"], batch["offset_mapping"], strict=True))
+
+
+def _by_word(string: tuple[str, ...], ids: list[int], offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The pieces of a string by the word in which they begin."""
+    text, ends = "".join(string), list(accumulate(map(len, string)))
+    found: list[list[int]] = [[] for _ in string]
+    for piece, (start, end) in zip(ids, offsets, strict=True):
+        start += text[start:end].startswith(" ")
+        found[min(bisect_right(ends, start), len(ends) - 1)].append(piece)
+    return found

@@ -20,7 +20,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
 from hf_synlm.data.text import PathLike, file_ending, read_lines
@@ -170,7 +170,7 @@ def _read_sentence(block: list[tuple[int, str]], path: str, tokens: Tokens, coun
         own_tags=tuple(_SPACE.sub("_", row.columns[4]) or "_" for row in words),
         heads=heads,
         relations=tuple(row.columns[7] for row in words),
-        spaces=tuple(row.space for row in words),
+        spaces=_spaces(words, ranges),
         source=f"{path}:{first}",
         name=names[0] if names else "",
     )
@@ -208,6 +208,14 @@ def _sort_rows(rows: Iterable[_Row]) -> tuple[list[_Row], list[_Range], int]:
         else:
             words.append(row)
     return words, ranges, num_empty
+
+
+def _spaces(words: Sequence[_Row], ranges: Sequence[_Range]) -> tuple[bool, ...]:
+    """Whether a space follows each word: none inside a range."""
+    spaces = [row.space for row in words]
+    for span in ranges:
+        spaces[span.first : span.last] = [*[False] * (span.last - span.first - 1), span.row.space]
+    return tuple(spaces)
 
 
 def _read_heads(words: Sequence[_Row], first_line: int) -> tuple[int, ...]:
@@ -292,7 +300,9 @@ def drop_punctuation(sentence: DependencySentence, marks: Container[str]) -> Dep
     if selected.heads[root] >= 0:
         relations[root] = "root"
     heads = [root if head < 0 and place != root else head for place, head in enumerate(heads)]
-    return dataclasses.replace(selected, heads=tuple(heads), relations=tuple(relations))
+    gaps = (after - word > 1 for word, after in pairwise([*kept, len(sentence.words)]))
+    spaces = tuple(space or gap for space, gap in zip(selected.spaces, gaps, strict=True))
+    return dataclasses.replace(selected, heads=tuple(heads), relations=tuple(relations), spaces=spaces)
 
 
 def crossing_arcs(heads: Sequence[int], below: Sequence[int] | None = None) -> list[int]:

@@ -1,12 +1,13 @@
 """Gold trees as supervision: actions for RNNG, distances for ON-LSTM and PRPN, spans for PaLM, attachments."""
 
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.collate import word_ends_from_offsets
-from hf_synlm.data.text import errors_at
+from hf_synlm.data.collate import encode_joined, word_ends_from_offsets, word_ends_from_word_ids
+from hf_synlm.data.punctuation import stands_joined
+from hf_synlm.data.text import NATURAL, errors_at
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.models.pushdown.tape import tree_attachments
 from hf_synlm.models.rnng.actions import TransitionSystem
@@ -89,6 +90,7 @@ def encode_trees(
     tokenizer: PreTrainedTokenizerBase,
     system: TransitionSystem,
     labels: Sequence[str],
+    text_style: str | None = None,
 ) -> list[EncodedTree]:
     """Encode sentences and their trees for training or scoring, with one call of the tokenizer.
 
@@ -97,6 +99,7 @@ def encode_trees(
         tokenizer: a fast tokenizer, of words or of pieces of words; the pieces of a word become siblings in the tree.
         system: the transition system.
         labels: its labels, in the order of their ids.
+        text_style: of the model's configuration; "natural" spells words as text has them (see `data.punctuation`).
 
     Returns:
         Per sentence `input_ids`, `actions` and `word_ends`, lists of ints, ints and bools.
@@ -115,20 +118,15 @@ def encode_trees(
     for sentence in sentences:
         with errors_at(sentence.source):
             check_words(sentence.words)
-    encoding = tokenizer(
-        [" ".join(sentence.words) for sentence in sentences],
-        add_special_tokens=False,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        split_special_tokens=True,
-        verbose=False,
-    )
     encoded: list[EncodedTree] = []
-    for sentence, input_ids, offsets in zip(sentences, encoding["input_ids"], encoding["offset_mapping"], strict=True):
+    for sentence, (input_ids, places) in zip(sentences, _cut(sentences, tokenizer, text_style), strict=True):
         with errors_at(sentence.source):
             if tokenizer.pad_token_id in input_ids:
                 raise ValueError("a word is the padding token of the tokenizer: change it, or leave the sentence out")
-            word_ends = word_ends_from_offsets(offsets, sentence.words)
+            is_natural = text_style == NATURAL
+            word_ends = (
+                word_ends_from_word_ids(places) if is_natural else word_ends_from_offsets(places, sentence.words)
+            )
             first, labeled = _first_tokens(word_ends), system_constituents(sentence, system.name)
             unknown = [label for label, _, _ in labeled if label not in label_ids]
             if unknown:
@@ -142,6 +140,24 @@ def encode_trees(
             actions = system.spans_to_actions(spans, len(input_ids), word_ends)
         encoded.append({"input_ids": list(input_ids), "actions": actions, "word_ends": word_ends})
     return encoded
+
+
+def _cut(
+    sentences: Sequence[TreebankSentence], tokenizer: PreTrainedTokenizerBase, text_style: str | None
+) -> Iterable[tuple[list[int], list[Any]]]:
+    """Per sentence its tokens, and for each the place of its word ("natural"), or its offsets in the joined words."""
+    if text_style == NATURAL:
+        joined = [stands_joined(s.words, s.tags) if s.joined is None else s.joined for s in sentences]
+        return encode_joined(tokenizer, [sentence.words for sentence in sentences], joined)
+    encoding = tokenizer(
+        [" ".join(sentence.words) for sentence in sentences],
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        split_special_tokens=True,
+        verbose=False,
+    )
+    return zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
 
 
 def _first_tokens(word_ends: Sequence[bool]) -> list[int]:

@@ -20,8 +20,10 @@ from typing import Any, BinaryIO, Literal, TextIO, TypeAlias
 import sentencex
 
 PathLike: TypeAlias = str | os.PathLike[str]
-Tokenization: TypeAlias = Literal["ptb", "no-punctuation"]
-"""How a model reads the words of text, see `evaluation.text.words`; without one, as they are."""
+Tokenization: TypeAlias = Literal["words", "ptb", "no-punctuation"]
+"""How a model reads the words of text, see `evaluation.text.words`; "words" = as they are."""
+NATURAL = "natural"
+"""`text_style` of models that read the words of a treebank as ordinary text."""
 
 command_encoding: ContextVar[str | None] = ContextVar("command_encoding", default=None)
 """Encoding of the files that a command reads, by its option --encoding; None = it has no such option: UTF-8."""

@@ -346,3 +346,16 @@ def add_classification_template(tokenizer: PreTrainedTokenizerBase) -> None:
         pair=f"$A {sep} $B {cls}",
         special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
     )
+
+
+def begin_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that begins the texts of a pretrained decoder: its begin token, but no mark of a chat's turns.
+
+    SmolLM2-Instruct, for example, calls <|im_start|> its begin token, but its texts begin with <|endoftext|>.
+    """
+    turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+    chat = tokenizer.apply_chat_template(turns, tokenize=False) if tokenizer.chat_template else ""
+    candidates = (tokenizer.bos_token, END_OF_TEXT_TOKEN, tokenizer.eos_token)
+    known = [token for token in candidates if token in tokenizer.get_vocab()]
+    plain = [token for token in known if chat.count(token) < 2]
+    return tokenizer.convert_tokens_to_ids((plain or known)[0])

@@ -77,12 +77,14 @@ class TreebankSentence:
         labeled_spans: (label, i, j) of every constituent, half-open, in post-order; unary chains from bottom to top;
             with constituents over one word, without part-of-speech tags.
         source: "file:line" of the tree's opening bracket.
+        joined: whether each word stands in text without a space before it; None where the file does not say.
     """
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
     labeled_spans: tuple[tuple[str, int, int], ...]
     source: str
+    joined: tuple[bool, ...] | None = None
 
     @property
     def spans(self) -> list[Span]:
@@ -104,10 +106,13 @@ class TreebankSentence:
         if len(keep) != len(self.words):
             raise ValueError(f"keep has {len(keep)} values for {len(self.words)} words: give one per word")
         before = list(accumulate(map(bool, keep), initial=0))
+        # A word stays joined to a word that stays.
+        marks = None if self.joined is None else map(all, zip(self.joined, (True, *keep), strict=False))
         return dataclasses.replace(
             self,
             words=tuple(compress(self.words, keep)),
             tags=tuple(compress(self.tags, keep)),
+            joined=None if marks is None else tuple(compress(marks, keep)),
             labeled_spans=tuple(
                 (label, before[i], before[j]) for label, i, j in self.labeled_spans if before[j] > before[i]
             ),
@@ -259,6 +264,8 @@ def _as_constituents(
         tags=tuple(tag + mark * (word in heads) for word, tag in enumerate(tags)),
         labeled_spans=tuple((escape_word(label), i, j) for label, i, j in spans),
         source=sentence.source,
+        # A sentence without SpaceAfter=No says nothing.
+        joined=None if all(sentence.spaces[:-1]) else (True, *(not space for space in sentence.spaces[:-1])),
     )
 
 

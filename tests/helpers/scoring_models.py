@@ -20,6 +20,7 @@ _GPT2 = {"n_embd": 16, "n_head": 2}
 _NO_DROPOUT = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
 _PCFG = {"num_nonterminals": 4, "num_preterminals": 6, "symbol_size": 8}
 _RECURRENT = {"embedding_size": 8, "hidden_size": 8}
+_BACKBONE = {"model_type": "gpt2", "n_layer": 2, **_GPT2, **_NO_DROPOUT}
 # Name -> type of the model, kind of its tokenizer, fields of its configuration.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpst": ("gpst", "bpe", {**TINY, "max_position_embeddings": 128}),
@@ -48,11 +49,8 @@ MODELS |= {
     "pcfg_simple": ("pcfg", "framed_words", {**_PCFG, "grammar": "simple"}),
     "tree_lm_binary": ("tree_lm", "framed_words", {**_TREE_LM, "linearization": "binary"}),
     "tree_lm_no_opening": ("tree_lm", "framed_words", {**_TREE_LM, "linearization": "no_opening"}),
-    "tree_lm_gpt2": (
-        "tree_lm",
-        "framed_words",
-        {**_TREE_LM, "backbone_config": {"model_type": "gpt2", "n_layer": 2, **_GPT2, **_NO_DROPOUT}},
-    ),
+    "tree_lm_gpt2": ("tree_lm", "framed_words", {**_TREE_LM, "backbone_config": _BACKBONE}),
+    "tree_lm_natural": ("tree_lm", "bpe", {**_TREE_LM, "backbone_config": _BACKBONE, "text_style": "natural"}),
 }
 SEARCHING = ("gpst", "rnng", "rnng_pieces", "tree_lm", "urnng", "pushdown")
 SENTENCES = [

@@ -10,9 +10,11 @@ SOURCES holds the corpora, which come from their owners, as one text or tree per
     restricted/ptb_sample                                the sample of the Penn Treebank that NLTK has; measuring only
     syntactic_eval/syntaxgym/suites, blimp/data          SyntaxGym's suites and BLiMP's paradigms; measuring only
 
-`flat.*.txt` are the same words without their trees, (X w1 ... wn): the control of tree-lm-smollm2. `free.1m.txt`,
-`free.5m.txt` and `free.valid.txt` are tokenized sentences, one per line, of 1 M, 5 M and 50,000 words of the text of
-gpst-mini, for a parser to give them trees; the 1 M begin the 5 M, and `tokenizer` holds their pieces of words.
+`trees.train.txt` has 2,400 sentences of CRAFT, for rnng-mini; `trees.all.txt` has all of them, for tree-lm-smollm2.
+`flat.*.txt` are the same words without their trees, (X w1 ... wn): its control.
+`free.1m.txt`, `free.5m.txt` and `free.valid.txt` are tokenized sentences, one per line, of 1 M, 5 M and 50,000 words
+of the text of gpst-mini, for a parser to give them trees; the 1 M begin the 5 M, and `tokenizer` holds their pieces of
+words.
 """
 
 import random
@@ -149,14 +151,18 @@ def main(sources: Path) -> None:
     banks, sample = sources / "treebanks", sources / "restricted" / "ptb_sample"
     gum, dickens, craft = (read_trees(banks / name / "train.txt") for name in ("gum_ccby", "dickens_benepar", "craft"))
     draw = random.Random(0)
-    trees = gum * 2 + dickens + read_trees(sample_path("trees.train.txt")) + draw.sample(craft, 2400)
+    others = gum * 2 + dickens + read_trees(sample_path("trees.train.txt"))
+    trees = others + draw.sample(craft, 2400)
     draw.shuffle(trees)
     write_trees("trees.train.txt", trees)
-    write_trees("flat.train.txt", [without_structure(tree) for tree in trees])
     valid = read_trees(*(banks / name / "valid.txt" for name in ("gum_ccby", "dickens_benepar")))
     valid += draw.sample(read_trees(banks / "craft" / "valid.txt"), 150)
     write_trees("trees.valid.txt", valid)
     write_trees("flat.valid.txt", [without_structure(tree) for tree in valid])
+    every = others + craft
+    draw.shuffle(every)
+    write_trees("trees.all.txt", every)
+    write_trees("flat.all.txt", [without_structure(tree) for tree in every])
     write_free_text(sources)
     test = read_trees(banks / "gum" / "test.txt")
     write_trees("gum.test.txt", test)

@@ -24,7 +24,6 @@ from hf_synlm.evaluation.text.proposals import Proposals
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import NATS
 from hf_synlm.evaluation.text.text_items import file_format, find_files, need_columns, read_table
-from hf_synlm.evaluation.text.words import encode_sentences
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def _score_sentences(
     tokenize: Tokenization | None = None,
 ) -> list[tuple[float, bool]]:
     """Log-probability of each sentence in nats, and whether it has a word outside the vocabulary."""
-    texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in sentences], tokenize=tokenize)
+    texts = scorer.encode([sentence.split() for sentence in sentences], tokenize)
     for place, sentence, text in zip(places, sentences, texts, strict=True):
         if not text.ids:
             raise ValueError(f"{place}: the sentence {sentence!r} has no tokens: leave it out")
@@ -209,7 +208,7 @@ def evaluate_pairs(
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     if proposals is None:
         settings: dict[str, Any] = {"end_of_text": scorer.end_of_text if end else "not counted"}
-        settings |= {"tokenize": tokenize} if tokenize else {}
+        settings |= {"tokenize": how} if (how := scorer.tokenization(tokenize)) else {}
         places = [f"pair {pair.number or k} ({pair.group})" for k, pair in enumerate(pairs, 1) for _ in range(2)]
         found = _score_sentences(scorer, both, places, end, f"{task}: {scorer.name}", tokenize)
     else:

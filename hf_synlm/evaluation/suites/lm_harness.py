@@ -86,7 +86,7 @@ class SyntacticLM(HFLM):
             # The begin token is the beginning, not a word. As in lm-eval, what does not fit is cut off on the left.
             ids = ids[1:] if context and context[0] == self.prefix_token_id else ids
             ids = ids if limit is None else ids[-limit:]
-            texts.append(EncodedText(ids, [0] * len(ids), 1))
+            texts.append(EncodedText(ids, [0] * len(ids), 1, leaf_of_token=list(range(len(ids)))))
         scores = self.scorer.score(texts, progress=None if disable_tqdm else "hf-synlm")
         results = []
         for (strings, _, continuation), text, found in zip(requests, texts, scores, strict=True):

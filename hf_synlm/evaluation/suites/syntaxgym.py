@@ -203,7 +203,8 @@ def _score_regions(
 ) -> list[list[dict[tuple[str, int], tuple[float, bool]]]]:
     """Surprisal of every region, and whether one of its words is outside the vocabulary."""
     sentences = [sentence for suite in suites for _, group in suite.items for sentence in group]
-    scores = iter(score_words(scorer, [TextItem("", sentence.text) for sentence in sentences], progress=progress))
+    items = [TextItem("", sentence.text) for sentence in sentences]
+    scores = iter(score_words(scorer, items, tokenize="words", progress=progress))
     results: list[list[dict[tuple[str, int], tuple[float, bool]]]] = []
     for suite in suites:
         measure = _METRICS[suite.metric]

@@ -23,6 +23,7 @@ class Window(NamedTuple):
     ids: tuple[int, ...]
     context: tuple[tuple[int, ...], ...]
     skip: int
+    word_ends: tuple[bool, ...] = ()  # of models that do not know themselves which tokens end a word
 
     @property
     def num_tokens(self) -> int:
@@ -30,22 +31,26 @@ class Window(NamedTuple):
         return len(self.ids) + sum(map(len, self.context))
 
 
-def cut_windows(text: EncodedText, limit: int | None, with_context: float | None = None) -> list[Window]:
+def cut_windows(
+    text: EncodedText, limit: int | None, with_context: float | None = None, with_word_ends: bool = False
+) -> list[Window]:
     """Cut a text into pieces of at most `limit` tokens, which overlap by half; keep as much of its context as fits.
 
     `with_context` is the largest number of tokens of a text with its context; None = `limit`.
     """
     context, length = tuple(map(tuple, text.context)), len(text.ids)
+    ends = tuple(text.word_ends) if with_word_ends else ()
     if limit is None or length <= limit:
         room = limit if with_context is None else with_context
         while context and room is not None and sum(map(len, context)) + length > room:
             context = context[1:]
-        return [Window(tuple(text.ids), context, 0)]
+        return [Window(tuple(text.ids), context, 0, ends)]
     stride = max(1, limit // 2)
     windows, stop = [], 0
     while stop < length:
         start = max(0, stop - (limit - stride))
-        windows.append(Window(tuple(text.ids[start : start + limit]), (), stop - start))
+        part = slice(start, start + limit)
+        windows.append(Window(tuple(text.ids[part]), (), stop - start, ends[part]))
         stop = start + limit
     return windows
 

@@ -28,7 +28,7 @@ from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import WordScores, by_words, words_of
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.token_scores import TokenScores
-from hf_synlm.evaluation.text.words import EncodedText, Word, encode_sentences
+from hf_synlm.evaluation.text.words import EncodedText, Word
 from hf_synlm.models.rnng.actions import PAD, SHIFT
 from hf_synlm.trees.actions import GEN, PAD_ACTION, spans_to_actions
 
@@ -160,7 +160,7 @@ def score_given_trees(
     fit_labels(scorer, trees)  # raises ValueError for others
     given = [tree for tree in trees if tree is not None]
     rows = encode_given_trees(scorer, given)
-    unknown = [text.unknown for text in encode_sentences(scorer.tokenizer, [tree.words for tree in given])]
+    unknown = [text.unknown for text in scorer.encode([tree.words for tree in given], "words")]
     texts = [_Row(tuple(row["input_ids"]), place) for place, row in enumerate(rows)]
     found: dict[int, TokenScores] = {}
     with progress_bar(None, progress, unit="sentences", total=len(texts)) as bar:

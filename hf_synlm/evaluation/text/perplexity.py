@@ -104,7 +104,7 @@ def evaluate_perplexity(
     seconds = time.perf_counter() - start
     settings = {
         "context": context,
-        **({"tokenize": tokenize} if tokenize else {}),
+        **({"tokenize": how} if (how := scorer.tokenization(tokenize)) else {}),
         "end_of_text": scorer.end_of_text if end else "not counted",
         "unit": "nats inside, bits where the name says so",
         **(options or {}),

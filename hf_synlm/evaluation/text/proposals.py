@@ -33,7 +33,6 @@ from hf_synlm.evaluation.text.perplexity import averages
 from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem
-from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.models.pushdown.tape import tree_attachments
 from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
@@ -106,7 +105,7 @@ def _without_tags(sentences: Iterable[ParsedSentence], path: str) -> Iterator[Tr
 
 def _binary(scorer: TextScorer, tree: TreebankSentence) -> tuple[list[int], list[Span], dict[str, Any]]:
     """Token ids of a sentence, the spans of its tree over tokens, binarized to the right, and what all rows have."""
-    ids, is_end = encode_words(scorer.tokenizer, tree.words)
+    ids, is_end = encode_words(scorer.tokenizer, tree.words, scorer.text_style)
     spans = binary_token_spans(tree.spans, is_end)
     return ids, spans, {"word_ends": is_end, "key": tuple(spans)}
 
@@ -123,7 +122,7 @@ def _labeled(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str
             f"every tree of {' '.join(trees[0].words)!r} has a label that the model does not know "
             f"({', '.join(sorted(labels))}; it knows {', '.join(config.nonterminals)}): rename or remove these labels"
         )
-    rows = encode_trees(known, scorer.tokenizer, system, config.nonterminals)
+    rows = encode_trees(known, scorer.tokenizer, system, config.nonterminals, scorer.text_style)
     return [{**row, "key": tuple(row["actions"])} for row in rows]
 
 
@@ -211,7 +210,7 @@ def score_proposals(
     log_probs = torch.cat(joint)
     total = log_probs.logsumexp(0)
     share = (log_probs.max() - total).exp()
-    unknown = bool(encode_sentences(scorer.tokenizer, [words])[0].unknown)
+    unknown = bool(scorer.encode([words], "words")[0].unknown)
     return ProposalScore(float(total), length - num_closing, len(words), len(rows), float(share), unknown)
 
 

@@ -147,15 +147,26 @@ class SearchReader(LogitReader):
     def _parse(self, batch: list[Window], stepwise: bool) -> Any:
         """What `parse` gives for texts after their context, with what ends them behind."""
         sentence_ids, attention = self._context_sentence_ids(batch), self.scorer.attention_entropy
+        ids, mask = self._padded(batch, self.scorer.closing_ids if self.end else ())
         return self.model.parse(
-            *self._padded(batch, self.scorer.closing_ids if self.end else ()),
+            ids,
+            mask,
             num_beams=self.scorer.num_beams,
             stepwise=stepwise,
             lexical=self.scorer.details and not stepwise,
             **self.scorer.search_options,
             **({} if attention is None else {"attention_entropy": attention}),
             **({} if sentence_ids is None else {"context_sentence_ids": sentence_ids}),
+            **({"word_ends": self._word_ends(batch, mask)} if self.scorer.is_told_word_ends else {}),
         )
+
+    def _word_ends(self, batch: list[Window], mask: Tensor) -> Tensor:
+        """[B, T] False at the pieces of the texts that end no word."""
+        ends = torch.ones_like(mask, dtype=torch.bool)
+        for row, window in zip(ends, batch, strict=True):
+            stop = self.num_begin + window.num_tokens
+            row[stop - len(window.ids) : stop] = torch.tensor(window.word_ends)
+        return ends
 
     def _add_ends(self, found: list[TokenScores], parsed: Any, batch: list[Window], stepwise: bool) -> None:
         closing = self.scorer.closing_ids

@@ -21,6 +21,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,7 +30,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBas
 
 import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
 from hf_synlm.data.files import find_model
-from hf_synlm.data.text import PathLike, check_list
+from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.batches import (
     Window,
@@ -43,7 +44,7 @@ from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
 from hf_synlm.evaluation.text.readers import AttentionEntropy, Entropy, LogitReader, SearchReader
 from hf_synlm.evaluation.text.token_scores import TokenScores, joined
-from hf_synlm.evaluation.text.words import EncodedText, word_starts
+from hf_synlm.evaluation.text.words import EncodedText, encode_sentences, has_words, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
@@ -107,6 +108,7 @@ class TextScorer:
         self.attention_entropy = attention_entropy
         self.name, self.revision = name or model.config._name_or_path, revision
         self.searches = hasattr(model, "word_search")
+        self.text_style = getattr(model.config, "text_style", None)
         self.search_options = {k: v for k, v in (search_options or {}).items() if v is not None}
         self.num_beams = num_beams
         self.cuts = {"texts_in_windows": 0, "contexts_cut": 0}
@@ -297,6 +299,16 @@ class TextScorer:
         return {"estimator": self.estimator, **beam, "begin_token": begin, "max_tokens": self.max_tokens}
 
     # ------------------------------------------------------------------------------------------------------- scoring
+    def tokenization(self, given: Tokenization | None) -> Tokenization | None:
+        """How the model reads the words of a text: as given, or, for `text_style` "natural", split by "ptb"."""
+        if self.text_style == NATURAL:
+            return given or "ptb"
+        return None if given == "words" else given
+
+    def encode(self, sentences: Sequence[Sequence[str]], tokenize: Tokenization | None = None) -> list[EncodedText]:
+        """`encode_sentences` for this model."""
+        return encode_sentences(self.tokenizer, sentences, self.tokenization(tokenize), self.text_style)
+
     def score(
         self, texts: Sequence[EncodedText], *, end: bool = False, starts: bool = False, progress: str | None = None
     ) -> list[TokenScores]:
@@ -373,6 +385,14 @@ class TextScorer:
         options |= {"closing_ids": self.closing_ids} if reads_end else {}
         return ResultCache(self.cache, self.model, options)
 
+    @cached_property
+    def is_told_word_ends(self) -> bool:
+        """Whether `parse` is told where words end: of labeled trees over pieces, where the model cannot know it.
+
+        No constituent cuts a word then, as in training.
+        """
+        return getattr(self.model.config, "subwords", None) is False and not has_words(self.tokenizer)
+
     @property
     def max_rows(self) -> int:
         """Most tokens of one call whose logits are in memory together."""
@@ -389,7 +409,7 @@ class TextScorer:
         if text.context and not self.reads_context:
             raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
         room = getattr(self.model.word_search(1).machine, "max_with_context", None) if text.context else None
-        windows = cut_windows(text, self.max_tokens, room)
+        windows = cut_windows(text, self.max_tokens, room, self.is_told_word_ends)
         self.cuts["texts_in_windows"] += len(windows) > 1
         self.cuts["contexts_cut"] += len(windows) == 1 and len(windows[0].context) < len(text.context)
         return windows

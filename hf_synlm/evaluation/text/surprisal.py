@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hf_synlm.data.text import Tokenization, check_list
+from hf_synlm.data.text import NATURAL, Tokenization, check_list
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.token_scores import TokenScores
@@ -126,7 +126,8 @@ def iterate_words(
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
     words = [words_of(item) for item in items]
     read = encode_rows if any(item.rows for item in items) else encode_sentences
-    encode, as_written = partial(read, scorer.tokenizer, tokenize=tokenize), partial(read, scorer.tokenizer)
+    encode = partial(read, scorer.tokenizer, tokenize=scorer.tokenization(tokenize), text_style=scorer.text_style)
+    as_written = encode if scorer.text_style == NATURAL else partial(read, scorer.tokenizer)
     reads_documents = context == "document" and not scorer.reads_context
     groups = _documents(items) if reads_documents else [[k] for k in range(len(items))]
     encoded = _encode(scorer, encode, as_written, words, items, groups, context)

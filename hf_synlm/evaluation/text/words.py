@@ -4,6 +4,7 @@ Words are separated by white space (as by `str.split`). The model reads the word
 so double spaces, tabs and other white space change nothing, and every token is given to the word whose characters it
 covers. Punctuation is part of a word where the user's text has it so; with `tokenize`, the model reads such a word
 as the Penn Treebank writes it, in several pieces, or without marks, and the tokens still belong to the user's word.
+A model whose `text_style` is "natural" reads these pieces without spaces between them, as the text has them.
 """
 
 import json
@@ -19,8 +20,9 @@ from sentencex import segment
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.punctuation import drop_edge_punctuation, is_punctuation
-from hf_synlm.data.text import Tokenization, check_list
+from hf_synlm.data.collate import encode_joined, word_ends_from_word_ids
+from hf_synlm.data.punctuation import drop_edge_punctuation, is_punctuation, stands_joined
+from hf_synlm.data.text import NATURAL, Tokenization, check_list
 
 _WORD = re.compile(r"\S+")
 # Classes of unknown words, see `hf_synlm.data.vocabulary.unknown_class`.
@@ -54,6 +56,7 @@ class EncodedText:
         num_words: words of the text; some may have no token.
         context: token ids of complete sentences before it.
         unknown: indices of the words that have no token, or one that stands for unknown words.
+        leaf_of_token: for each token the index of its leaf in a tree, where words are split; default: `word_of_token`.
     """
 
     ids: list[int]
@@ -61,6 +64,12 @@ class EncodedText:
     num_words: int
     context: list[list[int]] = field(default_factory=list)
     unknown: frozenset[int] = frozenset()
+    leaf_of_token: list[int] | None = None
+
+    @property
+    def word_ends(self) -> list[bool]:
+        """Whether a leaf ends at each token: a constituent may end there."""
+        return word_ends_from_word_ids(self.leaf_of_token or self.word_of_token)
 
 
 def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -73,7 +82,9 @@ def split_words(text: str) -> list[Word]:
     return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
 
 
-def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[list[list[str]]]:
+def split_as_treebank(
+    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], text_style: str | None = None
+) -> list[list[list[str]]]:
     """Split words as the Penn Treebank does: `end.` is `end .`, `it's` is `it 's`.
 
     A word of the vocabulary stays whole, for treebanks differ (`don't`, `Mr.`); so does one that is one token of a
@@ -85,6 +96,7 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
     Args:
         tokenizer: a fast tokenizer.
         sentences: per sentence its words.
+        text_style: "natural": the vocabulary does not matter, and all pieces stay as they are written.
 
     Returns:
         Per sentence, per word its pieces; none for punctuation that is left out.
@@ -100,8 +112,10 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
         raise ImportError("splitting words as the treebank does needs nltk: pip install '.[eval]'") from error
     check_list("sentences", sentences, '["the", "dog"]')
     treebank = TreebankWordTokenizer()
-    has_period = bool(_spelled(tokenizer, {"."}))
+    is_natural = text_style == NATURAL
+    has_period = is_natural or bool(_spelled(tokenizer, {"."}))
     split = partial(_split_of_words if has_words(tokenizer) else _split_of_pieces, tokenizer, treebank)
+    split = partial(_split_text, treebank) if is_natural else split
     keys = [
         [(word, not has_period or place in ends) for place, word in enumerate(sentence)]
         for sentence, ends in ((sentence, _sentence_ends(sentence)) for sentence in sentences)
@@ -150,24 +164,36 @@ def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: 
     whole = _of_one_token(tokenizer, {word for word, _ in places})
     # Raw text, of which many vocabularies are made, has no escapes.
     read = _BRACKETS if any(map(_ESCAPE.fullmatch, tokenizer.get_vocab())) else _BRACKET_OF
+    return {
+        key: [read.get(part, part) for part in ([key[0]] if key[0] in whole else parts)]
+        for key, parts in _split_text(treebank, places).items()
+    }
+
+
+def _split_text(treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
+    """Pieces of words as they are written."""
     found: _Pieces = {}
     for word, is_last in places:
         # As long as the word, so that places agree.
         text = word.translate(_SAME_LENGTH) + " a" * (word.endswith(".") and not is_last)
-        parts = [word[i:j] for i, j in treebank.span_tokenize(text) if i < len(word)]
-        found[word, is_last] = [read.get(part, part) for part in ([word] if word in whole else parts)]
+        found[word, is_last] = [word[i:j] for i, j in treebank.span_tokenize(text) if i < len(word)]
     return found
 
 
 def split_sentences(
-    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], tokenize: Tokenization
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[Sequence[str]],
+    tokenize: Tokenization | None,
+    text_style: str | None = None,
 ) -> list[list[list[str]]]:
     """Per sentence, per word the pieces that a model reads.
 
     "ptb": by `split_as_treebank`; "no-punctuation": without the marks at its edges, as `drop_punctuation` in training.
     """
+    if tokenize in (None, "words"):
+        return [[[word] for word in sentence] for sentence in sentences]
     if tokenize == "ptb":
-        return split_as_treebank(tokenizer, sentences)
+        return split_as_treebank(tokenizer, sentences, text_style)
     return [
         [[] if is_punctuation(word) else drop_edge_punctuation(word).split() for word in sentence]
         for sentence in sentences
@@ -191,7 +217,10 @@ def _of_one_token(tokenizer: PreTrainedTokenizerBase, words: set[str]) -> set[st
 
 
 def encode_sentences(
-    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], tokenize: Tokenization | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[Sequence[str]],
+    tokenize: Tokenization | None = None,
+    text_style: str | None = None,
 ) -> list[EncodedText]:
     """Encode sentences given as words, and assign every token to a word.
 
@@ -202,6 +231,8 @@ def encode_sentences(
         tokenizer: a fast tokenizer, which gives the positions of its tokens.
         sentences: per sentence its words; a sentence may be empty.
         tokenize: how the model reads words, see `split_sentences`; None = as they are.
+        text_style: of the model's configuration. "natural": pieces of a word stand together in text; words that are not
+            split are those of a treebank, and stand as `stands_joined` says.
 
     Returns:
         One text per sentence.
@@ -223,9 +254,14 @@ def encode_sentences(
                 raise ValueError(
                     f"sentence {number} has the word {word!r}: words must not be empty or have white space"
                 )
-    if tokenize:
-        pieces = split_sentences(tokenizer, sentences, tokenize)
-        encoded = encode_sentences(tokenizer, [[piece for word in words for piece in word] for words in pieces])
+    if text_style == NATURAL or tokenize not in (None, "words"):
+        pieces = split_sentences(tokenizer, sentences, tokenize, text_style)
+        leaves = [[piece for word in words for piece in word] for words in pieces]
+        encoded = (
+            _encode_natural(tokenizer, pieces, leaves, tokenize)
+            if text_style == NATURAL
+            else encode_sentences(tokenizer, leaves)
+        )
         return [_join_pieces(words, text) for words, text in zip(pieces, encoded, strict=True)]
     texts = [" ".join(words) for words in sentences]
     batch: Mapping[str, Any] = {"input_ids": [], "offset_mapping": []}
@@ -250,12 +286,35 @@ def encode_sentences(
     ]
 
 
+def _encode_natural(
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: Sequence[Sequence[Sequence[str]]],
+    leaves: Sequence[Sequence[str]],
+    tokenize: Tokenization | None,
+) -> list[EncodedText]:
+    """Texts of leaves, the pieces of words: those of a word touch; words that are not split stand as by the rules."""
+    if tokenize in (None, "words"):
+        joined = [stands_joined(words) for words in leaves]
+    else:
+        joined = [[place > 0 for word in words for place in range(len(word))] for words in pieces]
+    unknown = tokenizer.unk_token_id
+    return [
+        EncodedText(
+            ids, owners, len(words), unknown=frozenset(k for k, t in zip(owners, ids, strict=True) if t == unknown)
+        )
+        for (ids, owners), words in zip(encode_joined(tokenizer, leaves, joined), leaves, strict=True)
+    ]
+
+
 def encode_rows(
-    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], tokenize: Tokenization | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[Sequence[str]],
+    tokenize: Tokenization | None = None,
+    text_style: str | None = None,
 ) -> list[EncodedText]:
     """As `encode_sentences`, for words that may have white space inside, or be empty and have no token."""
     parts = [[word.split() for word in words] for words in sentences]
-    texts = encode_sentences(tokenizer, [list(chain.from_iterable(words)) for words in parts], tokenize)
+    texts = encode_sentences(tokenizer, [list(chain.from_iterable(words)) for words in parts], tokenize, text_style)
     joined = [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]
     for words, text in zip(parts, joined, strict=True):
         text.unknown -= {place for place, word in enumerate(words) if not word}  # nothing is unknown of them
@@ -266,7 +325,8 @@ def _join_pieces(words: Sequence[Sequence[str]], text: EncodedText) -> EncodedTe
     """A text of pieces as a text of the words that have them."""
     owners = [number for number, pieces in enumerate(words) for _ in pieces]
     unknown = {owners[piece] for piece in text.unknown} | {number for number, pieces in enumerate(words) if not pieces}
-    return EncodedText(text.ids, [owners[k] for k in text.word_of_token], len(words), unknown=frozenset(unknown))
+    of_words, leaves = [owners[k] for k in text.word_of_token], text.leaf_of_token or text.word_of_token
+    return EncodedText(text.ids, of_words, len(words), unknown=frozenset(unknown), leaf_of_token=leaves)
 
 
 def _assign(

@@ -19,11 +19,12 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.punctuation import Punctuation, check_tags, keep_words
-from hf_synlm.data.text import PathLike, check_list, errors_at
+from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list, errors_at
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.text.batches import batches_by_cost, checked_batch_size, token_budget
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import iterate_batches
+from hf_synlm.evaluation.text.words import encode_sentences, split_sentences
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
     ParsingScores,
@@ -171,6 +172,7 @@ def parse_sentences(
     progress: str | None = None,
     num_processes: int | None = 1,
     cache: PathLike | None = None,
+    tokenize: Tokenization | None = None,
     **options: Any,
 ) -> list[ParsedSentence]:
     """Parse sentences; equal ones are parsed once.
@@ -186,6 +188,8 @@ def parse_sentences(
         progress: name of a progress bar; None = no bar.
         num_processes: how many processes parse on a CPU; None = as many as are worth it, see `TextScorer`.
         cache: file to which trees are written as they come; a run that was stopped continues from it.
+        tokenize: split words, see `evaluation.text.words`; trees are over the pieces. Default: "words", and "ptb" for
+            texts where the `text_style` of the model is "natural".
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
 
     Returns:
@@ -208,8 +212,18 @@ def parse_sentences(
     if unknown := ", ".join(sorted(set(options) - known)):
         raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")
     check_list("sentences", sentences)
-    split = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
-    encoded = [_encode(tokenizer, words, number) for number, words in enumerate(split, 1)]
+    style = getattr(model.config, "text_style", None)
+    if tokenize is None and style == NATURAL and all(isinstance(sentence, str) for sentence in sentences):
+        tokenize = "ptb"
+    given = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
+    pieces = split_sentences(tokenizer, given, tokenize, style)
+    split = [[piece for word in words for piece in word] for words in pieces]
+    if [] in split:
+        raise ValueError(f"sentence {split.index([]) + 1} (''): there are no words: leave it out")
+    if tokenize == "ptb" and style == NATURAL:  # the spaces are those of the text
+        encoded = [(text.ids, text.word_ends) for text in encode_sentences(tokenizer, given, tokenize, style)]
+    else:
+        encoded = [_encode(tokenizer, words, number, style) for number, words in enumerate(split, 1)]
     _check_lengths(model, split, encoded)
     return parse_encoded(
         model,
@@ -273,12 +287,12 @@ def _parse_batch(model: PreTrainedModel, options: dict[str, Any], sentences: lis
     return [ParsedSentence.from_output(output, sentence.words, row).to_dict() for row, sentence in enumerate(sentences)]
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, words: Sequence[str], number: int) -> tuple[list[int], list[bool]]:
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, words: Sequence[str], number: int, text_style: str | None
+) -> tuple[list[int], list[bool]]:
     shown = " ".join(words[:8]) + (" ..." if len(words) > 8 else "")
     with errors_at(f"sentence {number} ({shown!r})"):
-        if not words:
-            raise ValueError("there are no words: leave it out")
-        return encode_words(tokenizer, words)
+        return encode_words(tokenizer, words, text_style)
 
 
 def _check_lengths(

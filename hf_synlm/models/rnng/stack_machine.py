@@ -463,7 +463,7 @@ class RNNGStackMachine(StackMachine):
         for _ in range(max(pool.field("length", nodes).flatten().tolist(), default=0)):
             last = pool.nodes(nodes)
             is_over, nodes = is_over & (last.action != SHIFT), last.predecessor.clamp(min=0)
-            seen = self.look(pool, nodes)
+            seen = self.with_known_ends(self.look(pool, nodes))
             logits, inside = self.action_logits(seen), seen.column("inside_word")[..., None] > 0
             goes_on, ends = (self.legal_actions(seen, num_tokens, phase) for phase in (Phase.CONTINUE, Phase.END))
             log_probs = logits.masked_fill(~(goes_on | (ends & ~inside)), NEG_INF).log_softmax(2)
@@ -471,6 +471,10 @@ class RNNGStackMachine(StackMachine):
             chance = log_probs.masked_fill(~certain, NEG_INF).logsumexp(2)
             price = torch.where(last.predecessor < 0, price, price + chance)
         return price
+
+    def with_known_ends(self, seen: Seen) -> Seen:
+        """States as the model knows them: without ends of words that were given to the search alone."""
+        return seen
 
     def end_action(self, seen: Seen) -> tuple[int, Tensor]:
         """The action that ends a sentence, and in which states [B, R] it does."""

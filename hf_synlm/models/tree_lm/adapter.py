@@ -1,10 +1,10 @@
 """A Tree LM that begins with the weights of a decoder, LoRA on them, and folders that hold what LoRA learned.
 
-`TreeLMForCausalLM.add_adapter` freezes the backbone but for the adapters of its layers; the table of the labels and the
-biases of both heads are trained in full. A folder of such a model has configuration, tokenizer and code like any other,
-but no weights of the backbone, which `adapter_of` of its configuration names. Its folder `adapter` has the format of
-PEFT. `from_pretrained` adds the adapter to the backbone, W + s B A: the model that it returns is an ordinary Tree LM,
-whose search costs what that of plain weights costs.
+`TreeLMForCausalLM.add_adapter` freezes the backbone but for the adapters of its layers; the table of the labels and
+their biases are trained in full; the biases of words, which would learn how frequent words are, stay. A folder of such
+a model has configuration, tokenizer and code like any other, but no weights of the backbone, which `adapter_of` of its
+configuration names. Its folder `adapter` has the format of PEFT. `from_pretrained` adds the adapter to the backbone,
+W + s B A: the model that it returns is an ordinary Tree LM, whose search costs what that of plain weights costs.
 """
 
 import copy
@@ -120,7 +120,7 @@ class BackboneAdapterMixin(SyntacticPreTrainedModel):
         return {n: value for n, value in weights.items() if not _is_of_backbone(n) and n not in tied}
 
     def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
-        """Add LoRA to the backbone; the table of the labels and the biases of the heads are trained in full.
+        """Add LoRA to the backbone; the table of the labels and their biases are trained in full.
 
         On other weights than those of `from_backbone`, this is `add_adapter` of transformers.
 
@@ -145,11 +145,11 @@ class BackboneAdapterMixin(SyntacticPreTrainedModel):
         beyond = [name for name in full if {"base_layer", "original_module", "modules_to_save"} & set(name.split("."))]
         if beyond:
             raise ValueError(
-                f"The adapter reaches beyond the backbone ({beyond[0]}), but labels and biases are trained in full. "
+                f"The adapter reaches beyond the backbone ({beyond[0]}), but labels are trained in full. "
                 "Take target_modules from linear_layers(model), leave out modules_to_save, and make the model anew."
             )
-        for parameter in full.values():
-            parameter.requires_grad_(True)
+        for name, parameter in full.items():
+            parameter.requires_grad_(name != "lm_head.bias")
         self.adapts_backbone = True
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:

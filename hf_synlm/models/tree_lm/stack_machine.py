@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig
 
 from hf_synlm.core.cache import CACHE
 from hf_synlm.models.rnng.actions import REDUCE
-from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen, first_true
+from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, Phase, RNNGStackMachine, Seen, State, first_true
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width, max_positions
 from hf_synlm.models.tree_lm.linearization import relative_depths
@@ -279,6 +279,24 @@ class TreeLMStackMachine(RNNGStackMachine):
         return PackedWordHead(self.lm_head)
 
     # --------------------------------------------------------------------------------------------- probabilities
+    def action_log_probs(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
+        """Log-probabilities [B, R, A] of the next action, -inf where illegal.
+
+        Ends of words that are given tell what comes next: what they bar is lost, and not spread over what may come.
+        """
+        if self.config.subwords:
+            return super().action_log_probs(seen, num_tokens, phase)
+        log_probs = super().action_log_probs(self.with_known_ends(seen), num_tokens, phase)
+        return log_probs.masked_fill(~self.legal_actions(seen, num_tokens, phase), NEG_INF)
+
+    def with_known_ends(self, seen: Seen) -> Seen:
+        """States without ends of words, unless the model knows them by `subwords`."""
+        if self.config.subwords:
+            return seen
+        fields = seen.fields.clone()
+        fields[:, :, 0, State._fields.index("inside_word")] = 0
+        return seen._replace(fields=fields)
+
     def action_logits(self, seen: Seen) -> Tensor:
         """Logits [B, R, A] of the next action, float32."""
         hidden, (shift, finish) = self._known(seen.predictor.flatten(0, 1))

@@ -23,6 +23,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_synlm import LSTMForCausalLM, PushdownForCausalLM, RNNGForCausalLM, TreeLMForCausalLM
 from hf_synlm.data.arguments import option
+from hf_synlm.data.text import NATURAL
+from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.trees.treebank_parsing import PUNCTUATION
 from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, check_overrides
@@ -167,9 +169,14 @@ def make_model(
         options = {} if backbone is None else {"backbone": backbone}
         return load_pretrained(model_class, name, arguments.config_overrides, tokenizer, **options)
     if backbone is not None:
-        decided = ("backbone_config", "nonterminals", "vocab_size")
-        overrides = check_overrides(model_class.config_class, arguments.config_overrides, decided)
-        return model_class.from_backbone(backbone, labels, pad_token_id=tokenizer.pad_token_id, **overrides)
+        given = ("backbone_config", "nonterminals", "vocab_size")
+        overrides = check_overrides(model_class.config_class, arguments.config_overrides, given)
+        decided = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": begin_token_id(tokenizer)}
+        fields = {"text_style": NATURAL, **decided, **overrides}
+        model = model_class.from_backbone(backbone, labels, **fields)
+        # Clients that read the tokenizer begin texts with the same token.
+        tokenizer.bos_token = tokenizer.convert_ids_to_tokens(model.config.bos_token_id)
+        return model
     word_final = word_final_ids(tokenizer)
     model = model_class(make_config(arguments, tokenizer, labels, subwords=not all(word_final)))
     if getattr(model.config, "subwords", False):
@@ -196,7 +203,8 @@ def load_data(
     model = make_model(model_arguments, tokenizer, labels, data.max_sentence_tokens)
     labels = getattr(model.config, "nonterminals", labels)
     system: Any = getattr(model.config, "transition_system", "top_down")
-    encoded = encode_treebanks(accelerator, data, trees, tokenizer, system, labels)
+    style = getattr(model.config, "text_style", None)
+    encoded = encode_treebanks(accelerator, data, trees, tokenizer, system, labels, style)
     return encoded, list(labels), tokenizer, model
 
 

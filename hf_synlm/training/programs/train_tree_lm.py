@@ -46,8 +46,8 @@ class TreeLMModelArguments(RNNGModelArguments):
     )
     lora_r: int | None = option(
         None,
-        "Train LoRA of this rank instead of all weights of the backbone; the table of the labels and the biases of the "
-        "heads are trained in full. The model that is saved is an adapter of the backbone.",
+        "Train LoRA of this rank instead of all weights of the backbone; the table of the labels and their biases are "
+        "trained in full. The model that is saved is an adapter of the backbone.",
     )
     lora_alpha: int | None = option(None, "Scale of LoRA; default: twice the rank.")
     lora_dropout: float | None = option(None, "Dropout of LoRA; default: 0.")
@@ -58,7 +58,7 @@ class TreeLMModelArguments(RNNGModelArguments):
         None, "With LoRA, learning rate of the table of the labels; default: 8 times --learning_rate."
     )
     bias_learning_rate: float | None = option(
-        None, "With LoRA, learning rate of the biases of the heads; default: 40 times --learning_rate."
+        None, "With LoRA, learning rate of the biases of the labels; default: 40 times --learning_rate."
     )
 
     def __post_init__(self):
@@ -117,14 +117,14 @@ class TreeLMRecipe(RNNGRecipe):
         self.accelerator.print(f"LoRA of rank {rank}: {trained:,} parameters are trained")
 
     def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
-        """With LoRA, the table of the labels and the biases of the heads have their own."""
+        """With LoRA, the table of the labels and their biases have their own."""
         given, rate = self.model_arguments, self.arguments.learning_rate
         if given.lora_r is None:
             return {}
         labels, biases = given.label_learning_rate, given.bias_learning_rate
         labels, biases = 8 * rate if labels is None else labels, 40 * rate if biases is None else biases
         own_head = {} if model.config.tie_word_embeddings else {"label_head.weight": labels}
-        return {"embed_labels": labels, **own_head, "lm_head.bias": biases, "label_head.bias": biases}
+        return {"embed_labels": labels, **own_head, "label_head.bias": biases}
 
     def settings(self, model: Any) -> dict[str, Any]:
         """Those of every tree program, and LoRA's and its backbone."""

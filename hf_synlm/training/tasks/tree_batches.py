@@ -47,6 +47,7 @@ TREE_FEATURES = {
     "labels": List(Value("string")),
     "spans": List(List(Value("int32"))),
     "source": Value("string"),
+    "joined": List(Value("bool")),
 }
 CODE_FEATURES = {"input_ids": List(Value("int32")), "actions": List(Value("int32")), "word_ends": List(Value("bool"))}
 
@@ -122,13 +123,15 @@ def _read_rows(paths: list[str], stamps: list, reading: dict[str, Any]) -> Itera
                 "labels": [label for label, _, _ in sentence.labeled_spans],
                 "spans": [span[1:] for span in sentence.labeled_spans],
                 "source": sentence.source,
+                "joined": sentence.joined,
             }
 
 
 def row_to_sentence(row: dict[str, Any]) -> TreebankSentence:
     """The sentence of the `row` of a table of `load_trees`."""
     spans = tuple((label, i, j) for label, (i, j) in zip(row["labels"], row["spans"], strict=True))
-    return TreebankSentence(tuple(row["words"]), tuple(row["tags"]), spans, row["source"])
+    joined = None if row["joined"] is None else tuple(row["joined"])
+    return TreebankSentence(tuple(row["words"]), tuple(row["tags"]), spans, row["source"], joined)
 
 
 def collect_labels(*treebanks: Dataset, system: str = "top_down") -> list[str]:
@@ -204,6 +207,7 @@ def encode_treebanks(
     tokenizer: PreTrainedTokenizerBase,
     transition_system: Literal["top_down", "in_order", "binary", "no_opening"],
     labels: Sequence[str],
+    text_style: str | None = None,
 ) -> Splits:
     """Encode the words of training, validation and perhaps test trees, and write the trees as actions.
 
@@ -219,7 +223,7 @@ def encode_treebanks(
                 batched=True,
                 features=Features({**TREE_FEATURES, **CODE_FEATURES}),
                 num_proc=data.preprocessing_num_workers,
-                fn_kwargs={"tokenizer": tokenizer, "system": system, "labels": tuple(labels)},
+                fn_kwargs={"tokenizer": tokenizer, "system": system, "labels": tuple(labels), "text_style": text_style},
                 desc="encoding trees",
             )
             if not parts:
@@ -233,10 +237,14 @@ def encode_treebanks(
 
 
 def _encode_batch(
-    columns: dict[str, list], tokenizer: PreTrainedTokenizerBase, system: TransitionSystem, labels: tuple[str, ...]
+    columns: dict[str, list],
+    tokenizer: PreTrainedTokenizerBase,
+    system: TransitionSystem,
+    labels: tuple[str, ...],
+    text_style: str | None,
 ) -> dict[str, list]:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    codes = encode_trees([row_to_sentence(row) for row in rows], tokenizer, system, labels)
+    codes = encode_trees([row_to_sentence(row) for row in rows], tokenizer, system, labels, text_style)
     return {name: [dict(code)[name] for code in codes] for name in CODE_FEATURES}
 
 
