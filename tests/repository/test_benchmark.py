@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from benchmarks import cases, lengths, search
+from benchmarks import cases, lengths, search, train
 from benchmarks.sides import Sides, measure, origin
 
 
@@ -31,6 +31,12 @@ def test_cases_are_listed_and_measured(capsys, monkeypatch):
     assert rows_of(capsys, "--gradients")[0]["bf16"]["zeros"]["weight"] == 0
     assert cases.main(["--case", "bad"]) == 1
     assert "one is two" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_rnng_is_timed_without_its_plan(monkeypatch):
+    sides = train.rnng_train(2)
+    monkeypatch.setattr("hf_synlm.models.rnng.modeling_rnng.make_plan", lambda *plan, **options: pytest.fail("a plan"))
+    sides.ours()
 
 
 def test_growth_by_beam_and_length(capsys, monkeypatch):
