@@ -57,7 +57,8 @@ test: $(VENV)/.test $(VENV)/.transformers_tests
 gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -v -m gpu tests/models/test_gpu.py
 	$(BIN)/python training/benchmark.py --device cuda
-	$(BIN)/python training/benchmark.py --device cuda --bf16
+	$(BIN)/python training/benchmark.py --device cuda --precision tf32
+	$(BIN)/python training/benchmark.py --device cuda --precision bf16
 	$(BIN)/python training/benchmark.py --device cuda --gradients
 
 lint: $(VENV)/.test
