@@ -56,8 +56,10 @@ def test_speed_of_all_processes_and_of_a_device(monkeypatch: pytest.MonkeyPatch)
          "model_flop_utilization": 10 / 989, "memory_gib": 1.5, "data_wait": 0.25}
     )  # fmt: skip
     assert meter.overall() == {"tokens_per_second": 20_000}
-    shown = {"tokens/s": "20000", "per device": "10000", "TFLOP/s": "10.0", "MFU": "1.0%", "GiB": "1.5"}
+    shown = {"tokens/s": "20000", "per device": "10000", "TFLOP/s": "10", "MFU": "1.0%", "GiB": "1.5"}
     assert for_bar(speed) == {**shown, "data wait": "25%"}
+    one = {"tokens_per_second": 5.0, "tokens_per_second_per_device": 5.0, "data_wait": 0.0}
+    assert for_bar(one) == {"tokens/s": "5", "data wait": "0%"}
 
 
 def test_operations_of_a_token() -> None:

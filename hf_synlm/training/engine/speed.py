@@ -21,7 +21,7 @@ PEAK_TFLOPS = {
 BAR = {
     "tokens_per_second": ("tokens/s", ".0f"),
     "tokens_per_second_per_device": ("per device", ".0f"),
-    "tflops_per_device": ("TFLOP/s", ".1f"),
+    "tflops_per_device": ("TFLOP/s", ".3g"),
     "model_flop_utilization": ("MFU", ".1%"),
     "memory_gib": ("GiB", ".1f"),
     "data_wait": ("data wait", ".0%"),
@@ -93,7 +93,9 @@ class SpeedMeter:
 
 
 def for_bar(speed: dict[str, float]) -> dict[str, str]:
-    """The speed as the progress bar shows it."""
+    """The speed as the progress bar shows it; that of a device only if there are several."""
+    if speed["tokens_per_second"] == speed["tokens_per_second_per_device"]:
+        speed = {name: value for name, value in speed.items() if name != "tokens_per_second_per_device"}
     return {label: format(speed[name], form) for name, (label, form) in BAR.items() if name in speed}
 
 
