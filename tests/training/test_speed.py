@@ -164,6 +164,16 @@ def uncorrected(fused: bool | None) -> tuple[torch.optim.Optimizer, list[torch.T
     return common.make_optimizer(model, arguments, fused=fused)[0], list(model.parameters())
 
 
+def test_adamw_is_fused_on_a_gpu() -> None:
+    def fused(device: str, scaler: Any = None) -> bool | None:
+        recipe: Any = SimpleNamespace(learning_rates=lambda model: {}, arguments=TrainingArguments(output_dir="x"))
+        recipe.arguments.limit_steps()
+        recipe.accelerator = SimpleNamespace(device=torch.device(device), scaler=scaler, prepare=lambda *parts: parts)
+        return GPSTRecipe.prepare(recipe, torch.nn.Linear(2, 2))[1].defaults["fused"]
+
+    assert (fused("cuda"), fused("cpu"), fused("cuda", scaler="of float16")) == (True, None, None)
+
+
 def test_a_fused_step_reads_no_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     """It equals the other one, and a loaded optimizer continues bit for bit; so does an older, which is not fused."""
     plain, expected = uncorrected(None)
