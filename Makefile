@@ -78,7 +78,8 @@ newest: $(VENV)/.torch
 gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -v -m gpu tests/models/test_gpu.py
 	$(BIN)/python training/benchmark.py --device cuda
-	$(BIN)/python training/benchmark.py --device cuda --bf16
+	$(BIN)/python training/benchmark.py --device cuda --precision tf32
+	$(BIN)/python training/benchmark.py --device cuda --precision bf16
 	$(BIN)/python training/benchmark.py --device cuda --gradients
 
 lint: $(VENV)/.test

@@ -10,7 +10,7 @@ from transformers import HfArgumentParser
 # Options of earlier versions, and what to do instead.
 REMOVED = {
     "hub_strategy": "--push_to_hub pushes the final model; upload the folder of a checkpoint with `hf upload`",
-    "peak_flops": "FLOPs are not counted any more; the log has tokens per second",
+    "peak_flops": "the peak of a GPU is known by its name",
     "shard_tokens": "prepared text is cut into shards by characters",
 }
 

@@ -9,6 +9,7 @@
         output_folder.py   which folder a run may use, and what is resumed
         run.py             accelerator, model, optimizer, settings of a run
         loop.py, steps.py  training loop; optimizer steps over micro steps and processes
+        speed.py           tokens and operations per second, memory, traces of steps
         samplers.py        which samples a micro step reads
         checkpoints.py     checkpoints and best weights
         sample_texts.py    sentences generated on the way

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from benchmarks import cases, lengths, search
+from benchmarks import cases, lengths, search, train
 from benchmarks.sides import Sides, measure, origin
 
 
@@ -16,9 +16,10 @@ def rows_of(capsys: pytest.CaptureFixture, *arguments: str) -> list[dict]:
 def test_cases_are_listed_and_measured(capsys, monkeypatch):
     assert [row["case"] for row in rows_of(capsys, "--list")] == list(cases.CASES)
     monkeypatch.setattr(cases, "peak_memory", lambda name, side=0: 5.0)
-    weight = torch.nn.Linear(2, 1)
+    weight, seen = torch.nn.Linear(2, 1), set()
 
     def step() -> None:
+        seen.add(weight(torch.ones(1, 2)).dtype)
         weight(torch.ones(1, 2)).sum().backward()
 
     def wrong() -> None:
@@ -28,9 +29,18 @@ def test_cases_are_listed_and_measured(capsys, monkeypatch):
     monkeypatch.setattr(cases, "CASES", {name: cases.Case(name, "", lambda s=s: s) for name, s in built.items()})
     (row,) = rows_of(capsys, "--case", "good", "--runs", "1")
     assert row["ratio"] > 0 and row["runs"] == 1 and row["peak_memory_mib"] == [5, 5] and row["commit"]
+    assert rows_of(capsys, "--case", "good", "--runs", "1", "--precision", "bf16")[0]["precision"] == "bf16"
+    assert seen == {torch.float32, torch.bfloat16} and rows_of(capsys, "--list", "--precision", "tf32")
+    assert torch.backends.cuda.matmul.allow_tf32
     assert rows_of(capsys, "--gradients")[0]["bf16"]["zeros"]["weight"] == 0
     assert cases.main(["--case", "bad"]) == 1
     assert "one is two" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_rnng_is_timed_without_its_plan(monkeypatch):
+    sides = train.rnng_train(2)
+    monkeypatch.setattr("hf_synlm.models.rnng.modeling_rnng.make_plan", lambda *plan, **options: pytest.fail("a plan"))
+    sides.ours()
 
 
 def test_growth_by_beam_and_length(capsys, monkeypatch):

@@ -365,7 +365,8 @@ def test_samples_and_trackers(gpst: Callable[..., ScriptRun], straight: Path) ->
     events = EventAccumulator(str(run.output_dir / "logs" / "pretrain_gpst"))
     events.Reload()
     tags = events.Tags()
-    assert {"train/loss", "speed/tokens_per_second", "learning_rate/0", "validation/loss"} <= set(tags["scalars"])
+    speed = {f"speed/{name}" for name in ("tokens_per_second", "tflops_per_device", "data_wait")}
+    assert {"train/loss", "learning_rate/0", "validation/loss"} | speed <= set(tags["scalars"])
     assert len(events.Scalars("train/loss")) == 10
     assert any(tag.startswith("generated/0") for tag in tags["tensors"])
     assert results_of(straight)["train"] == found["train"]

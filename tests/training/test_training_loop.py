@@ -117,6 +117,7 @@ def train(run: common.Run, batches: Any, objective: Any = compute_loss, **option
         evaluate=evaluate,
         evaluation_due=lambda step: steps.is_due(step, run.arguments.evaluation_steps, run.arguments.num_steps),
         summarize=dict,
+        flops_per_token=lambda model: None,
     )
     run.output_dir.mkdir(parents=True, exist_ok=True)
     if not run.state.notes:

@@ -152,6 +152,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         add(f"{architecture}-killed", architecture, after=after, signal="SIGKILL", ranks=[0, 1])
         add(f"{architecture}-killed", architecture)
     add("prpn", "on_lstm", *PRPN)
+    add("late", "rnng", "--max_train_steps", "100000", "--max_time", "1e-5", "--dataloader_num_workers", "2")
     endless = ("--max_train_steps", "100000", "--checkpointing_steps", "3", "--evaluation_steps", "0")
     add("signal", "gpst", *endless, after="step_3", signal="SIGTERM", ranks=[1])
     ruin = ("--learning_rate", "1e30", "--max_grad_norm", "1e30", "--max_train_steps", "9", "--logging_steps", "3")
@@ -200,6 +201,12 @@ def same_losses(first: Path, second: Path) -> None:
         assert mine == pytest.approx(theirs, rel=2e-4, abs=2e-5)
     for mine, theirs in zip(own["evaluations"], other["evaluations"], strict=True):
         assert mine["losses"] == pytest.approx(theirs["losses"], rel=2e-4, abs=2e-5)
+
+
+def test_processes_end_at_the_same_time(jobs: Jobs) -> None:
+    """The clock of the first process decides; batches come from workers."""
+    assert results_of(jobs.done("late"))["step"] == 1
+    assert "step 1 is the last one: max_time 1e-05 is reached" in jobs.log("late")
 
 
 def test_processes_evaluate_the_saved_model(jobs: Jobs) -> None:

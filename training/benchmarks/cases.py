@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,10 +163,11 @@ def run_case(name: str, runs: int) -> dict[str, Any]:
     return {"case": name, "baseline": case.baseline, **times, "peak_memory_mib": memory, "costs": costs, **origin()}
 
 
-def compare_commits(name: str, ref: str, runs: int, device: str) -> dict[str, Any]:
+def compare_commits(name: str, ref: str, runs: int, *place: str) -> dict[str, Any]:
     """Time the measured side of a case with the code of this folder against that of another commit, in turn.
 
-    The benchmarks are those of this folder; `hf_synlm` comes from a throw-away worktree of the commit.
+    The benchmarks are those of this folder; `hf_synlm` comes from a throw-away worktree of the commit. `place` are
+    options, of device and precision.
     """
     root = Path(__file__).parents[2]
     with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +175,7 @@ def compare_commits(name: str, ref: str, runs: int, device: str) -> dict[str, An
         git = ["git", "-C", str(root), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(base), ref], check=True)
         try:
-            workers = [_Worker(code, name, device) for code in (root, base)]
+            workers = [_Worker(code, name, place) for code in (root, base)]
             pairs = [(workers[0].seconds(), workers[1].seconds()) for _ in range(runs)]
             for worker in workers:
                 worker.stop()
@@ -187,8 +187,8 @@ def compare_commits(name: str, ref: str, runs: int, device: str) -> dict[str, An
 class _Worker:
     """A process that runs a step of a case, with the code of a folder, whenever it is asked to."""
 
-    def __init__(self, code: Path, name: str, device: str) -> None:
-        command = [sys.executable, str(Path(__file__).parents[1] / "benchmark.py"), "--worker", "--device", device]
+    def __init__(self, code: Path, name: str, place: tuple[str, ...]) -> None:
+        command = [sys.executable, str(Path(__file__).parents[1] / "benchmark.py"), "--worker", *place]
         command += ["--case", name, "--threads", str(torch.get_num_threads())]
         environment = {**os.environ, "PYTHONPATH": str(code)}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -223,7 +223,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=5, help="counted pairs per case")
     parser.add_argument("--threads", type=int, help="threads of torch; default: torch chooses")
     parser.add_argument("--device", default="cpu", help="where both sides run, as torch names it: cpu, cuda")
-    parser.add_argument("--bf16", action="store_true", help="run both sides under autocast to bfloat16")
+    parser.add_argument(
+        "--precision",
+        default="float32",
+        choices=("float32", "tf32", "bf16"),
+        help="of both sides: float32, with products in TF32 on a GPU (tf32), or under autocast to bfloat16",
+    )
     parser.add_argument("--base", metavar="REF", help="compare with the code of another commit instead, case by case")
     parser.add_argument("--growth", action="store_true", help="print how searches and charts grow, and stop")
     parser.add_argument("--lengths", action="store_true", help="time training by the length of sentences, and stop")
@@ -236,17 +241,16 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--runs {options.runs}: at least one pair is needed")
     if options.threads:
         torch.set_num_threads(options.threads)
-    use_device(options.device)
     names = options.case or [*CASES, *(GPU_CASES if options.device.startswith("cuda") else ())]
-    half = torch.autocast(torch.device(options.device).type, torch.bfloat16) if options.bf16 else nullcontext()
-    with half:
+    with use_device(options.device, options.precision):
         if options.worker:
             _work(names[0])
             return 0
         if options.list:
             rows: Iterable[Any] = ({"case": name, **(CASES | GPU_CASES)[name]._asdict()} for name in names)
         elif options.base:
-            rows = (compare_commits(name, options.base, options.runs, options.device) for name in names)
+            place = ("--device", options.device, "--precision", options.precision)
+            rows = (compare_commits(name, options.base, options.runs, *place) for name in names)
         elif options.growth:
             growths = pcfg_growth(options.runs), gpst_growth(options.runs, peak_memory), rnng_growth(options.runs)
             rows = itertools.chain(*growths)

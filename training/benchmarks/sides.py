@@ -8,6 +8,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +34,14 @@ class _Device:
     """The device that all cases of a process use."""
 
     name = "cpu"
+    precision = "float32"
 
 
-def use_device(name: str) -> None:
-    """Build all cases from now on on this device."""
-    _Device.name = name
+def use_device(name: str, precision: str) -> AbstractContextManager[Any]:
+    """Build all cases from now on on this device; returns the context in which they run in this precision."""
+    _Device.name, _Device.precision = name, precision
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    return torch.autocast(torch.device(name).type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def place(thing: Any) -> Any:
@@ -100,6 +104,7 @@ def origin() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
         "device": _Device.name,
+        "precision": _Device.precision,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,

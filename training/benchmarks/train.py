@@ -23,6 +23,7 @@ from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.training.programs.train_pushdown import AttachmentCollator
+from hf_synlm.training.tasks.tree_batches import TreeCollator
 
 SENTENCE_LENGTHS = (8, 45)  # tokens per sentence of the training contexts, half-open
 QUARTER = {
@@ -135,13 +136,17 @@ def read_embedded_trees(
 def rnng_train(num_sentences: int) -> Sides:
     """Forward and backward of the training objective against an LSTM over as many steps as there are pushes.
 
-    Every action of the top-down system pushes one element: an open nonterminal, a word, or a constituent. The LSTM has
-    no embedding, no output layer and no composition.
+    Every action of the top-down system pushes one element: an open nonterminal, a word, or a constituent. The plan of
+    the derivations is made before, as loader workers do in training. The LSTM has no embedding, no output layer and no
+    composition.
     """
     _, labels, chosen = read_embedded_trees(TRAIN_LENGTHS, num_sentences)
-    batch = place(collate_trees(chosen, 0))
+    config = hf_synlm.RNNGConfig(nonterminals=labels, **TREE_SIZES)
+    batch = TreeCollator(0, config)(chosen)
+    del batch["num_words"]
+    batch = place(batch)
     torch.manual_seed(0)
-    model = place(hf_synlm.RNNGForCausalLM(hf_synlm.RNNGConfig(nonterminals=labels, **TREE_SIZES)).train())
+    model = place(hf_synlm.RNNGForCausalLM(config).train())
     lstm = place(
         nn.LSTM(TREE_SIZES["embedding_size"], TREE_SIZES["hidden_size"], TREE_SIZES["num_layers"], batch_first=True)
     )

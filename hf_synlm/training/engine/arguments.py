@@ -18,6 +18,7 @@ from hf_synlm.data.files import find_model
 from hf_synlm.hub.checkpoint import check_model_source
 
 DEFAULT_STEPS = 1000
+STEPS_BEFORE_PROFILE = 3  # the first ones compile and reserve memory; the profiler itself starts in the last of them
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
@@ -40,6 +41,14 @@ class TrainingArguments:
         "Optimizer steps of the run; default: those of num_train_epochs, otherwise 1000. With both, the smaller "
         "number.",
     )
+    max_tokens: int | None = option(
+        None, "End the run with the step that reaches this many tokens, of all processes since step 0."
+    )
+    max_time: float | None = option(
+        None,
+        "End the run after the first step that begins this many minutes after the start of training. The learning "
+        "rate follows max_train_steps all the same.",
+    )
     num_train_epochs: int = option(0, "Passes through the data; 0: max_train_steps decides.")
     early_stopping_patience: int = option(
         0, "Keep the best model, and stop after this many evaluations without a better one; 0: never stop."
@@ -58,7 +67,16 @@ class TrainingArguments:
     num_warmup_steps: int | None = option(None, "Warm-up in steps; overrides the ratio.")
     gradient_checkpointing: bool = option(False, "Recompute layer activations in backward: less memory, more time.")
     torch_compile: bool = option(False, "Compile the Transformer layers of GPST with torch.compile.")
-    dataloader_num_workers: int = option(0, "Processes that prepare batches.")
+    precision: Literal["float32", "tf32", "bf16"] | None = option(
+        None,
+        "float32; 'tf32': the same with products in TF32, on a GPU; 'bf16': autocast to bfloat16. Default: what the "
+        "launcher says (--mixed_precision of accelerate); if it says no, tf32 on a GPU and float32 on a CPU.",
+    )
+    dataloader_num_workers: int | None = option(
+        None,
+        "Processes that prepare batches, for each GPU. Default: 2 on a GPU; 0 on a CPU, where the program does it.",
+    )
+    profile: int = option(0, "Record this many steps with torch.profiler, after three others; 0: none.")
     logging_steps: int = option(10, "Log the losses every this many steps.")
     evaluation_steps: int = option(0, "Steps between evaluations; 0: only before and after training.")
     generation_steps: int = option(0, "Steps between samples of generated sentences with their trees; 0 disables.")
@@ -86,13 +104,13 @@ class TrainingArguments:
             self,
             1,
             "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps max_train_steps "
-            "logging_steps checkpoints_total_limit",
+            "max_tokens logging_steps checkpoints_total_limit",
         )
         check_minimum(
             self,
             0,
             "num_train_epochs early_stopping_patience evaluation_steps generation_steps checkpointing_steps "
-            "learning_rate weight_decay max_grad_norm",
+            "learning_rate weight_decay max_grad_norm dataloader_num_workers max_time profile",
         )
         if not 0 <= self.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
@@ -108,6 +126,11 @@ class TrainingArguments:
         """Settle `max_train_steps`: the smaller of itself and the steps of `num_train_epochs`, or the default."""
         given = [count for count in (self.max_train_steps, steps_of_epochs) if count is not None]
         self.max_train_steps = min(given, default=DEFAULT_STEPS)
+        if self.profile and self.profile + STEPS_BEFORE_PROFILE > self.num_steps:
+            raise ValueError(
+                f"profile is {self.profile}, after {STEPS_BEFORE_PROFILE} other steps, but the run has "
+                f"{self.num_steps}. Raise max_train_steps or lower profile."
+            )
 
     @property
     def num_steps(self) -> int:

@@ -7,9 +7,8 @@ every `checkpointing_steps`, after the last step, and after SIGTERM or SIGINT (`
 
 import itertools
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from hf_synlm.training.engine.output_folder import forget_results
 from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.training.engine.run import Run, end_run
 from hf_synlm.training.engine.sample_texts import log_samples
+from hf_synlm.training.engine.speed import SpeedMeter, for_bar, make_profiler
 from hf_synlm.training.engine.steps import StepReport, StopSignals, is_due, optimizer_steps
 
 Evaluate = Callable[[nn.Module, int], dict[str, Any]]
@@ -79,37 +79,6 @@ class LossMeter:
         )
 
 
-class SpeedMeter:
-    """Tokens per second of all processes together, without evaluations and checkpoints."""
-
-    def __init__(self) -> None:
-        self.tokens = self.all_tokens = 0
-        self.all_seconds = 0.0
-        self._begin = time.perf_counter()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time inside does not count."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._begin += time.perf_counter() - begin
-
-    def read(self) -> float:
-        """Speed since the last reading; call it right after a synchronization of the device."""
-        now = time.perf_counter()
-        seconds, tokens = now - self._begin, self.tokens
-        self._begin, self.tokens = now, 0
-        self.all_seconds += seconds
-        self.all_tokens += tokens
-        return tokens / seconds
-
-    def overall(self) -> dict[str, float]:
-        """`tokens_per_second` over all readings; empty before the first."""
-        return {"tokens_per_second": self.all_tokens / self.all_seconds} if self.all_tokens else {}
-
-
 # ---------------------------------------------------------------------------------------------- the run
 def start_or_resume(
     run: Run, checkpoint: Path | None, settings: dict[str, Any], evaluate: Evaluate, best: BestModel | None = None
@@ -139,7 +108,9 @@ class TrainingLoop:
 
     def __init__(self, run: Run, recipe: Recipe, best: BestModel | None = None):
         self.run, self.recipe, self.best = run, recipe, best
-        self.batches, self.speed = recipe.loader(run), SpeedMeter()
+        self.batches = recipe.loader(run)
+        flops_per_token = recipe.flops_per_token(run.accelerator.unwrap_model(run.model))
+        self.speed = SpeedMeter(run.accelerator, flops_per_token)
         self.meter, self.saved_step = LossMeter(run, self.batches), run.state.step
         # All steps of the run with the time that is left; less often where it goes to a file.
         self.bar = tqdm(
@@ -154,12 +125,18 @@ class TrainingLoop:
     def train(self) -> dict[str, float]:
         """Train to the last step, or until `best` says stop; returns the speed of the steps of this process."""
         run, arguments = self.run, self.run.arguments
-        with StopSignals() as signals, self.bar:
+        profiling = make_profiler(run) if arguments.profile else nullcontext()
+        with StopSignals() as signals, self.bar, profiling as profiler:
             stopped_early = False
+            self._apply_limits(0.0)
             for report in optimizer_steps(run, self.batches, self.recipe.compute_loss, signals):
                 self.meter.reports.append(report)
-                self.speed.tokens += report.tokens
+                self.speed.add(report)
                 self.bar.update()
+                self._apply_limits(report.seconds)
+                if profiler is not None:
+                    with self.speed.paused():
+                        profiler.step()
                 if self._after_step():
                     stopped_early = True
                     run.accelerator.print(f"stopped at step {run.state.step}: no better evaluation for a while")
@@ -169,6 +146,16 @@ class TrainingLoop:
         if run.state.notes["evaluations"][-1]["step"] != run.state.step:
             self._evaluate()
         return self.speed.overall()
+
+    def _apply_limits(self, seconds: float) -> None:
+        """Make this step the last one if `max_tokens` or, after so many `seconds`, `max_time` is reached."""
+        arguments, state = self.run.arguments, self.run.state
+        reached = {"max_tokens": state.tokens, "max_time": seconds / 60}
+        for name, value in reached.items():
+            limit = getattr(arguments, name)
+            if limit is not None and value >= limit and state.step < arguments.num_steps:
+                self.run.accelerator.print(f"step {state.step} is the last one: {name} {limit} is reached")
+                arguments.max_train_steps = self.bar.total = state.step
 
     def _after_step(self) -> bool:
         """Read, evaluate, generate and save if they are due; whether to stop early."""
@@ -200,10 +187,11 @@ class TrainingLoop:
         """Show and note the means since the last reading."""
         run, step = self.run, self.run.state.step
         means, speed = self.recipe.summarize(self.meter.read(step)), self.speed.read()
-        self.bar.set_postfix({**{name: f"{value:.3f}" for name, value in means.items()}, "tokens/s": f"{speed:.0f}"})
+        self.bar.set_postfix({name: f"{value:.3f}" for name, value in means.items()} | for_bar(speed))
         rates = {f"learning_rate/{i}": rate for i, rate in enumerate(run.schedule.get_last_lr())}
         values = {f"train/{name}": value for name, value in means.items()}
-        run.accelerator.log({**values, **rates, "speed/tokens_per_second": speed}, step=step)
+        values |= {f"speed/{name}": value for name, value in speed.items()}
+        run.accelerator.log({**values, **rates}, step=step)
         run.state.notes.setdefault("train", []).append({"step": step, **means})
 
     def _save(self) -> None:

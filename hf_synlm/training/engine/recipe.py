@@ -90,7 +90,10 @@ class Recipe(ABC):
 
         The recipe keeps no reference to the prepared model.
         """
-        return self.accelerator.prepare(model, *make_optimizer(model, self.arguments, self.learning_rates(model)))
+        # The scaler of float16 skips steps, of which a fused optimizer learns on the GPU only.
+        fused = self.accelerator.device.type == "cuda" and self.accelerator.scaler is None
+        made = make_optimizer(model, self.arguments, self.learning_rates(model), fused or None)
+        return self.accelerator.prepare(model, *made)
 
     def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
         """Learning rates of modules that differ from `learning_rate`, by a component of their parameters' names."""
@@ -136,6 +139,10 @@ class Recipe(ABC):
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Objective of a micro batch and its named parts, detached; see `optimizer_steps`."""
         return model_loss(model, batch)
+
+    def flops_per_token(self, model: PreTrainedModel) -> float | None:
+        """Floating point operations of a training step per token, for the share of the peak; default: unknown."""
+        return None
 
     @abstractmethod
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:

@@ -23,12 +23,14 @@ WAITING_TIME = timedelta(hours=2)
 
 
 def make_accelerator(arguments: TrainingArguments) -> Accelerator:
-    """Make the accelerator: precision and devices come from `accelerate launch`, the rest from the arguments.
+    """Make the accelerator: devices come from `accelerate launch`, the rest from the arguments.
 
-    Raises ValueError if the processes of the launcher do not find each other, or if accelerate would silently use
-    another engine than the launcher asks for.
+    Raises ValueError if the processes of the launcher do not find each other, if accelerate would silently use
+    another engine than the launcher asks for, or for a precision that the device does not have.
     """
+    precision = arguments.precision
     accelerator = Accelerator(
+        mixed_precision="no" if precision in ("float32", "tf32") else precision,
         # Without it, the processes of torchrun do not find each other on a machine without GPUs.
         cpu=not torch.accelerator.is_available(),
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
@@ -52,7 +54,17 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
             f"The launcher asks for FSDP, but accelerate falls back to {accelerator.distributed_type}: FSDP needs GPUs "
             "and more than one process. Launch with hf_synlm/training/accelerate/ddp.yaml, or on GPUs."
         )
+    on_gpu = accelerator.device.type == "cuda"
+    if precision == "tf32" and not on_gpu:
+        raise ValueError("precision is 'tf32', which only a GPU has. Leave it out, or give float32 or bf16.")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on_gpu and precision != "float32"
     return accelerator
+
+
+def precision_of(accelerator: Accelerator) -> str:
+    """Precision of a run: that of autocast (bf16, fp16); without it tf32 for products in TF32, otherwise "no"."""
+    tf32 = accelerator.mixed_precision == "no" and torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if tf32 else accelerator.mixed_precision
 
 
 @dataclass
@@ -63,12 +75,14 @@ class TrainingState:
         step: optimizer steps done.
         consumed: samples (`StepSampler`) or batches (`PaddedBatchSampler`, segments of a stream) that all processes
             together have consumed.
+        tokens: that all processes together have read.
         settings: everything that decides the course of the run; a resumed run must repeat them.
         notes: evaluations, training losses, and the step and metric of the best model.
     """
 
     step: int = 0
     consumed: int = 0
+    tokens: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -126,7 +140,7 @@ def course_settings(
         "tokenizer": tokenizer_hash(tokenizer),
         "num_processes": accelerator.num_processes,
         "distributed_type": str(accelerator.distributed_type),
-        "mixed_precision": accelerator.mixed_precision,
+        "mixed_precision": precision_of(accelerator),
     }
 
 
@@ -251,16 +265,24 @@ class UncorrectedAdamW(torch.optim.AdamW):
 
     w <- w - rate * (m / (sqrt(v) + epsilon) + decay * w). torch's AdamW computes this from a rate times
     c = (1 - beta1^t) / sqrt(1 - beta2^t), a decay divided by c, and an epsilon divided by sqrt(1 - beta2^t).
+    `num_steps` is t on the host: torch's own t lies on the GPU where the optimizer is fused, and reading it would wait.
     """
+
+    num_steps = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a loaded state, and count on from its steps."""
+        super().__setstate__(state)
+        self.num_steps = max((int(item["step"]) for item in self.state.values()), default=0)
 
     # torch declares overloads: without a closure a step returns None.
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take a step (see `torch.optim.Optimizer.step`)."""
-        step = 1 + max((int(state["step"]) for state in self.state.values()), default=0)
+        self.num_steps += 1
         given = [dict(group) for group in self.param_groups]
         for group in self.param_groups:
-            first, second = (1 - beta**step for beta in group["betas"])
+            first, second = (1 - beta**self.num_steps for beta in group["betas"])
             scale = first / math.sqrt(second)
             group["lr"] *= scale
             group["weight_decay"] /= scale
@@ -273,12 +295,19 @@ class UncorrectedAdamW(torch.optim.AdamW):
 
 
 def make_optimizer(
-    model: nn.Module, arguments: TrainingArguments, module_rates: dict[str, float] | None = None
+    model: nn.Module,
+    arguments: TrainingArguments,
+    module_rates: dict[str, float] | None = None,
+    fused: bool | None = None,
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """Make AdamW with parameter groups, and its schedule: linear warm-up, then `lr_scheduler_type` to the last step."""
+    """Make AdamW with parameter groups, and its schedule: linear warm-up, then `lr_scheduler_type` to the last step.
+
+    `fused` makes one kernel of the update of many parameters (see `torch.optim.AdamW`).
+    """
     groups = parameter_groups(model, arguments.learning_rate, module_rates or {}, arguments.weight_decay)
     optimizer_class = torch.optim.AdamW if arguments.adam_bias_correction else UncorrectedAdamW
-    optimizer = optimizer_class(groups, betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon)
+    betas = (arguments.adam_beta1, arguments.adam_beta2)
+    optimizer = optimizer_class(groups, betas=betas, eps=arguments.adam_epsilon, fused=fused)
     name = "constant_with_warmup" if arguments.lr_scheduler_type == "constant" else arguments.lr_scheduler_type
     schedule = get_scheduler(name, optimizer, arguments.warmup_steps, arguments.num_steps)
     return optimizer, schedule

@@ -193,12 +193,15 @@ def make_loader(
     sampler: Sampler,
 ) -> DataLoader:
     """Endless loader of the training batches of this process; accelerate must not prepare it."""
+    on_gpu = accelerator.device.type == "cuda"
     return DataLoader(
         dataset,
         batch_sampler=sampler,
         collate_fn=collate,
-        num_workers=arguments.dataloader_num_workers,
-        pin_memory=accelerator.device.type == "cuda",
+        num_workers=(2 if on_gpu else 0)
+        if arguments.dataloader_num_workers is None
+        else arguments.dataloader_num_workers,
+        pin_memory=on_gpu,
         # Otherwise a loader draws from the global random state, and a resumed run would differ.
         generator=torch.Generator(),
     )

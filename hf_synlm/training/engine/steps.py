@@ -10,6 +10,7 @@ import itertools
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -120,7 +121,7 @@ class StepPlanner:
     the losses of the micro steps add up to the loss of the whole batch. The losses of other models are averaged.
 
     Cost: one all-reduce of a few integers on the hosts (gloo) per step, none in a single process; no device is
-    synchronized. The same all-reduce tells all processes about a signal.
+    synchronized. The same all-reduce tells all processes about a signal, and the time of the main process.
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module):
@@ -128,24 +129,27 @@ class StepPlanner:
         plain = accelerator.unwrap_model(model, keep_torch_compile=False)
         self.count_items = getattr(plain, "count_loss_items", None)
         self.group = torch.distributed.new_group(backend="gloo") if accelerator.num_processes > 1 else None
+        self.begin = time.monotonic()
 
-    def plan(self, batches: list[dict[str, Any]], stop: bool) -> tuple[bool, int, list[dict[str, float]] | None]:
+    def plan(self, batches: list[dict[str, Any]], stop: bool) -> tuple[bool, float, int, list[dict[str, float]] | None]:
         """Agree on a step, given the batches of this process on the host; every process calls.
 
         `stop` says whether this process received a signal. Returns whether any process did, so that the step does not
-        take place; the tokens of all processes; and for each micro step the `loss_shares` of the model, or `None` for a
-        model that does not count.
+        take place; the seconds since the planner was made; the tokens of all processes; and for each micro step the
+        `loss_shares` of the model, or `None` for a model that does not count.
         """
         counts = [] if self.count_items is None else [self.count_items(**batch) for batch in batches]
         names = list(counts[0]) if counts else []
         tokens = sum(int(x.get("attention_mask", torch.ones_like(x["input_ids"])).sum()) for x in batches)
-        own = [int(stop), tokens, *(sum(count[name] for count in counts) for name in names)]
+        milliseconds = round(1e3 * (time.monotonic() - self.begin)) if self.accelerator.is_main_process else 0
+        own = [int(stop), milliseconds, tokens, *(sum(count[name] for count in counts) for name in names)]
         if self.group is not None:
             sums = torch.tensor(own)
             torch.distributed.all_reduce(sums, group=self.group)
             own = sums.tolist()
-        totals = dict(zip(names, own[2:], strict=True))
-        return bool(own[0]), own[1], [to_shares(count, totals) for count in counts] if counts else None
+        totals = dict(zip(names, own[3:], strict=True))
+        shares = [to_shares(count, totals) for count in counts] if counts else None
+        return bool(own[0]), own[1] / 1e3, own[2], shares
 
 
 @dataclass
@@ -156,11 +160,15 @@ class StepReport:
         losses: this process's share of each named mean over the batch of the step; "loss" is the objective.
         gradient_norm: before clipping.
         tokens: of all processes.
+        seconds: of training before this step, by the clock of the main process.
+        waited: seconds that this process waited for its batches.
     """
 
     losses: dict[str, Tensor]
     gradient_norm: Tensor
     tokens: int
+    seconds: float
+    waited: float
 
 
 def optimizer_steps(
@@ -169,8 +177,8 @@ def optimizer_steps(
     """Train until `max_train_steps` or until a process receives a signal; yields after every optimizer step.
 
     `compute_loss` is (model, batch) -> the scalar objective and its named parts, detached. The batch is that of the
-    loader with `loss_shares`, if the model counts its items; the objective is a mean otherwise. `step` and `consumed`
-    of `run.state` are advanced before the yield.
+    loader with `loss_shares`, if the model counts its items; the objective is a mean otherwise. `step`, `consumed` and
+    `tokens` of `run.state` are advanced before the yield.
     """
     accelerator, arguments, state, model = run.accelerator, run.arguments, run.state, run.model
     planner = StepPlanner(accelerator, model)
@@ -180,11 +188,13 @@ def optimizer_steps(
     consumed, iterator = sampler.consumed_per_micro_step, iter(batches)
     model.train()
     while state.step < arguments.num_steps:
+        begin = time.perf_counter()
         host_batches = list(itertools.islice(iterator, accumulation))
-        stop, tokens, shares = planner.plan(host_batches, signals.received is not None)
+        waited = time.perf_counter() - begin
+        stop, seconds, tokens, shares = planner.plan(host_batches, signals.received is not None)
         if stop:
             return
-        report = StepReport({}, torch.zeros(()), tokens)
+        report = StepReport({}, torch.zeros(()), tokens, seconds, waited)
         for number, host_batch in enumerate(host_batches):
             batch = to_device(host_batch, accelerator.device)
             if shares is not None:
@@ -209,5 +219,6 @@ def optimizer_steps(
                 run.optimizer.zero_grad()
         state.step += 1
         state.consumed += accumulation * consumed
+        state.tokens += tokens
         yield report
         model.train()

@@ -31,7 +31,7 @@ from hf_synlm.training.engine.arguments import check_overrides
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts, model_name
 from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, EVALUATION_FILE
-from hf_synlm.training.engine.run import Run, check_vocabulary
+from hf_synlm.training.engine.run import Run, check_vocabulary, precision_of
 from hf_synlm.training.engine.steps import map_rows, model_loss, to_device
 from hf_synlm.training.tasks.example_tables import ExampleDataset
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
@@ -41,7 +41,7 @@ Collate = Callable[[list[Any]], dict[str, Any]]
 # Arguments that do not change the scores, or whose content is described elsewhere in the result.
 _PLACES = frozenset(
     """output_dir overwrite_output_dir resume_from_checkpoint with_tracking report_to push_to_hub
-    hub_model_id logging_steps checkpointing_steps checkpoints_total_limit dataloader_num_workers
+    hub_model_id logging_steps checkpointing_steps checkpoints_total_limit dataloader_num_workers profile
     preprocessing_num_workers model_name_or_path trust_remote_code dataset_name
     dataset_config_name""".split()
 )
@@ -255,7 +255,7 @@ class FineTuning(GPSTTraining):
             options={
                 **{k: v for k, v in arguments.items() if k not in _PLACES and not k.endswith(_FILES)},
                 "num_processes": run.accelerator.num_processes,
-                "mixed_precision": run.accelerator.mixed_precision,
+                "mixed_precision": precision_of(run.accelerator),
             },
             data={"files": self.sources},
             seconds=results["seconds_of_this_process"],
