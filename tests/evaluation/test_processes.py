@@ -203,7 +203,7 @@ def test_files_of_other_results_are_refused(tmp_path):
         with pytest.raises(ValueError, match="cache.jsonl"):
             ResultCache(path, model, {}).read()
         assert path.read_text() == text
-    scorer = scorer_of("gpst", cache=tmp_path / "scores.jsonl")
+    scorer = scorer_of("rnng", cache=tmp_path / "scores.jsonl")
     score_words(scorer, ITEMS)
     with pytest.raises(ValueError, match="end False instead of True"):
         score_words(scorer, ITEMS, end=True)
