@@ -21,8 +21,9 @@ from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS
 
 # Private methods of transformers that `generate` calls and that are replaced here.
 HOOKS = (
-    "_beam_search", "_get_deprecated_gen_repo", "_get_stopping_criteria", "_prepare_cache_for_generation", "_sample",
-    "_supports_default_dynamic_cache", "_validate_generation_mode", "_validate_model_kwargs",
+    "_beam_search", "_get_deprecated_gen_repo", "_get_logits_processor", "_get_stopping_criteria",
+    "_prepare_cache_for_generation", "_prepare_special_tokens", "_sample", "_supports_default_dynamic_cache",
+    "_validate_generation_mode", "_validate_model_kwargs",
 )  # fmt: skip
 
 
