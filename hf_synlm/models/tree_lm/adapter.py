@@ -47,6 +47,7 @@ class BackboneAdapterMixin(SyntacticPreTrainedModel):
     # Name and fingerprint of the backbone, for models whose weights are still its own but for an adapter.
     backbone_source: dict[str, Any] | None = None
     adapts_backbone = False
+    _hf_peft_config_loaded = False
 
     @classmethod
     def from_backbone(
