@@ -3,10 +3,10 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -15,7 +15,7 @@ from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.text import read_lines
+from hf_synlm.data.text import read_lines, split_as_treebank
 from hf_synlm.data.treebank import (
     TreebankSentence,
     binarize_sentence,
@@ -26,6 +26,9 @@ from hf_synlm.data.treebank import (
     to_ptb_concat,
 )
 from hf_synlm.evaluation.results import describe_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 OutFile = Annotated[Path, typer.Option(help="File to write.")]
 
@@ -207,6 +210,17 @@ def silver(
     out: OutFile,
     overwrite: options.Overwrite = False,
     language: Annotated[str, typer.Option(help="Language of Stanza, such as en, de, zh-hans.")] = "en",
+    parser: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub name of a span parser of `synlm train span-parser`; default: Stanza."),
+    ] = None,
+    backbone: options.Backbone = None,
+    min_confidence: Annotated[
+        float | None,
+        typer.Option(
+            help="Leave out trees that --parser is less sure of: log-probability per word in nats, such as -0.1."
+        ),
+    ] = None,
     package: Annotated[
         str | None, typer.Option(help="Parser of the language; default: the one that Stanza chooses.")
     ] = None,
@@ -221,6 +235,7 @@ def silver(
         ),
     ] = "split",
     device: options.Device = None,
+    dtype: options.DType = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Number of sentences to parse together.")] = 50,
 ) -> None:
     """Parse text with the neural parser Stanza, to train on its trees where there is no treebank.
@@ -239,22 +254,75 @@ def silver(
     lines = [line for line in read_lines(texts) if line.strip()]
     if not lines:
         raise ValueError(f"{texts} holds no sentence: give one per line")
-    from hf_synlm.data.silver import load_parser, silver_trees
     from hf_synlm.evaluation.text.cache import ResultCache
     from hf_synlm.evaluation.text.processes import progress_bar
+
+    if parser is None:
+        facts, model, parse = _stanza(language, package, models, words, device, batch_size)
+    else:
+        facts, model, parse = _span_parser(parser, backbone, words, device, dtype, batch_size)
+    partial = ResultCache(f"{out}.partial", model, {**facts, "words": words})
+    trees = {json.loads(line): result for line, result in partial.read().items()}
+    left = [line for line in dict.fromkeys(lines) if line not in trees]
+    found = progress_bar(parse(left), "silver trees", unit="sentences", total=len(left))
+    for line, result in zip(left, found, strict=True):
+        trees[line] = result
+        partial.add({json.dumps(line): result})
+    results = [trees[line] for line in lines if trees[line]["tree"] is not None]
+    kept = [result for result in results if min_confidence is None or result["confidence"] >= min_confidence]
+    left_out = {"unreadable": len(lines) - len(results), "less sure": len(results) - len(kept)}
+    write_text(out, "".join(f"{result['tree']}\n" for result in kept))
+    facts |= {"trees": len(kept), "min_confidence": min_confidence, "left_out": left_out}
+    files = {"inputs": inputs, "output": describe_files([out])}
+    write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
+    partial.path.unlink()
+    remarks = [f"{count:,} left out ({why})" for why, count in left_out.items() if count]
+    options.say(", ".join([f"wrote {len(kept):,} trees to {out}", *remarks]))
+
+
+_Parse: TypeAlias = Callable[[list[str]], Iterator[dict[str, Any]]]
+
+
+def _stanza(
+    language: str, package: str | None, models: Path | None, words: str, device: str | None, batch_size: int
+) -> tuple[dict[str, Any], None, _Parse]:
+    """What names Stanza's parser, and how it parses lines."""
+    from hf_synlm.data.silver import load_parser, silver_trees
 
     parser = load_parser(language, package, models, split_words=words == "split", device=device)
     used = {name: [model.package for model in found] for name, found in parser.load_list}
     facts = {"stanza": version("stanza"), "language": language, "packages": used}
-    partial = ResultCache(f"{out}.partial", None, {**facts, "words": words})
-    trees = {json.loads(line): tree["tree"] for line, tree in partial.read().items()}
-    left = [line for line in dict.fromkeys(lines) if line not in trees]
-    found = progress_bar(silver_trees(parser, left, batch_size), "silver trees", unit="sentences", total=len(left))
-    for line, tree in zip(left, found, strict=True):
-        trees[line] = tree
-        partial.add({json.dumps(line): {"tree": tree}})
-    write_text(out, "".join(f"{trees[line]}\n" for line in lines))
-    files = {"inputs": inputs, "output": describe_files([out])}
-    write_json(options.meta_file(out), {"trees": len(lines), **facts, **files, "command": options.command_line.get()})
-    partial.path.unlink()
-    options.say(f"wrote {len(lines):,} trees to {out}")
+    return facts, None, lambda lines: ({"tree": tree} for tree in silver_trees(parser, lines, batch_size))
+
+
+def _span_parser(
+    name: str, backbone: str | None, words: str, device: str | None, dtype: str, batch_size: int
+) -> tuple[dict[str, Any], "PreTrainedModel", _Parse]:
+    """What names a span parser, and how it parses lines."""
+    from transformers import AutoModelForTokenClassification
+
+    from hf_synlm.data.silver import span_parser_trees
+    from hf_synlm.evaluation.text.processes import checked_device
+    from hf_synlm.hub.checkpoint import load_pretrained
+
+    at = checked_device(device)
+    model, tokenizer = load_pretrained(
+        name, AutoModelForTokenClassification, dtype="float32" if dtype == "auto" else dtype, backbone=backbone
+    )
+    if not hasattr(model, "parse"):
+        raise ValueError(f"{name!r} holds a {type(model).__name__}, which is no parser: train one by span-parser")
+    model = model.to(at)
+    split = split_as_treebank if words == "split" else str.split
+
+    def parse(lines: list[str]) -> Iterator[dict[str, Any]]:
+        for found in span_parser_trees(model, tokenizer, map(split, lines), batch_size):
+            yield (
+                {"tree": None}
+                if found is None
+                else {
+                    "tree": sentence_to_brackets(found[0]),
+                    "confidence": round(found[1], 4),
+                }
+            )
+
+    return {"parser": name}, model, parse

@@ -6,7 +6,13 @@ that load without the package.
 
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hf_synlm.core.configuration_base import SyntacticConfig
@@ -60,6 +66,8 @@ from hf_synlm.models.rnng.modeling_rnng import (
     RNNGModel,
     RNNGPreTrainedModel,
 )
+from hf_synlm.models.span_parser.configuration_span_parser import SpanParserConfig
+from hf_synlm.models.span_parser.modeling_span_parser import SpanParserForTokenClassification
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.models.tree_lm.modeling_tree_lm import (
     TreeLMForCausalLM,
@@ -115,6 +123,8 @@ __all__ = [
     "RNNGForSequenceClassification",
     "RNNGModel",
     "RNNGPreTrainedModel",
+    "SpanParserConfig",
+    "SpanParserForTokenClassification",
     "SyntacticClassifierOutput",
     "SyntacticLMOutput",
     "SyntacticModelOutput",
@@ -133,6 +143,7 @@ AUTO_CLASSES: dict[str, Any] = {
     "Model": AutoModel,
     "ForCausalLM": AutoModelForCausalLM,
     "ForSequenceClassification": AutoModelForSequenceClassification,
+    "ForTokenClassification": AutoModelForTokenClassification,
 }
 
 SyntacticConfig.write_code = write_code
@@ -142,5 +153,6 @@ for _config_class in [globals()[_name] for _name in __all__ if _name.endswith("C
     for _kind in _config_class.model_classes:
         _model_class = globals()[_config_class.__name__.removesuffix("Config") + _kind]
         AUTO_CLASSES[_kind].register(_config_class, _model_class, exist_ok=True)
-    # Trainer shifts labels only for the classes in this table when it smooths them (label_smoothing_factor).
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config_class.model_type] = f"{_config_class.__name__[:-6]}ForCausalLM"
+    if "ForCausalLM" in _config_class.model_classes:
+        # Trainer shifts labels only for the classes in this table when it smooths them (label_smoothing_factor).
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config_class.model_type] = f"{_config_class.__name__[:-6]}ForCausalLM"

@@ -39,11 +39,11 @@ from transformers import AutoConfig
 
 import hf_synlm  # noqa: F401  # registers the architectures
 from hf_synlm.cli import main as synlm
+from hf_synlm.core.backbone_adapter import ADAPTER_FOLDER
 from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_text
 from hf_synlm.evaluation.results import card_rows, load_result
 from hf_synlm.hub.card import facts_text, fill_card
 from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
-from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER
 from hf_synlm.training.engine.arguments import find_config
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
 
