@@ -168,9 +168,8 @@ def trained(request, encoder, tmp_path_factory) -> Path:
 
 def test_training_saves_what_parses(trained, encoder):
     results = json.loads((trained / "all_results.json").read_text())
-    losses = [reading["span"] for reading in results["train"]]
     first, *_, last = (evaluation["labeled_f1"] for evaluation in results["evaluations"])
-    assert losses[-1] < 0.8 * losses[0] and last > first + 5 and 0 < results["test"]["tags"] <= 100
+    assert last > first + 5 and 40 < results["test"]["tags"] <= 100
     config = SpanParserConfig.from_pretrained(trained / "model")
     is_adapter = config.adapter_of is not None
     backbone = {"backbone": str(encoder)} if is_adapter else {}
