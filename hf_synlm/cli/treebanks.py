@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,7 +17,7 @@ from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.text import read_lines, split_as_treebank
+from hf_synlm.data.text import read_lines, split_sentences
 from hf_synlm.data.treebank import (
     TreebankSentence,
     binarize_sentence,
@@ -26,9 +28,6 @@ from hf_synlm.data.treebank import (
     to_ptb_concat,
 )
 from hf_synlm.evaluation.results import describe_files
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 OutFile = Annotated[Path, typer.Option(help="File to write.")]
 
@@ -209,20 +208,22 @@ def silver(
     texts: options.Sentences,
     out: OutFile,
     overwrite: options.Overwrite = False,
-    language: Annotated[str, typer.Option(help="Language of Stanza, such as en, de, zh-hans.")] = "en",
     parser: Annotated[
         str | None,
-        typer.Option(help="Folder or Hub name of a span parser of `synlm train span-parser`; default: Stanza."),
+        typer.Option(help="Model of `synlm train span-parser` that parses, as folder or Hub name; default: Stanza."),
     ] = None,
     backbone: options.Backbone = None,
     min_confidence: Annotated[
         float | None,
-        typer.Option(
-            help="Leave out trees that --parser is less sure of: log-probability per word in nats, such as -0.1."
-        ),
+        typer.Option(help="--parser: leave out trees with less log-probability per word (nats), such as -0.1."),
     ] = None,
+    dtype: options.DType = "auto",
+    by_sentence: Annotated[
+        bool, typer.Option("--split-sentences", help="Split each line into sentences; default: a line is a sentence.")
+    ] = False,
+    language: Annotated[str, typer.Option(help="Language of the text, such as en, de, zh-hans.")] = "en",
     package: Annotated[
-        str | None, typer.Option(help="Parser of the language; default: the one that Stanza chooses.")
+        str | None, typer.Option(help="Stanza's parser of the language; default: the one that Stanza chooses.")
     ] = None,
     models: Annotated[
         Path | None,
@@ -235,94 +236,108 @@ def silver(
         ),
     ] = "split",
     device: options.Device = None,
-    dtype: options.DType = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Number of sentences to parse together.")] = 50,
 ) -> None:
-    """Parse text with the neural parser Stanza, to train on its trees where there is no treebank.
+    """Parse text with a span parser or with Stanza, to train on the trees where there is no treebank.
 
-    Needs: pip install 'hf_synlm[silver]'. Writes one tree per sentence, as the parser gives it, without blank lines;
-    `synlm treebank` turns them into training data. Missing models of Stanza are downloaded. OUT.meta.json names the
-    parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the trees are
-    in OUT.partial.
+    Writes one tree per sentence, without blank lines; `synlm treebank` turns them into training data. OUT.meta.json
+    names the parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the
+    trees are in OUT.partial.
+
+    --parser also writes OUT.confidence.tsv: for each tree its number of words, and its log-probability in nats per
+    word if spans were independent. It leaves out sentences that are too long for it, and words that it cannot read.
+
+    Without --parser, Stanza parses (pip install 'hf_synlm[silver]'). Its missing models are downloaded.
 
     Examples:
-        synlm silver novel.txt --out silver.mrg
+        synlm silver novel.txt --split-sentences --parser model_cards/span-parser-mini --out silver.mrg
+        synlm silver sentences.txt --language de --out silver.mrg
         synlm treebank silver.mrg --max-words 40 --out train.txt
     """
-    options.check_out(out, overwrite, texts, models, check=options.check_with_meta, beside=options.meta_file)
+    confidences = Path(f"{out}.confidence.tsv")
+    options.check_out(
+        out, overwrite, texts, models, model=parser, check=options.check_with_meta, beside=options.meta_file
+    )
+    options.check_out(confidences if parser else None, overwrite, texts)
+    of_stanza = {"--package": package, "--models": models}
+    of_parser = {"--backbone": backbone, "--min-confidence": min_confidence, "--dtype": dtype.replace("auto", "")}
+    for flag, value in (of_stanza if parser else of_parser).items():
+        if value not in (None, ""):
+            raise ValueError(f"{flag} is an option {'of Stanza' if parser else 'for --parser'}. Leave it out.")
     inputs = describe_files([texts])
     lines = [line for line in read_lines(texts) if line.strip()]
+    if by_sentence:
+        lines = [sentence for line in lines for sentence in split_sentences(line, language=language)]
     if not lines:
         raise ValueError(f"{texts} holds no sentence: give one per line")
+    if parser is None:
+        facts, trees = _trees_of_stanza(lines, out, language, package, models, words, device, batch_size)
+    else:
+        loading = options.Parsing(backbone=backbone, device=device, dtype=dtype, batch_size=batch_size)
+        facts, rows = _trees_of_parser(lines, out, loading, parser, words, min_confidence)
+        trees = [tree for tree, _, _ in rows]
+        table = "".join(f"{count}\t{confidence:.4f}\n" for _, count, confidence in rows)
+        write_text(confidences, f"words\tconfidence\n{table}")
+    write_text(out, "".join(f"{tree}\n" for tree in trees))
+    files = {"inputs": inputs, "output": describe_files([out])}
+    write_json(options.meta_file(out), {"trees": len(trees), **facts, **files, "command": options.command_line.get()})
+    Path(f"{out}.partial").unlink()
+    remarks = [f"{count:,} left out ({why})" for why, count in facts.get("left_out", {}).items() if count]
+    options.say(", ".join([f"wrote {len(trees):,} trees to {out}", *remarks]))
+
+
+def _trees_of_parser(
+    lines: Sequence[str], out: Path, loading: options.Parsing, parser: str, words: str, min_confidence: float | None
+) -> tuple[dict[str, Any], list[tuple[str, int, float]]]:
+    """What names a span parser, and its trees with their numbers of words and confidences."""
+    from hf_synlm.data.collate import encode_words
+    from hf_synlm.evaluation.text.words import treebank_words
+    from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
+
+    scorer = loading.scorer(parser)
+    if not hasattr(scorer.model.config, "tags"):
+        raise ValueError(f"--parser {parser}: {type(scorer.model).__name__} gives no tags. Name a span parser.")
+    limit, readable = scorer.model.config.max_position_embeddings or sys.maxsize, []
+    for sentence in map(treebank_words if words == "split" else str.split, lines):
+        with suppress(ValueError):  # a word of characters that the tokenizer leaves out; it is counted below
+            ids, ends = encode_words(scorer.tokenizer, sentence)
+            if len(ids) + 2 <= limit:
+                readable.append(EncodedSentence(tuple(ids), tuple(ends), tuple(sentence)))
+    given = {**loading.computation(), "cache": f"{out}.partial"}
+    parsed = parse_encoded(scorer.model, readable, progress="silver trees", **given)
+    options.leave_output_to_first_process()
+    rows = [
+        (sentence_to_brackets(as_treebank_sentence(one, "")), n, (one.tree().log_prob or 0.0) / n)
+        for one, n in ((one, len(one.words)) for one in parsed)
+    ]
+    kept = [row for row in rows if min_confidence is None or row[2] >= min_confidence]
+    left_out = {"not read": len(lines) - len(rows), "less sure": len(rows) - len(kept)}
+    return {"parser": parser, "min_confidence": min_confidence, "left_out": left_out}, kept
+
+
+def _trees_of_stanza(
+    lines: Sequence[str],
+    out: Path,
+    language: str,
+    package: str | None,
+    models: Path | None,
+    words: str,
+    device: str | None,
+    batch_size: int,
+) -> tuple[dict[str, Any], list[str]]:
+    """What names Stanza's parser, and its trees."""
+    from hf_synlm.data.silver import load_parser, silver_trees
     from hf_synlm.evaluation.text.cache import ResultCache
     from hf_synlm.evaluation.text.processes import progress_bar
-
-    if parser is None:
-        facts, model, parse = _stanza(language, package, models, words, device, batch_size)
-    else:
-        facts, model, parse = _span_parser(parser, backbone, words, device, dtype, batch_size)
-    partial = ResultCache(f"{out}.partial", model, {**facts, "words": words})
-    trees = {json.loads(line): result for line, result in partial.read().items()}
-    left = [line for line in dict.fromkeys(lines) if line not in trees]
-    found = progress_bar(parse(left), "silver trees", unit="sentences", total=len(left))
-    for line, result in zip(left, found, strict=True):
-        trees[line] = result
-        partial.add({json.dumps(line): result})
-    results = [trees[line] for line in lines if trees[line]["tree"] is not None]
-    kept = [result for result in results if min_confidence is None or result["confidence"] >= min_confidence]
-    left_out = {"unreadable": len(lines) - len(results), "less sure": len(results) - len(kept)}
-    write_text(out, "".join(f"{result['tree']}\n" for result in kept))
-    facts |= {"trees": len(kept), "min_confidence": min_confidence, "left_out": left_out}
-    files = {"inputs": inputs, "output": describe_files([out])}
-    write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
-    partial.path.unlink()
-    remarks = [f"{count:,} left out ({why})" for why, count in left_out.items() if count]
-    options.say(", ".join([f"wrote {len(kept):,} trees to {out}", *remarks]))
-
-
-_Parse: TypeAlias = Callable[[list[str]], Iterator[dict[str, Any]]]
-
-
-def _stanza(
-    language: str, package: str | None, models: Path | None, words: str, device: str | None, batch_size: int
-) -> tuple[dict[str, Any], None, _Parse]:
-    """What names Stanza's parser, and how it parses lines."""
-    from hf_synlm.data.silver import load_parser, silver_trees
 
     parser = load_parser(language, package, models, split_words=words == "split", device=device)
     used = {name: [model.package for model in found] for name, found in parser.load_list}
     facts = {"stanza": version("stanza"), "language": language, "packages": used}
-    return facts, None, lambda lines: ({"tree": tree} for tree in silver_trees(parser, lines, batch_size))
-
-
-def _span_parser(
-    name: str, backbone: str | None, words: str, device: str | None, dtype: str, batch_size: int
-) -> tuple[dict[str, Any], "PreTrainedModel", _Parse]:
-    """What names a span parser, and how it parses lines."""
-    from transformers import AutoModelForTokenClassification
-
-    from hf_synlm.data.silver import span_parser_trees
-    from hf_synlm.evaluation.text.processes import checked_device
-    from hf_synlm.hub.checkpoint import load_pretrained
-
-    at = checked_device(device)
-    model, tokenizer = load_pretrained(
-        name, AutoModelForTokenClassification, dtype="float32" if dtype == "auto" else dtype, backbone=backbone
-    )
-    if not hasattr(model, "parse"):
-        raise ValueError(f"{name!r} holds a {type(model).__name__}, which is no parser: train one by span-parser")
-    model = model.to(at)
-    split = split_as_treebank if words == "split" else str.split
-
-    def parse(lines: list[str]) -> Iterator[dict[str, Any]]:
-        for found in span_parser_trees(model, tokenizer, map(split, lines), batch_size):
-            yield (
-                {"tree": None}
-                if found is None
-                else {
-                    "tree": sentence_to_brackets(found[0]),
-                    "confidence": round(found[1], 4),
-                }
-            )
-
-    return {"parser": name}, model, parse
+    partial = ResultCache(f"{out}.partial", None, {**facts, "words": words})
+    trees = {json.loads(line): tree["tree"] for line, tree in partial.read().items()}
+    left = [line for line in dict.fromkeys(lines) if line not in trees]
+    found = progress_bar(silver_trees(parser, left, batch_size), "silver trees", unit="sentences", total=len(left))
+    for line, tree in zip(left, found, strict=True):
+        trees[line] = tree
+        partial.add({json.dumps(line): {"tree": tree}})
+    return facts, [trees[line] for line in lines]

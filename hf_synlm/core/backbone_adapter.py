@@ -94,6 +94,8 @@ class AdapterMixin(AdapterLoading):
     adapts_backbone = False
     backbone_prefix = ""
     """How the names of the backbone's layers begin."""
+    frozen: tuple[str, ...] = ()
+    """Parameters beside the backbone that an adapter keeps as they are."""
 
     def is_of_backbone(self, name: str) -> bool:
         """Whether a parameter came from the backbone."""
@@ -143,8 +145,8 @@ class AdapterMixin(AdapterLoading):
                 f"The adapter reaches beyond the backbone ({beyond[0]}), but the rest is trained in full. "
                 "Take target_modules from linear_layers(model), leave out modules_to_save, and make the model anew."
             )
-        for parameter in full.values():
-            parameter.requires_grad_(True)
+        for name, parameter in full.items():
+            parameter.requires_grad_(name not in self.frozen)
         self.adapts_backbone = True
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:

@@ -9,11 +9,11 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, lru_cache
-from itertools import accumulate, chain
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO, TypeAlias
 
@@ -22,10 +22,6 @@ import sentencex
 PathLike: TypeAlias = str | os.PathLike[str]
 Tokenization: TypeAlias = Literal["ptb", "no-punctuation"]
 """How a model reads the words of text, see `evaluation.text.words`; without one, as they are."""
-
-# Characters of printed text as the treebank's tokenizer knows them.
-TYPEWRITER = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": " -- ", "–": "-", "…": " ... "})
-BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
 
 command_encoding: ContextVar[str | None] = ContextVar("command_encoding", default=None)
 """Encoding of the files that a command reads, by its option --encoding; None = it has no such option: UTF-8."""
@@ -199,40 +195,3 @@ def split_sentences(text: str, *, language: str = "en") -> list[str]:
     `language` is an ISO 639 code; for languages without rules sentencex uses those of a related language.
     """
     return [stripped for sentence in sentencex.segment(language, text) if (stripped := sentence.strip())]
-
-
-@cache
-def treebank_tokenizer() -> Any:
-    """What splits words as the Penn Treebank does, of nltk."""
-    try:
-        from nltk.tokenize.treebank import TreebankWordTokenizer
-    except ImportError as error:
-        raise ImportError("splitting words as the treebank does needs nltk: pip install 'hf_synlm[eval]'") from error
-    return TreebankWordTokenizer()
-
-
-def split_as_treebank(sentence: str) -> list[str]:
-    """The words of a sentence as the Penn Treebank writes them: `it's (late).` is `it 's -LRB- late -RRB- .`."""
-    words = sentence.split()
-    ends = sentence_ends(words)
-    return [piece for place, word in enumerate(words) for piece in _pieces_of(word, place in ends)]
-
-
-@lru_cache(maxsize=2**18)
-def _pieces_of(word: str, is_last: bool) -> tuple[str, ...]:
-    # nltk takes a period from the end of its text only.
-    more = " a" if word.endswith(".") and not is_last else ""
-    pieces = treebank_tokenizer().tokenize(word.translate(TYPEWRITER) + more)
-    return tuple(BRACKETS.get(piece, piece) for piece in pieces[: len(pieces) - len(more) // 2])
-
-
-def sentence_ends(words: Sequence[str]) -> set[int]:
-    """Indices of the last word, and of words with a period that end a sentence before it."""
-    ends, last = set[int](), len(words) - 1
-    if any(word.endswith(".") for word in words[:-1]):
-        starts = accumulate((len(word) + 1 for word in words), initial=0)
-        place_of = {start: place for place, start in enumerate(starts)}
-        lengths = (len(sentence) for sentence in sentencex.segment("en", " ".join(words)))
-        ends = {place_of[start] - 1 for start in accumulate(lengths) if start in place_of}
-    # Rules for sentences take `Fri. evening` and `5 a.m. Monday` for an end.
-    return {last} | {k for k in ends if k < last and not (words[k + 1][0].islower() or "." in words[k][:-1])}

@@ -10,23 +10,27 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain
+from functools import cache, lru_cache, partial
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
+from sentencex import segment
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.punctuation import drop_edge_punctuation, is_punctuation
-from hf_synlm.data.text import BRACKETS, TYPEWRITER, Tokenization, check_list, sentence_ends, treebank_tokenizer
+from hf_synlm.data.text import Tokenization, check_list
 
 _WORD = re.compile(r"\S+")
 # Classes of unknown words, see `hf_synlm.data.vocabulary.unknown_class`.
 _UNKNOWN_CLASS = re.compile(r"<(un)?c?unk[^>]*>|UNK(-[A-Za-z]+)*")
 _SPACE_MARKS = ("\u0120", "\u2581")  # of byte-level BPE, of sentencepiece
+# Characters of printed text as the treebank's tokenizer knows them.
+_TYPEWRITER = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": " -- ", "–": "-", "…": " ... "})
 _SAME_LENGTH = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": ";", "…": ";"})
-_BRACKET_OF = {escape: bracket for bracket, escape in BRACKETS.items()}
+_BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
+_BRACKET_OF = {escape: bracket for bracket, escape in _BRACKETS.items()}
 _ESCAPE = re.compile(r"\W*[LR]RB\W*", re.IGNORECASE)  # in a vocabulary of pieces
 _Pieces = dict[tuple[str, bool], list[str]]  # by word, and whether it is the last of its sentence
 
@@ -91,12 +95,12 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
     Cost: O(characters); every different word is split once.
     """
     check_list("sentences", sentences, '["the", "dog"]')
-    treebank = treebank_tokenizer()
+    treebank = _treebank_tokenizer()
     has_period = bool(_spelled(tokenizer, {"."}))
     split = partial(_split_of_words if has_words(tokenizer) else _split_of_pieces, tokenizer, treebank)
     keys = [
         [(word, not has_period or place in ends) for place, word in enumerate(sentence)]
-        for sentence, ends in ((sentence, sentence_ends(sentence)) for sentence in sentences)
+        for sentence, ends in ((sentence, _sentence_ends(sentence)) for sentence in sentences)
     ]
     pieces = split(set(chain.from_iterable(keys)))
     if not has_period:
@@ -107,6 +111,42 @@ def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Se
     return [[pieces[key] for key in sentence] for sentence in keys]
 
 
+def treebank_words(sentence: str) -> list[str]:
+    """The words of a sentence as the Penn Treebank writes them: `it's (late).` is `it 's -LRB- late -RRB- .`."""
+    words = sentence.split()
+    ends = _sentence_ends(words)
+    return [piece for place, word in enumerate(words) for piece in _treebank_pieces(word, place in ends)]
+
+
+@lru_cache(maxsize=2**18)
+def _treebank_pieces(word: str, is_last: bool) -> tuple[str, ...]:
+    # nltk takes a period from the end of its text only.
+    more = " a" if word.endswith(".") and not is_last else ""
+    pieces = _treebank_tokenizer().tokenize(word.translate(_TYPEWRITER) + more)
+    return tuple(_BRACKETS.get(piece, piece) for piece in pieces[: len(pieces) - len(more) // 2])
+
+
+@cache
+def _treebank_tokenizer() -> Any:
+    try:
+        from nltk.tokenize.treebank import TreebankWordTokenizer
+    except ImportError as error:
+        raise ImportError("splitting words as the treebank does needs nltk: pip install 'hf_synlm[eval]'") from error
+    return TreebankWordTokenizer()
+
+
+def _sentence_ends(words: Sequence[str]) -> set[int]:
+    """Indices of the last word, and of words with a period that end a sentence before it."""
+    ends, last = set[int](), len(words) - 1
+    if any(word.endswith(".") for word in words[:-1]):
+        starts = accumulate((len(word) + 1 for word in words), initial=0)
+        place_of = {start: place for place, start in enumerate(starts)}
+        lengths = (len(sentence) for sentence in segment("en", " ".join(words)))
+        ends = {place_of[start] - 1 for start in accumulate(lengths) if start in place_of}
+    # Rules for sentences take `Fri. evening` and `5 a.m. Monday` for an end.
+    return {last} | {k for k in ends if k < last and not (words[k + 1][0].islower() or "." in words[k][:-1])}
+
+
 def _split_of_words(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces as a vocabulary of words has them."""
     whole = _spelled(tokenizer, {word for word, _ in places})
@@ -114,12 +154,12 @@ def _split_of_words(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: s
     for word, is_last in places:
         # nltk takes a period from the end of its text only.
         more = ["a"] if word.endswith(".") and not is_last else []
-        parts = treebank.tokenize(" ".join([word.translate(TYPEWRITER), *more]))
+        parts = treebank.tokenize(" ".join([word.translate(_TYPEWRITER), *more]))
         split[word, is_last] = [word] if word in whole else parts[: len(parts) - len(more)]
     # What the tokenizer writes for a bracket or quote, or the mark itself.
     spellings = {quote: (quote, '"') for quote in ("``", "''")}
-    spellings |= {mark: (escape, mark) for mark, escape in BRACKETS.items()}
-    spellings |= {escape: (escape, mark) for mark, escape in BRACKETS.items()}
+    spellings |= {mark: (escape, mark) for mark, escape in _BRACKETS.items()}
+    spellings |= {escape: (escape, mark) for mark, escape in _BRACKETS.items()}
     found = _spelled(tokenizer, set(chain.from_iterable(spellings.values())))
     read = {piece: next((one for one in both if one in found), piece) for piece, both in spellings.items()}
     return {key: parts if key[0] in whole else [read.get(part, part) for part in parts] for key, parts in split.items()}
@@ -129,7 +169,7 @@ def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: 
     """Pieces of words that are more than one token."""
     whole = _of_one_token(tokenizer, {word for word, _ in places})
     # Raw text, of which many vocabularies are made, has no escapes.
-    read = BRACKETS if any(map(_ESCAPE.fullmatch, tokenizer.get_vocab())) else _BRACKET_OF
+    read = _BRACKETS if any(map(_ESCAPE.fullmatch, tokenizer.get_vocab())) else _BRACKET_OF
     found: _Pieces = {}
     for word, is_last in places:
         # As long as the word, so that places agree.

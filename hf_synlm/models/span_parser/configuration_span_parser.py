@@ -3,7 +3,7 @@
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from hf_synlm.core.configuration_base import SyntacticConfig
 
@@ -43,14 +43,8 @@ class SpanParserConfig(SyntacticConfig):
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs: Any):
-        if self.encoder_config is None:
-            self.encoder_config = {"model_type": "bert"}
-        if isinstance(self.encoder_config, dict):
-            fields = dict(self.encoder_config)
-            kind = fields.pop("model_type", None)
-            if kind not in CONFIG_MAPPING:
-                raise ValueError(f"encoder_config has the model_type {kind!r}, which transformers does not know.")
-            self.encoder_config = CONFIG_MAPPING[kind](**fields)
+        if not isinstance(self.encoder_config, PreTrainedConfig):
+            self.encoder_config = AutoConfig.for_model(**{"model_type": "bert", **(self.encoder_config or {})})
         self.encoder_config._name_or_path = ""  # the folder of a user's machine
         self.nonterminals, self.tags = list(self.nonterminals or ["S"]), list(self.tags or ["X"])
         super().__post_init__(**kwargs)

@@ -8,37 +8,48 @@ none (`synlm silver --parser`), on which syntactic language models can be traine
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_synlm import SpanParserForTokenClassification
 from hf_synlm.core.backbone_adapter import linear_layers
 from hf_synlm.data.arguments import option
-from hf_synlm.data.silver import parse_words, tokenizer_of_treebanks
+from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.trees.evalb import labeled_f1
+from hf_synlm.evaluation.trees.treebank_parsing import parse_encoded
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import ModelArguments, check_minimum, check_overrides
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
-from hf_synlm.training.engine.recipe import Recipe, kept_evaluation
-from hf_synlm.training.engine.run import Run, load_pretrained
+from hf_synlm.training.engine.recipe import Recipe, improvement
+from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import map_rows
 from hf_synlm.training.tasks.sentence_files import SentenceFileArguments, words_fingerprint
-from hf_synlm.training.tasks.span_batches import SpanExample, SpanLabels, WeightedBatchSampler, collate_spans
+from hf_synlm.training.tasks.span_batches import (
+    SpanExample,
+    WeightedBatchSampler,
+    collate_spans,
+    encode_spans,
+    labels_and_tags,
+    tokenizer_of_treebanks,
+)
 from hf_synlm.training.tasks.tree_evaluation import spread
 
 HEADS = ("left", "right", "norm", "label_head", "tag_head")
+# Learning rate of the heads beside that of an encoder all of whose weights are trained.
+HEAD_RATE = 5.0
+MAX_WORDS = 80  # of a training sentence
 
 
 @dataclass
@@ -48,33 +59,18 @@ class SpanParserModelArguments(ModelArguments):
     presets = {"span_parser": ""}
 
     architecture: str = option("span_parser", "'span_parser'.")
-    encoder: str | None = option(
-        None,
-        "Folder or Hub name of the encoder whose weights and tokenizer to begin with. With --model_name_or_path: that "
-        "of this adapter.",
-    )
+    encoder: str | None = option(None, "Folder or Hub name of the encoder whose weights and tokenizer to begin with.")
     encoder_name: str | None = option(
         None, "Hub name of the encoder if --encoder is a folder, from which an adapter is loaded elsewhere."
     )
-    lora_r: int = option(
-        0,
-        "Train LoRA of this rank instead of all weights of the encoder (0). The model that is saved is an adapter of "
-        "the encoder.",
-    )
-    head_learning_rate: float | None = option(
-        None, "Learning rate of the layers on the encoder; default: --learning_rate."
-    )
+    lora_r: int = option(0, "Train LoRA of this rank, and save an adapter of the encoder; 0: train all its weights.")
 
     def __post_init__(self):
-        """Check that there is one model to begin with."""
+        """Check that there is an encoder to begin with."""
         super().__post_init__()
-        check_minimum(self, 0, "lora_r head_learning_rate")
-        if self.encoder is None and self.model_name_or_path is None:
-            raise ValueError("encoder is not set. Pass --encoder FOLDER_OR_NAME, or --model_name_or_path.")
-        if self.lora_r and self.model_name_or_path is not None:
-            raise ValueError("lora_r needs the weights of an encoder. Pass --encoder, and no --model_name_or_path.")
-        if self.head_learning_rate is not None and not math.isfinite(self.head_learning_rate):
-            raise ValueError(f"head_learning_rate is {self.head_learning_rate} and must be finite.")
+        check_minimum(self, 0, "lora_r")
+        if self.encoder is None or self.model_name_or_path is not None:
+            raise ValueError("A span parser begins with an encoder. Pass --encoder, and no --model_name_or_path.")
 
 
 @dataclass
@@ -84,23 +80,19 @@ class SpanDataArguments(SentenceFileArguments):
     train_weights: list[float] = option(
         [], "How often an epoch reads the sentences of each of --train_files, such as 3 1 0.35; default: once."
     )
-    max_sentence_words: int = option(80, "Leave longer sentences out of training.")
     max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.")
-    min_label_frequency: int = option(5, "Leave rarer labels and tags out.")
     evaluation_sentences: int | None = option(None, "Sentences of each of --validation_files; default: all.")
 
     def __post_init__(self):
         """Check the values."""
         super().__post_init__()
-        check_minimum(self, 1, "max_sentence_words max_batch_tokens min_label_frequency evaluation_sentences")
-        if self.train_weights and len(self.train_weights) != len(self.train_files):
+        check_minimum(self, 1, "max_batch_tokens evaluation_sentences")
+        self.train_weights = self.train_weights or [1.0] * len(self.train_files)
+        wrong = [weight for weight in self.train_weights if not 0 < weight < math.inf]
+        if wrong or len(self.train_weights) != len(self.train_files):
             raise ValueError(
-                f"train_weights are {len(self.train_weights)} numbers for {len(self.train_files)} train_files. Give "
-                "one for each."
+                f"train_weights are {self.train_weights}. Give a positive number for each of --train_files."
             )
-        for weight in self.train_weights:
-            if not 0 < weight < math.inf:
-                raise ValueError(f"train_weights has {weight}. Give positive numbers, and leave files out otherwise.")
 
     def read(self, files: list[str]) -> list[list[TreebankSentence]]:
         """The sentences of each file."""
@@ -120,126 +112,102 @@ class SpanParserRecipe(Recipe):
         """Nothing excludes anything."""
 
     def load(self) -> PreTrainedModel:
-        """Read the trees, and make or load tokenizer and model."""
-        given, data = self.model_arguments, self.data
-        train = [[s for s in part if len(s.words) <= data.max_sentence_words] for part in data.read(data.train_files)]
-        sentences = [sentence for part in train for sentence in part]
-        weights = data.train_weights or [1.0] * len(train)
-        chosen = [
-            [part[row] for row in spread(len(part), data.evaluation_sentences)]
-            for part in data.read(data.validation_files)
-        ]
-        self.validation = [sentence for part in chosen for sentence in part]
-        self.test = [sentence for part in data.read(data.test_files) for sentence in part]
-        source = given.model_name_or_path or given.encoder
-        check_tokenizer_source(str(source))
-        self.tokenizer = AutoTokenizer.from_pretrained(source)
-        if given.model_name_or_path is None:
-            model = self._new_model(sentences)
-        else:
-            backbone = {} if given.encoder is None else {"backbone": given.encoder}
-            model_class = SpanParserForTokenClassification
-            model = load_pretrained(
-                model_class, given.model_name_or_path, given.config_overrides, self.tokenizer, **backbone
-            )
-        labels = SpanLabels(model.config.nonterminals, model.config.tags)
-        encode = partial(labels.encode, tokenizer=self.tokenizer)
+        """Read the trees, and make tokenizer and model."""
+        data = self.data
+        train = data.read(data.train_files)
+        model = self._new_model([sentence for part in train for sentence in part if len(sentence.words) <= MAX_WORDS])
+        encode = partial(encode_spans, tokenizer=self.tokenizer, config=model.config)
         limit = model.config.max_position_embeddings or math.inf
-        examples = encode(sentences)
-        fits = np.array([len(example.ids) + 2 <= limit for example in examples])
-        self.examples = [example for example, kept in zip(examples, fits, strict=True) if kept]
-        self.weights = np.repeat(weights, [len(part) for part in train])[fits]
+        weighted = [
+            (example, weight)
+            for part, weight in zip(train, data.train_weights, strict=True)
+            for example in encode(part)
+            if len(example.tags) <= MAX_WORDS and example.sentence.num_tokens + 2 <= limit
+        ]
+        self.examples, self.weights = [example for example, _ in weighted], np.array([w for _, w in weighted])
+        parts = data.read(data.validation_files)
+        self.validation = [part[row] for part in parts for row in spread(len(part), data.evaluation_sentences)]
+        self.test = list(chain.from_iterable(data.read(data.test_files)))
         self.heldout, self.heldout_test = encode(self.validation), encode(self.test)
         self.collate = partial(collate_spans, pad_token_id=model.config.pad_token_id)
-        model.get_input_embeddings().requires_grad_(False)  # half of the encoder, which learns little of it
         self.accelerator.print(
             f"{len(self.examples):,} training sentences, {int(self.weights.sum()):,} an epoch; "
-            f"{len(self.validation):,} for validation; {len(labels.nonterminals)} labels, {len(labels.tags)} tags"
+            f"{len(self.validation):,} for validation; {len(model.config.nonterminals)} labels, "
+            f"{len(model.config.tags)} tags"
         )
         return model
 
     def _new_model(self, sentences: list[TreebankSentence]) -> PreTrainedModel:
-        given = self.model_arguments
-        labels = SpanLabels.of(sentences, self.data.min_label_frequency)
-        self.tokenizer = tokenizer_of_treebanks(self.tokenizer)
-        fields = check_overrides(SpanParserForTokenClassification.config_class, given.config_overrides)
-        make: Any = SpanParserForTokenClassification.from_encoder
-        model = make(given.encoder, labels.nonterminals, labels.tags, self.tokenizer, **fields)
+        given, make = self.model_arguments, SpanParserForTokenClassification
+        check_tokenizer_source(str(given.encoder))
+        self.tokenizer = tokenizer_of_treebanks(AutoTokenizer.from_pretrained(given.encoder))
+        fields = check_overrides(make.config_class, given.config_overrides, ("nonterminals", "tags"))
+        labels: Any = labels_and_tags(sentences)
+        model: Any = make.from_encoder(str(given.encoder), tokenizer=self.tokenizer, **labels, **fields)
         if given.lora_r:
             try:
                 from peft import LoraConfig
             except ImportError as error:
                 raise ValueError(f"lora_r is {given.lora_r}, and LoRA needs PEFT: pip install peft") from error
             model.backbone_source["name"] = given.encoder_name or model.backbone_source["name"]
-            model.add_adapter(
-                LoraConfig(r=given.lora_r, lora_alpha=2 * given.lora_r, target_modules=linear_layers(model))
-            )
+            layers = linear_layers(model)
+            model.add_adapter(LoraConfig(r=given.lora_r, lora_alpha=2 * given.lora_r, target_modules=layers))
+        model.get_input_embeddings().requires_grad_(False)  # half of the encoder, which learns little of it
         return model
 
     def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
-        """The layers on the encoder have their own."""
-        rate = self.model_arguments.head_learning_rate
-        return {} if rate is None else dict.fromkeys(HEADS, rate)
+        """The layers on an encoder that is trained have their own."""
+        rate = HEAD_RATE * self.arguments.learning_rate
+        return {} if self.model_arguments.lora_r else dict.fromkeys(HEADS, rate)
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Fingerprints of the words, how batches are drawn, and what is trained."""
-        data, given = self.data, self.model_arguments
         return {
-            "training_data": words_fingerprint(tuple(map(str, (e.ids, e.spans, e.tags))) for e in self.examples),
+            "training_data": words_fingerprint(tuple(map(str, example)) for example in self.examples),
             "validation": words_fingerprint(sentence.words for sentence in self.validation),
-            **{name: getattr(data, name) for name in ("train_weights", "max_batch_tokens", "batch_group_size")},
-            **{name: getattr(given, name) for name in ("lora_r", "head_learning_rate")},
+            **{name: getattr(self.data, name) for name in ("train_weights", "max_batch_tokens", "batch_group_size")},
+            "lora_r": self.model_arguments.lora_r,
             "evaluation_steps": self.arguments.evaluation_steps,
         }
 
     def sampler(self, consumed: int = 0) -> PaddedBatchSampler:
         """Batches of sentences of similar length."""
-        lengths = np.array([len(example.ids) + 2 for example in self.examples])
-        return self.padded_sampler(
-            lengths, self.data.max_batch_tokens, consumed, partial(WeightedBatchSampler, self.weights)
-        )
+        lengths = np.array([example.sentence.num_tokens + 2 for example in self.examples])
+        kind = partial(WeightedBatchSampler, self.weights)
+        return self.padded_sampler(lengths, self.data.max_batch_tokens, consumed, kind)
 
     def best_model(self) -> BestModel:
         """The evaluation with the largest labeled F1."""
-        return BestModel(lambda evaluation: -evaluation["labeled_f1"], self.arguments.early_stopping_patience)
+        return BestModel(lambda found: -found["losses"]["labeled_f1"], self.arguments.early_stopping_patience)
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Parse the validation sentences."""
-        return {"step": step, **self._measure("validation", model, self.heldout, self.validation, step)}
+        return self._measure("validation", model, self.heldout, self.validation, step)
 
-    @torch.no_grad()
     def _measure(
         self, name: str, model: nn.Module, examples: list[SpanExample], gold: list[TreebankSentence], step: int
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Labeled F1 (EVALB), precision, recall and right tags in percent; every process calls."""
-        plain = self.accelerator.unwrap_model(model).eval()
+        plain, size = self.accelerator.unwrap_model(model), self.arguments.per_device_eval_batch_size
 
-        def parse(rows: list[int]) -> list[TreebankSentence]:
-            with self.accelerator.autocast():
-                found = parse_words(plain, [examples[row][:2] for row in rows], [gold[row].words for row in rows])
-            return [tree for tree, _ in found]
+        def parse(rows: list[int]) -> list[ParsedSentence]:
+            return parse_encoded(plain, [examples[row].sentence for row in rows], batch_size=size)
 
-        lengths = [len(example.ids) for example in examples]
-        trees = map_rows(self.accelerator, lengths, self.arguments.per_device_eval_batch_size, parse, name)
-        spans = [([label for label, _, _ in t.labeled_spans], [(i, j) for _, i, j in t.labeled_spans]) for t in trees]
-        scores = labeled_f1(spans, gold).overall
-        right = Counter(
-            tag == own for t, s in zip(trees, gold, strict=True) for tag, own in zip(t.tags, s.tags, strict=True)
-        )
-        result = {
-            **{"labeled_f1": 100 * scores.f1, "precision": 100 * scores.precision, "recall": 100 * scores.recall},
-            "tags": 100 * right[True] / right.total(),
-        }
+        found = map_rows(self.accelerator, [e.sentence.num_tokens for e in examples], size, parse, name)
+        scores = labeled_f1([(one.tree().labels, one.tree().spans) for one in found], gold)
+        pairs = zip(chain.from_iterable(s.tags for s in gold), chain.from_iterable(s.tags for s in found), strict=True)
+        shares = {"labeled_f1": scores.f1, "precision": scores.precision, "recall": scores.recall}
+        shares["tags"] = fmean(tag == own for tag, own in pairs)
+        result = {key: 100 * value for key, value in shares.items()}
         text = "  ".join(f"{key} {value:.2f}" for key, value in result.items())
         self.accelerator.print(f"step {step}: {name} of {len(gold)} sentences: {text}")
         self.accelerator.log({f"{name}/{key}": value for key, value in result.items()}, step=step)
-        return result
+        return {"step": step, "losses": result}
 
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Files and steps, and the encoder."""
-        given = self.model_arguments
         return {
-            **hub_facts(given.encoder_name or given.encoder or given.model_name_or_path),
+            **hub_facts(self.model_arguments.encoder_name or self.model_arguments.encoder),
             "task": "token-classification",
             "intended_use": "Trees of text that has none, to train syntactic language models on; or parsing.",
             "training_data": f"The trees of {self.data.names()}.",
@@ -254,10 +222,8 @@ class SpanParserRecipe(Recipe):
 
     def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
         """The F1 of the model that is kept."""
-        line = (
-            f"validation labeled F1 {kept_evaluation(results)['labeled_f1']:.2f} (best at step {results['best_step']})"
-        )
-        return line + (f"; test labeled F1 {results['test']['labeled_f1']:.2f}" if "test" in results else "")
+        test = f"; test labeled F1 {results['test']['losses']['labeled_f1']:.2f}" if "test" in results else ""
+        return improvement(results, "labeled_f1") + test
 
 
 main = partial(run_recipe, SpanParserRecipe)

@@ -2,27 +2,41 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tokenizers import Regex, normalizers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_synlm.data.collate import encode_words, pad_inputs
+from hf_synlm.data.collate import LABEL_PADDING, encode_words, pad_inputs
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 
-NOT_SCORED = -100
+# Rarer labels and tags are not learned.
+LEAST = 5
+# What treebanks write otherwise than other text.
+_PLAIN = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
+_PLAIN |= {"``": '"', "''": '"', "\\/": "/"}
+_NOT = Regex(r"(?<!\S)n't(?!\S)")
+
+
+def tokenizer_of_treebanks(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
+    """A tokenizer that reads words as treebanks write them (-LRB-, ``, n't) as this one reads (, " and not."""
+    backend = tokenizer.backend_tokenizer
+    rules = [normalizers.Replace(mark, plain) for mark, plain in _PLAIN.items()] + [normalizers.Replace(_NOT, "not")]
+    backend.normalizer = normalizers.Sequence([*rules, *([backend.normalizer] if backend.normalizer else [])])
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=tokenizer.model_max_length, **special)
 
 
 class SpanExample(NamedTuple):
-    """A sentence: tokens, which of them end a word, ids of labels by span, ids of tags."""
+    """A sentence, ids of labels by span, ids of tags."""
 
-    ids: list[int]
-    ends: list[bool]
+    sentence: EncodedSentence
     spans: list[tuple[int, int, int]]
     tags: list[int]
 
@@ -35,39 +49,33 @@ def label_chains(sentence: TreebankSentence) -> dict[tuple[int, int], str]:
     return found
 
 
-@dataclass
-class SpanLabels:
-    """Labels and tags of the parser; label 0 is no constituent."""
+def labels_and_tags(sentences: Sequence[TreebankSentence]) -> dict[str, list[str]]:
+    """The labels of spans and the tags that are frequent enough, the most frequent first."""
+    labels = Counter(chain for sentence in sentences for chain in label_chains(sentence).values())
+    counts = {"nonterminals": labels, "tags": Counter(tag for sentence in sentences for tag in sentence.tags)}
+    kept = {kind: [name for name, n in count.most_common() if n >= LEAST] for kind, count in counts.items()}
+    if not all(kept.values()):
+        raise ValueError(f"No label or no tag occurs {LEAST} times in the training trees. Give more trees.")
+    return kept
 
-    nonterminals: Sequence[str]
-    tags: Sequence[str]
 
-    @classmethod
-    def of(cls, sentences: Iterable[TreebankSentence], least: int) -> "SpanLabels":
-        """Those that occur at least so often in sentences, the most frequent first."""
-        labels, tags = Counter[str](), Counter[str]()
-        for sentence in sentences:
-            labels.update(label_chains(sentence).values())
-            tags.update(sentence.tags)
-        kept = [[name for name, count in counts.most_common() if count >= least] for counts in (labels, tags)]
-        if not all(kept):
-            raise ValueError(f"No label or no tag occurs {least} times. Give more trees, or lower min_label_frequency.")
-        return cls(*kept)
-
-    def encode(self, sentences: Iterable[TreebankSentence], tokenizer: PreTrainedTokenizerBase) -> list[SpanExample]:
-        """Sentences as examples; a rare chain loses labels at its top until it is known, rare tags do not count."""
-        label_of = {name: number for number, name in enumerate(self.nonterminals, 1)}
-        tag_of = {name: number for number, name in enumerate(self.tags)}
-        found = []
-        for sentence in sentences:
-            spans = []
-            for (i, j), chain in label_chains(sentence).items():
-                while chain and chain not in label_of:
-                    chain = chain.partition(" ")[2]
-                spans += [(i, j, label_of[chain])] if chain else []
-            tags = [tag_of.get(tag, NOT_SCORED) for tag in sentence.tags]
-            found.append(SpanExample(*encode_words(tokenizer, sentence.words), spans, tags))
-        return found
+def encode_spans(
+    sentences: Iterable[TreebankSentence], tokenizer: PreTrainedTokenizerBase, config: Any
+) -> list[SpanExample]:
+    """Sentences as examples; a rare chain loses labels at its top until it is known, rare tags do not count."""
+    label_of = {name: number for number, name in enumerate(config.nonterminals, 1)}
+    tag_of = {name: number for number, name in enumerate(config.tags)}
+    found = []
+    for sentence in sentences:
+        spans = []
+        for (i, j), chain in label_chains(sentence).items():
+            while chain and chain not in label_of:
+                chain = chain.partition(" ")[2]
+            spans += [(i, j, label_of[chain])] if chain else []
+        ids, ends = encode_words(tokenizer, sentence.words)
+        tags = [tag_of.get(tag, LABEL_PADDING) for tag in sentence.tags]
+        found.append(SpanExample(EncodedSentence(tuple(ids), tuple(ends), sentence.words), spans, tags))
+    return found
 
 
 def collate_spans(batch: Sequence[SpanExample], pad_token_id: int) -> dict[str, Tensor]:
@@ -75,17 +83,17 @@ def collate_spans(batch: Sequence[SpanExample], pad_token_id: int) -> dict[str, 
     counts = torch.tensor([len(example.tags) for example in batch])
     place = torch.arange(int(counts.max()) + 1)
     is_span = (place[:, None] < place) & (place <= counts[:, None, None])
-    labels = torch.full(is_span.shape, NOT_SCORED).masked_fill(is_span, 0)
+    labels = torch.full(is_span.shape, LABEL_PADDING).masked_fill(is_span, 0)
     for row, example in enumerate(batch):
         i, j, label = torch.tensor(example.spans, dtype=torch.long).reshape(-1, 3).unbind(1)
         labels[row, i, j] = label
-    ends = [torch.tensor(example.ends) for example in batch]
+    ends = [torch.tensor(example.sentence.word_ends) for example in batch]
     tags = [torch.tensor(example.tags) for example in batch]
     return {
-        **pad_inputs([example.ids for example in batch], pad_token_id),
+        **pad_inputs([example.sentence.ids for example in batch], pad_token_id),
         "word_ends": pad_sequence(ends, batch_first=True, padding_value=False),
         "labels": labels,
-        "tag_labels": pad_sequence(tags, batch_first=True, padding_value=NOT_SCORED),
+        "tag_labels": pad_sequence(tags, batch_first=True, padding_value=LABEL_PADDING),
     }
 
 

@@ -1,11 +1,13 @@
 """The span parser: its chart against brute force, padding and batches, adapters, training, silver trees."""
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
@@ -13,14 +15,20 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, BertCon
 from hf_synlm import SpanParserConfig, SpanParserForTokenClassification
 from hf_synlm.cli import main
 from hf_synlm.data.collate import encode_words
-from hf_synlm.data.silver import tokenizer_of_treebanks
-from hf_synlm.data.text import split_as_treebank
+from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import parse_treebank, read_treebank
+from hf_synlm.evaluation.text.words import treebank_words
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.models.span_parser.chart import best_trees
 from hf_synlm.training.programs import train_span_parser
-from hf_synlm.training.tasks.span_batches import SpanLabels, WeightedBatchSampler, collate_spans
+from hf_synlm.training.tasks.span_batches import (
+    WeightedBatchSampler,
+    collate_spans,
+    encode_spans,
+    tokenizer_of_treebanks,
+)
 
+CARDS = Path(__file__).resolve().parents[3] / "model_cards"
 LABELS, TAGS = ["NP", "S", "S VP"], ["N", "V"]
 
 
@@ -124,7 +132,7 @@ def test_padding_batches_and_special_tokens_change_nothing(parser, encoder):
 
 def test_the_loss_is_the_cross_entropy_of_all_spans(parser, encoder):
     trees = parse_treebank(["(S (NP (N ab) (N c)) (S (VP (V d))))", "(QP (NP (N ef) (X g)))"])
-    examples = SpanLabels(LABELS, TAGS).encode(trees, AutoTokenizer.from_pretrained(encoder))
+    examples = encode_spans(trees, AutoTokenizer.from_pretrained(encoder), parser.config)
     assert examples[0].spans == [(0, 2, 1), (2, 3, 3), (0, 3, 2)]
     assert examples[1].spans == [(0, 2, 1)] and examples[1].tags == [0, -100]  # QP and X are unknown
     batch = collate_spans(examples, 0)
@@ -151,7 +159,7 @@ def test_tokenizers_read_what_treebanks_write(encoder, tmp_path):
     ids, ends = encode_words(tokenizer, words)
     assert tokenizer.convert_ids_to_tokens(ids) == ["(", "d", "##o", "not", '"', ")"]
     assert ends == [True, False, True, True, True, True]
-    assert split_as_treebank("It's (late), Mr. X. said.") == "It 's -LRB- late -RRB- , Mr. X. said .".split()
+    assert treebank_words("It's (late), Mr. X. said.") == "It 's -LRB- late -RRB- , Mr. X. said .".split()
 
 
 @pytest.fixture(scope="module", params=["LoRA", "all weights"])
@@ -160,7 +168,6 @@ def trained(request, encoder, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "run"
     options = ["--config", "span_parser_mini", "--encoder", str(encoder), "--output_dir", str(folder)]
     options += ["--lora_r", "2" if request.param == "LoRA" else "0", "--drop_labels", "NML", "--learning_rate", "5e-3"]
-    options += ["--head_learning_rate", "1e-2"]
     options += ["--max_train_steps", "120", "--evaluation_steps", "60", "--evaluation_sentences", "20"]
     train_span_parser.main([*options, "--max_batch_tokens", "400", "--dataloader_num_workers", "0"])
     return folder
@@ -168,8 +175,8 @@ def trained(request, encoder, tmp_path_factory) -> Path:
 
 def test_training_saves_what_parses(trained, encoder):
     results = json.loads((trained / "all_results.json").read_text())
-    first, *_, last = (evaluation["labeled_f1"] for evaluation in results["evaluations"])
-    assert last > first + 5 and 40 < results["test"]["tags"] <= 100
+    first, *_, last = (evaluation["losses"]["labeled_f1"] for evaluation in results["evaluations"])
+    assert last > first + 5 and 40 < results["test"]["losses"]["tags"] <= 100
     config = SpanParserConfig.from_pretrained(trained / "model")
     is_adapter = config.adapter_of is not None
     backbone = {"backbone": str(encoder)} if is_adapter else {}
@@ -189,7 +196,59 @@ def test_silver_trees_with_their_confidence(trained, encoder, tmp_path, capsys):
     backbone = ["--backbone", str(encoder)] if (trained / "model" / "adapter").is_dir() else []
     command = ["silver", str(text), "--parser", str(trained), *backbone, "--batch-size", "2"]
     assert main([*command, "--out", str(out)]) == 0
+    table = [row.split() for row in Path(f"{out}.confidence.tsv").read_text().splitlines()]
+    assert table[0] == ["words", "confidence"] and [row[0] for row in table[1:]] == ["6", "4", "6", "1"]
+    assert all(float(row[1]) < 0 for row in table[1:]) and not Path(f"{out}.partial").exists()
     words = [sentence.words for sentence in read_treebank(out)]
-    assert words == [tuple(split_as_treebank(line)) for line in text.read_text().splitlines()]
+    assert words == [tuple(treebank_words(line)) for line in text.read_text().splitlines()]
     assert main([*command, "--out", str(tmp_path / "none.mrg"), "--min-confidence", "0"]) == 0
     assert (tmp_path / "none.mrg").read_text() == "" and "4 left out" in capsys.readouterr().err
+    # A sentence that is too long for the encoder, and one of characters that its tokenizer drops.
+    text.write_text(f"We agree. It is late.\n{'a' * 90} {'b' * 90}\n\u0300\n", encoding="utf-8")
+    assert main([*command, "--out", str(out), "--overwrite", "--split-sentences"]) == 0
+    assert [len(sentence.words) for sentence in read_treebank(out)] == [3, 4]
+    facts = json.loads(Path(f"{out}.meta.json").read_text())
+    assert facts["trees"] == 2 and facts["left_out"] == {"not read": 2, "less sure": 0}
+
+
+def test_silver_refuses_options_of_the_other_parser(tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("We agree.\n", encoding="utf-8")
+    command = ["silver", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.mrg")]
+    assert main([*command, "--min-confidence", "-0.1"]) == 2
+    assert "--min-confidence is an option for --parser" in capsys.readouterr().err
+    assert main([*command, "--parser", "x", "--package", "wsj"]) == 2
+    assert "--package is an option of Stanza" in capsys.readouterr().err
+    assert main([*command, "--parser", str(CARDS / "rnng-tiny")]) == 2
+    assert "gives no tags. Name a span parser" in capsys.readouterr().err
+
+
+def test_parse_and_evaluate_as_other_models(trained, encoder, tmp_path, capsys):
+    """The JSON of `parse` has tags; punctuation is told by the gold tags."""
+    (tmp_path / "in.txt").write_text("We agree .\n", encoding="utf-8")
+    backbone = ["--backbone", str(encoder)] if (trained / "model" / "adapter").is_dir() else []
+    assert main(["parse", str(tmp_path / "in.txt"), "--model", str(trained), *backbone, "--format", "json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    parsed = ParsedSentence.from_dict(json.loads(line))
+    assert parsed.words == ("We", "agree", ".") and len(parsed.tags) == 3 and parsed.tree().log_prob < 0
+    bank, out = tmp_path / "gold.mrg", tmp_path / "f1.json"
+    bank.write_text("(S (NP (PRP We)) (VP (VBP agree)) (. .))\n", encoding="utf-8")
+    command = ["evaluate", "parsing", "--treebank", str(bank), "--convention", "evalb", "--out", str(out)]
+    assert main([*command, "--model", str(trained), *backbone]) == 0
+    result = json.loads(out.read_text())
+    assert 0 <= result["scores"]["f1"] <= 100 and result["options"]["punctuation"] == "left out as the parameters say"
+
+
+def test_half_of_the_bytes_of_an_adapter(trained, encoder, tmp_path):
+    """An adapter in 16 bits is added to the encoder in 32."""
+    if not (trained / "model" / "adapter").is_dir():
+        return
+    file = shutil.copytree(trained / "model", tmp_path / "half") / "adapter" / "adapter_model.safetensors"
+    whole = load_file(file)
+    save_file({name: value.to(torch.bfloat16) for name, value in whole.items()}, file, {"format": "pt"})
+    models = [
+        load_pretrained(str(folder), AutoModelForTokenClassification, dtype="float32", backbone=str(encoder))[0]
+        for folder in (trained, tmp_path / "half")
+    ]
+    for (name, value), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert other.dtype == torch.float32
+        torch.testing.assert_close(other, value, rtol=2**-8, atol=1e-3, msg=name)
