@@ -60,8 +60,9 @@ LAUNCH = (
     "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no "
     "--num_cpu_threads_per_process 1"
 )
-# What the validation loss of each script is called.
+# What the validation score of each script is called.
 _LOSSES = {"pretrain_gpst.py": "loss", "train_recurrent.py": "perplexity", "train_pcfg.py": "perplexity"}
+_LOSSES["train_span_parser.py"] = "labeled_f1"
 _LOSSES |= dict.fromkeys(
     ("train_rnng.py", "train_tree_lm.py", "train_pushdown.py", "train_urnng.py"), "nats_per_sentence"
 )
@@ -218,7 +219,7 @@ def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     facts = ("license", "language", "example", "intended_use", "training_data", "not_for", "limits")
     return {
         "repo_id": name,
-        **{fact: checkpoint[fact] for fact in (*facts, "base_model") if fact in checkpoint},
+        **{fact: checkpoint[fact] for fact in (*facts, "base_model", "task") if fact in checkpoint},
         "availability": f"It is the release asset `{name}.tar.gz` of hf_synlm: unpack it where your code runs. The "
         f"repository of hf_synlm holds the same model in `model_cards/{name}`, which loads the code of the installed "
         "package.",

@@ -35,8 +35,8 @@ from hf_synlm.models.span_parser.configuration_span_parser import SpanParserConf
 TAG_WEIGHT = 0.3
 # What the bias of "no constituent" begins with: most spans are none.
 NULL_BIAS = 3.0
-# Spans whose scores of all labels are in memory at a time.
-_SPANS_AT_ONCE = 2**16
+# Spans whose scores of all labels are in memory at a time: more leave the cache of a CPU.
+_SPANS_AT_ONCE = 2**13
 
 
 @dataclass
