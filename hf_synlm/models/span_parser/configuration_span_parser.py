@@ -12,7 +12,7 @@ from hf_synlm.core.configuration_base import SyntacticConfig
 class SpanParserConfig(SyntacticConfig):
     """Encoder, labels and sizes of a span parser (see `SpanParserForTokenClassification.from_encoder`).
 
-    Args:
+    Sizes:
         encoder_config: of an encoder of transformers (BERT, RoBERTa, ...).
         nonterminals: labels of constituents. Those of a unary chain are one label, the top first: "S VP".
         tags: parts of speech.
@@ -20,6 +20,7 @@ class SpanParserConfig(SyntacticConfig):
         dropout: of what the heads read; the encoder has none.
         adapter_of: in a folder with an adapter, name and fingerprint of the encoder whose weights it leaves out.
         vocab_size: of the encoder.
+    Special tokens:
         bos_token_id, eos_token_id: what the encoder reads before and after a sentence (CLS and SEP of BERT).
         pad_token_id: never a part of a word.
 

@@ -7,13 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
-from transformers import AutoModelForTokenClassification, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
 
 from hf_synlm import SpanParserConfig, SpanParserForTokenClassification
 from hf_synlm.cli import main
+from hf_synlm.core.backbone_adapter import linear_layers
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import parse_treebank, read_treebank
@@ -211,6 +220,25 @@ def test_silver_trees_with_their_confidence(trained, encoder, tmp_path, capsys):
     assert facts["trees"] == 2 and facts["left_out"] == {"not read": 2, "less sure": 0}
 
 
+def test_silver_trees_of_a_stopped_run_are_kept(trained, encoder, tmp_path, monkeypatch):
+    text, out = tmp_path / "text.txt", tmp_path / "silver.mrg"
+    text.write_text("We agree now.\nIt is\nno\n", encoding="utf-8")
+    backbone = ["--backbone", str(encoder)] if (trained / "model" / "adapter").is_dir() else []
+    command = ["silver", str(text), "--parser", str(trained), *backbone, "--batch-size", "1", "--out", str(out)]
+    parse, calls = SpanParserForTokenClassification.parse, []
+
+    def stopped(self, *arguments, **options):
+        calls.append(None)
+        if len(calls) == 2:
+            raise ValueError("stopped")
+        return parse(self, *arguments, **options)
+
+    monkeypatch.setattr(SpanParserForTokenClassification, "parse", stopped)
+    assert main(command) == 2 and not out.exists()
+    assert main(command) == 0 and len(calls) == 4
+    assert [len(sentence.words) for sentence in read_treebank(out)] == [4, 2, 1]
+
+
 def test_silver_refuses_options_of_the_other_parser(tmp_path, capsys):
     (tmp_path / "in.txt").write_text("We agree.\n", encoding="utf-8")
     command = ["silver", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.mrg")]
@@ -238,17 +266,23 @@ def test_parse_and_evaluate_as_other_models(trained, encoder, tmp_path, capsys):
     assert 0 <= result["scores"]["f1"] <= 100 and result["options"]["punctuation"] == "left out as the parameters say"
 
 
-def test_half_of_the_bytes_of_an_adapter(trained, encoder, tmp_path):
-    """An adapter in 16 bits is added to the encoder in 32."""
-    if not (trained / "model" / "adapter").is_dir():
-        return
-    file = shutil.copytree(trained / "model", tmp_path / "half") / "adapter" / "adapter_model.safetensors"
-    whole = load_file(file)
-    save_file({name: value.to(torch.bfloat16) for name, value in whole.items()}, file, {"format": "pt"})
-    models = [
-        load_pretrained(str(folder), AutoModelForTokenClassification, dtype="float32", backbone=str(encoder))[0]
-        for folder in (trained, tmp_path / "half")
-    ]
-    for (name, value), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+def test_an_adapter_in_16_bits_is_added_to_the_encoder_in_32(parser, encoder, tmp_path):
+    parser.add_adapter(LoraConfig(r=2, target_modules=linear_layers(parser)))
+    with torch.no_grad():
+        for name, weight in parser.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1)
+    parser.save_pretrained(tmp_path / "whole")
+    file = shutil.copytree(tmp_path / "whole", tmp_path / "half") / "adapter" / "adapter_model.safetensors"
+    weights = {name: value.to(torch.bfloat16) for name, value in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    assert not any("word_embeddings" in name for name in weights)
+    whole, half = (
+        SpanParserForTokenClassification.from_pretrained(tmp_path / name, backbone=str(encoder))
+        for name in ("whole", "half")
+    )
+    for (name, value), other in zip(whole.named_parameters(), half.parameters(), strict=True):
         assert other.dtype == torch.float32
         torch.testing.assert_close(other, value, rtol=2**-8, atol=1e-3, msg=name)
+    layer, own = (model.encoder.layer[0].output.dense for model in (half.encoder, AutoModel.from_pretrained(encoder)))
+    assert not torch.equal(layer.weight, own.weight)
