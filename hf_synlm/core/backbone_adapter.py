@@ -136,7 +136,9 @@ class AdapterMixin(AdapterLoading):
             return
         if self._hf_peft_config_loaded:
             raise ValueError("The model has an adapter. Save it, and load it by from_pretrained, which merges it.")
-        super().add_adapter(adapter_config, adapter_name)
+        # As in transformers, whose version 5.24 asks for a PEFT that is not released.
+        self._hf_peft_config_loaded = True
+        peft.inject_adapter_in_model(adapter_config, self, adapter_name or "default")
         adapter_config.base_model_name_or_path = source["name"]
         full = self.saved_in_full(dict(self.named_parameters()))
         beyond = [name for name in full if {"base_layer", "original_module", "modules_to_save"} & set(name.split("."))]
@@ -168,7 +170,7 @@ class AdapterMixin(AdapterLoading):
         if not kwargs.get("is_main_process", True):
             return
         weights = dict(kwargs.get("state_dict") or self.state_dict())
-        adapter = self.active_adapters()[0]
+        (adapter,) = self.peft_config
         # Without `save_embedding_layers`, PEFT looks on the Hub whether the vocabulary has grown.
         saved = peft.get_peft_model_state_dict(self, weights, adapter, save_embedding_layers=False)
         saved |= self.saved_in_full(weights)
