@@ -92,10 +92,9 @@ class AdapterMixin(AdapterLoading):
     # Name and fingerprint of the backbone, for models whose weights are still its own but for an adapter.
     backbone_source: dict[str, Any] | None = None
     adapts_backbone = False
-    backbone_prefix = ""
-    """How the names of the backbone's layers begin."""
-    frozen: tuple[str, ...] = ()
-    """Parameters beside the backbone that an adapter keeps as they are."""
+    _hf_peft_config_loaded: bool  # of transformers
+    backbone_prefix = ""  # how the names of the backbone's layers begin
+    frozen: tuple[str, ...] = ()  # parameters beside the backbone that an adapter keeps as they are
 
     def is_of_backbone(self, name: str) -> bool:
         """Whether a parameter came from the backbone."""

@@ -66,7 +66,7 @@ SHIPPED = {
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3390),
     "tree_lm": (
         SHARED + SEARCH + LABELED_SEARCH + "backbone_adapter trees_given search_tree_attention trees_prefixes",
-        9810,
+        9815,
     ),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 5890),
     "pcfg": (
