@@ -131,7 +131,7 @@ class ParsedSentence:
         if output.token_log_probs is not None:
             row = output.token_log_probs[sentence].cpu().double().tolist()
             log_probs = tuple(math.fsum(row[i:j]) for i, j in zip([offset, *ends], ends, strict=False))
-        tags = output.get("tags")
+        tags = getattr(output, "tags", None)
         return cls(tuple(words), tuple(trees), log_probs, tags=None if tags is None else tuple(tags[sentence]))
 
     def brackets(self, hypothesis: int = 0) -> str:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import accumulate, chain
 from typing import Any
 
@@ -126,7 +126,6 @@ def _treebank_pieces(word: str, is_last: bool) -> tuple[str, ...]:
     return tuple(_BRACKETS.get(piece, piece) for piece in pieces[: len(pieces) - len(more) // 2])
 
 
-@cache
 def _treebank_tokenizer() -> Any:
     try:
         from nltk.tokenize.treebank import TreebankWordTokenizer
