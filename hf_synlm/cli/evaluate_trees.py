@@ -243,7 +243,8 @@ def _evaluate_model(
     _write_trees(save_trees, [found.get(number, ParsedSentence(())) for number in range(count)])
     scores, tables = _score(bank, {scorer.name: parsed}, rule)
     method = inspect.signature(scorer.model.parse).parameters.get("method")
-    chosen = {"method": "search" if method is None else method.default, **chosen}
+    usual = "search" if scorer.searches else "CKY"
+    chosen = {"method": usual if method is None else method.default, **chosen}
     unused = ["estimator", "begin_token", *([] if chosen["method"] == "search" else ["num_beams"])]
     settings = {**settings, **dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
     return EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)

@@ -333,6 +333,16 @@ class Parsing(Searching):
         ),
     ] = None
 
+    def scorer(self, model: str, **more: Any) -> "TextScorer":
+        """As of `Loading`, also of a parser that is no language model."""
+        from transformers import AutoModelForTokenClassification
+
+        from hf_synlm.hub.checkpoint import saved_auto_class
+
+        if saved_auto_class(model, self.revision, self.trust_remote_code) is AutoModelForTokenClassification:
+            more["auto_class"] = AutoModelForTokenClassification
+        return super().scorer(model, **more)
+
     def chosen(self, **more: Any) -> dict[str, Any]:
         """The options of `parse` that were given, and those of `more` that are not None."""
         beams = {name: getattr(self, name) for name in ("num_beams", *SEARCH_OPTIONS)}

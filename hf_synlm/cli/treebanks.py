@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +17,7 @@ from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.text import read_lines
+from hf_synlm.data.text import read_lines, split_sentences
 from hf_synlm.data.treebank import (
     TreebankSentence,
     binarize_sentence,
@@ -206,9 +208,22 @@ def silver(
     texts: options.Sentences,
     out: OutFile,
     overwrite: options.Overwrite = False,
-    language: Annotated[str, typer.Option(help="Language of Stanza, such as en, de, zh-hans.")] = "en",
+    parser: Annotated[
+        str | None,
+        typer.Option(help="Model of `synlm train span-parser` that parses, as folder or Hub name; default: Stanza."),
+    ] = None,
+    backbone: options.Backbone = None,
+    min_confidence: Annotated[
+        float | None,
+        typer.Option(help="--parser: leave out trees with less log-probability per word (nats), such as -0.1."),
+    ] = None,
+    dtype: options.DType = "auto",
+    by_sentence: Annotated[
+        bool, typer.Option("--split-sentences", help="Split each line into sentences; default: a line is a sentence.")
+    ] = False,
+    language: Annotated[str, typer.Option(help="Language of the text, such as en, de, zh-hans.")] = "en",
     package: Annotated[
-        str | None, typer.Option(help="Parser of the language; default: the one that Stanza chooses.")
+        str | None, typer.Option(help="Stanza's parser of the language; default: the one that Stanza chooses.")
     ] = None,
     models: Annotated[
         Path | None,
@@ -223,22 +238,94 @@ def silver(
     device: options.Device = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of sentences to parse together.")] = 50,
 ) -> None:
-    """Parse text with the neural parser Stanza, to train on its trees where there is no treebank.
+    """Parse text with a span parser or with Stanza, to train on the trees where there is no treebank.
 
-    Needs: pip install '.[silver]'. Writes one tree per sentence, as the parser gives it, without blank lines;
-    `synlm treebank` turns them into training data. Missing models of Stanza are downloaded. OUT.meta.json names the
-    parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the trees are
-    in OUT.partial.
+    Writes one tree per sentence, without blank lines; `synlm treebank` turns them into training data. OUT.meta.json
+    names the parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the
+    trees are in OUT.partial.
+
+    --parser also writes OUT.confidence.tsv: for each tree its number of words, and its log-probability in nats per
+    word if spans were independent. It leaves out sentences that are too long for it, and words that it cannot read.
+
+    Without --parser, Stanza parses (pip install '.[silver]'). Its missing models are downloaded.
 
     Examples:
-        synlm silver novel.txt --out silver.mrg
+        synlm silver novel.txt --split-sentences --parser model_cards/span-parser-mini --out silver.mrg
+        synlm silver sentences.txt --language de --out silver.mrg
         synlm treebank silver.mrg --max-words 40 --out train.txt
     """
-    options.check_out(out, overwrite, texts, models, check=options.check_with_meta, beside=options.meta_file)
+    confidences = Path(f"{out}.confidence.tsv")
+    options.check_out(
+        out, overwrite, texts, models, model=parser, check=options.check_with_meta, beside=options.meta_file
+    )
+    options.check_out(confidences if parser else None, overwrite, texts)
+    of_stanza = {"--package": package, "--models": models}
+    of_parser = {"--backbone": backbone, "--min-confidence": min_confidence, "--dtype": dtype.replace("auto", "")}
+    for flag, value in (of_stanza if parser else of_parser).items():
+        if value not in (None, ""):
+            raise ValueError(f"{flag} is an option {'of Stanza' if parser else 'for --parser'}. Leave it out.")
     inputs = describe_files([texts])
     lines = [line for line in read_lines(texts) if line.strip()]
+    if by_sentence:
+        lines = [sentence for line in lines for sentence in split_sentences(line, language=language)]
     if not lines:
         raise ValueError(f"{texts} holds no sentence: give one per line")
+    if parser is None:
+        facts, trees = _trees_of_stanza(lines, out, language, package, models, words, device, batch_size)
+    else:
+        loading = options.Parsing(backbone=backbone, device=device, dtype=dtype, batch_size=batch_size)
+        facts, rows = _trees_of_parser(lines, out, loading, parser, words, min_confidence)
+        trees = [tree for tree, _, _ in rows]
+        table = "".join(f"{count}\t{confidence:.4f}\n" for _, count, confidence in rows)
+        write_text(confidences, f"words\tconfidence\n{table}")
+    write_text(out, "".join(f"{tree}\n" for tree in trees))
+    files = {"inputs": inputs, "output": describe_files([out])}
+    write_json(options.meta_file(out), {"trees": len(trees), **facts, **files, "command": options.command_line.get()})
+    Path(f"{out}.partial").unlink()
+    remarks = [f"{count:,} left out ({why})" for why, count in facts.get("left_out", {}).items() if count]
+    options.say(", ".join([f"wrote {len(trees):,} trees to {out}", *remarks]))
+
+
+def _trees_of_parser(
+    lines: Sequence[str], out: Path, loading: options.Parsing, parser: str, words: str, min_confidence: float | None
+) -> tuple[dict[str, Any], list[tuple[str, int, float]]]:
+    """What names a span parser, and its trees with their numbers of words and confidences."""
+    from hf_synlm.data.collate import encode_words
+    from hf_synlm.evaluation.text.words import treebank_words
+    from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
+
+    scorer = loading.scorer(parser)
+    if not hasattr(scorer.model.config, "tags"):
+        raise ValueError(f"--parser {parser}: {type(scorer.model).__name__} gives no tags. Name a span parser.")
+    limit, readable = scorer.model.config.max_position_embeddings or sys.maxsize, []
+    for sentence in map(treebank_words if words == "split" else str.split, lines):
+        with suppress(ValueError):  # a word of characters that the tokenizer leaves out; it is counted below
+            ids, ends = encode_words(scorer.tokenizer, sentence)
+            if len(ids) + 2 <= limit:
+                readable.append(EncodedSentence(tuple(ids), tuple(ends), tuple(sentence)))
+    given = {**loading.computation(), "cache": f"{out}.partial"}
+    parsed = parse_encoded(scorer.model, readable, progress="silver trees", **given)
+    options.leave_output_to_first_process()
+    rows = [
+        (sentence_to_brackets(as_treebank_sentence(one, "")), n, (one.tree().log_prob or 0.0) / n)
+        for one, n in ((one, len(one.words)) for one in parsed)
+    ]
+    kept = [row for row in rows if min_confidence is None or row[2] >= min_confidence]
+    left_out = {"not read": len(lines) - len(rows), "less sure": len(rows) - len(kept)}
+    return {"parser": parser, "min_confidence": min_confidence, "left_out": left_out}, kept
+
+
+def _trees_of_stanza(
+    lines: Sequence[str],
+    out: Path,
+    language: str,
+    package: str | None,
+    models: Path | None,
+    words: str,
+    device: str | None,
+    batch_size: int,
+) -> tuple[dict[str, Any], list[str]]:
+    """What names Stanza's parser, and its trees."""
     from hf_synlm.data.silver import load_parser, silver_trees
     from hf_synlm.evaluation.text.cache import ResultCache
     from hf_synlm.evaluation.text.processes import progress_bar
@@ -253,8 +340,4 @@ def silver(
     for line, tree in zip(left, found, strict=True):
         trees[line] = tree
         partial.add({json.dumps(line): {"tree": tree}})
-    write_text(out, "".join(f"{trees[line]}\n" for line in lines))
-    files = {"inputs": inputs, "output": describe_files([out])}
-    write_json(options.meta_file(out), {"trees": len(lines), **facts, **files, "command": options.command_line.get()})
-    partial.path.unlink()
-    options.say(f"wrote {len(lines):,} trees to {out}")
+    return facts, [trees[line] for line in lines]

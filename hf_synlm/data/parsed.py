@@ -75,12 +75,14 @@ class ParsedSentence:
             are equal over words are one tree, at the best of their ranks.
         word_log_probs: log p(word | words before) of each word in nats, summed over trees; None if unknown.
         unknown_words: indices of the words that the model does not know, where that was asked; not part of `to_dict`.
+        tags: part of speech of each word, of models that give them.
     """
 
     words: tuple[str, ...]
     hypotheses: tuple[Hypothesis, ...] = ()
     word_log_probs: tuple[float, ...] | None = None
     unknown_words: tuple[int, ...] = ()
+    tags: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.word_log_probs is not None and len(self.word_log_probs) != len(self.words):
@@ -129,7 +131,8 @@ class ParsedSentence:
         if output.token_log_probs is not None:
             row = output.token_log_probs[sentence].cpu().double().tolist()
             log_probs = tuple(math.fsum(row[i:j]) for i, j in zip([offset, *ends], ends, strict=False))
-        return cls(tuple(words), tuple(trees), log_probs)
+        tags = getattr(output, "tags", None)
+        return cls(tuple(words), tuple(trees), log_probs, tags=None if tags is None else tuple(tags[sentence]))
 
     def brackets(self, hypothesis: int = 0) -> str:
         """One tree as brackets.
@@ -180,7 +183,8 @@ class ParsedSentence:
             for rank, tree in enumerate(self.hypotheses)
         ]
         log_probs = None if self.word_log_probs is None else list(self.word_log_probs)
-        return {"words": list(self.words), "word_log_probs": log_probs, "trees": trees}
+        tags = {} if self.tags is None else {"tags": list(self.tags)}
+        return {"words": list(self.words), **tags, "word_log_probs": log_probs, "trees": trees}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ParsedSentence":
@@ -204,8 +208,10 @@ class ParsedSentence:
                 )
                 for tree in values.get("trees", ())
             )
-            log_probs = values.get("word_log_probs")
-            return cls(tuple(values["words"]), trees, None if log_probs is None else tuple(log_probs))
+            log_probs, tags = (
+                None if values.get(name) is None else tuple(values[name]) for name in ("word_log_probs", "tags")
+            )
+            return cls(tuple(values["words"]), trees, log_probs, tags=tags)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"this is not a parsed sentence ({error!r}): give words and trees with spans") from error
 
@@ -273,12 +279,12 @@ def word_brackets(
 
 
 def as_treebank_sentence(parsed: ParsedSentence, source: str) -> TreebankSentence:
-    """The best tree as a sentence of a treebank; X stands for labels that it lacks, and for the tags of all words."""
+    """The best tree as a sentence of a treebank; X stands for labels and tags that it lacks."""
     tree, num_words = parsed.tree(), len(parsed.words)
     labels = tree.labels or ["X"] * len(tree.spans)
     labeled = [(label, i, j) for label, (i, j) in zip(labels, tree.spans, strict=True)]
     words = tuple(map(escape_word, parsed.words))
-    return TreebankSentence(words, ("X",) * num_words, tuple(labeled or [("X", 0, num_words)]), source)
+    return TreebankSentence(words, parsed.tags or ("X",) * num_words, tuple(labeled or [("X", 0, num_words)]), source)
 
 
 # ------------------------------------------------------------------------------------------------------------- files

@@ -6,7 +6,13 @@ that load without the package.
 
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from hf_synlm.core.configuration_base import SyntacticConfig
 from hf_synlm.core.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
@@ -59,6 +65,8 @@ from hf_synlm.models.rnng.modeling_rnng import (
     RNNGModel,
     RNNGPreTrainedModel,
 )
+from hf_synlm.models.span_parser.configuration_span_parser import SpanParserConfig
+from hf_synlm.models.span_parser.modeling_span_parser import SpanParserForTokenClassification
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.models.tree_lm.modeling_tree_lm import (
     TreeLMForCausalLM,
@@ -114,6 +122,8 @@ __all__ = [
     "RNNGForSequenceClassification",
     "RNNGModel",
     "RNNGPreTrainedModel",
+    "SpanParserConfig",
+    "SpanParserForTokenClassification",
     "SyntacticClassifierOutput",
     "SyntacticLMOutput",
     "SyntacticModelOutput",
@@ -132,6 +142,7 @@ AUTO_CLASSES: dict[str, Any] = {
     "Model": AutoModel,
     "ForCausalLM": AutoModelForCausalLM,
     "ForSequenceClassification": AutoModelForSequenceClassification,
+    "ForTokenClassification": AutoModelForTokenClassification,
 }
 
 SyntacticConfig.write_code = write_code

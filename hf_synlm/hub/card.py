@@ -13,9 +13,14 @@ from transformers import PreTrainedConfig
 TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
 # Parts of the template that only language models have, with trees, with a search over trees or without, or classifiers.
 _SECTION = re.compile(
-    r"<!-- (language model|classifier|search|no search|trees|no trees) -->\n(.*?)<!-- end -->\n", re.DOTALL
+    r"<!-- (language model|classifier|parser|search|no search|trees|no trees) -->\n(.*?)<!-- end -->\n", re.DOTALL
 )
-TASKS = ("text-generation", "text-classification")
+# Pipeline of the Hub -> what the model is.
+TASKS = {
+    "text-generation": "language model",
+    "text-classification": "classifier of texts, which a language model was made into",
+    "token-classification": "for constituency trees",
+}
 TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
 
 # By model_type: name of the architecture, what it does, and its papers.
@@ -75,8 +80,9 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     - `license` and `language` (of the weights and the text), `base_model` (Hub name of the model that was fine-tuned)
       and
       `datasets` (Hub names) are left out unless they are given;
-    - `task`: "text-generation", or "text-classification" for a model with a classifier; `example`: a text that the code
-      on the card reads; `tree`: a drawing in characters of its tree; `code_url`: address of the repository of the code;
+    - `task`: "text-generation", "text-classification" for a model with a classifier, or "token-classification" for a
+      parser; `example`: a text that the code on the card reads; `tree`: a drawing in characters of its tree;
+      `code_url`: address of the repository of the code;
     - paragraphs: `availability` (where the files are), `intended_use`, `training_data`, `training_procedure`, `not_for`
       (what the numbers may not be used for), `limits`;
     - `results`: dicts with `task`, `dataset`, `split`, `metric`, `value` and, where the number depends on the beam,
@@ -101,9 +107,7 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "article": "A",
         **PAPERS[config.model_type],
         **stated,
-        "kind": "language model"
-        if stated["task"] == "text-generation"
-        else "classifier of texts, which a language model was made into",
+        "kind": TASKS.get(stated["task"], ""),
         "front_matter": _front_matter(config, stated),
         "name": stated["repo_id"].rpartition("/")[2],
         "results": _results_table(stated["results"], stated["repo_id"]),
@@ -209,8 +213,8 @@ def _sections(config: PreTrainedConfig, task: str) -> set[str]:
     """Parts of the template for a model: language model or classifier, with a search or not, with trees or not."""
     if task not in TASKS:
         raise ValueError(f"task {task!r} is unknown. Choose one of {', '.join(TASKS)}.")
-    if task == "text-classification":
-        return {"classifier"}
+    if task != "text-generation":
+        return {"classifier" if task == "text-classification" else "parser"}
     return {
         "language model",
         "search" if hasattr(config, "scoring_num_beams") else "no search",

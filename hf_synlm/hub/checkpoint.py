@@ -26,9 +26,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from hf_synlm.core.backbone_adapter import ADAPTER_FOLDER
 from hf_synlm.data.files import CONFIG_FILE, TOKENIZER_FILES, file_sha256, find_model, read_json
 from hf_synlm.hub import architectures
-from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER
 
 INDEX_FILE = "model.safetensors.index.json"
 STATE_FILE = "training_state.json"  # of a checkpoint of a training run, which is no model

@@ -64,13 +64,17 @@ SHIPPED = {
     "prpn": (SHARED + RECURRENT + DISTANCES, 4310),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3430),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3560),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 10070),
+    "tree_lm": (
+        SHARED + SEARCH + LABELED_SEARCH + "backbone_adapter trees_given search_tree_attention trees_prefixes",
+        10070,
+    ),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6100),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
         4090,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3020),
+    "span_parser": ("backbone_adapter configuration_base module_tools outputs token_batch trees_spans", 1700),
 }
 
 

@@ -15,6 +15,7 @@ ARCHITECTURES = (
 NOT_CLASSIFIERS = {f"{name}ForSequenceClassification" for name in ("LSTM", "PCFG", "Pushdown", "URNNG")}
 KINDS = ("Config", "PreTrainedModel", "Model", "ForCausalLM", "ForSequenceClassification")
 OUTPUTS = {"ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"}
+PARSER = {"SpanParserConfig", "SpanParserForTokenClassification"}
 AUTO_CLASSES = {
     "AutoModel": (AutoModel, "GPSTModel"),
     "AutoModelForCausalLM": (AutoModelForCausalLM, "GPSTForCausalLM"),
@@ -24,7 +25,10 @@ AUTO_CLASSES = {
 
 def test_names_are_pinned():
     classes = {architecture + kind for architecture in ARCHITECTURES for kind in KINDS}
-    assert set(hf_synlm.__all__) == (classes - NOT_CLASSIFIERS) | OUTPUTS | {"average_trees", "parse_sentences"}
+    assert set(hf_synlm.__all__) == (classes - NOT_CLASSIFIERS) | OUTPUTS | PARSER | {
+        "average_trees",
+        "parse_sentences",
+    }
     assert all(hasattr(hf_synlm, name) for name in hf_synlm.__all__)
 
 

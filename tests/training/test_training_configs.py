@@ -14,6 +14,7 @@ from hf_synlm.training.programs import (
     train_pushdown,
     train_recurrent,
     train_rnng,
+    train_span_parser,
     train_tree_lm,
     train_urnng,
 )
@@ -26,7 +27,8 @@ from tests.helpers.training_runs import PACKAGE_FILES, sample_treebank
 FINE_TUNING_RECIPES = (GlueRecipe, SummarizationRecipe, InductionRecipe)
 RECIPES = {recipe.program: recipe for recipe in (
     GPSTRecipe, train_rnng.RNNGRecipe, train_tree_lm.TreeLMRecipe, train_urnng.URNNGRecipe,
-    train_pushdown.PushdownRecipe, train_recurrent.RecurrentRecipe, train_pcfg.PCFGRecipe, *FINE_TUNING_RECIPES,
+    train_pushdown.PushdownRecipe, train_recurrent.RecurrentRecipe, train_pcfg.PCFGRecipe,
+    train_span_parser.SpanParserRecipe, *FINE_TUNING_RECIPES,
 )}  # fmt: skip
 # Those of programs that use `Trainer` are in test_treereg.py and test_tree_planting.py.
 OF_TRAINER = ("treereg_bllip", "treereg_tiny", "tree_planting_tiny")
@@ -53,6 +55,8 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
     if issubclass(recipe, FINE_TUNING_RECIPES):
         flags += ["--model_name_or_path", str(PACKAGE_FILES.parents[1] / "model_cards" / "gpst-tiny")]
         flags += ["--task_name", "rte"] if name == "glue" else []
+    if recipe is train_span_parser.SpanParserRecipe:
+        flags += ["--encoder", "name-on-the-hub"]
     parsed = parse_arguments(recipe.argument_types(), flags, recipe.mappings)
     return recipe, {key: value for part in parsed for key, value in vars(part).items()}
 

@@ -40,12 +40,12 @@ from transformers import AutoConfig
 
 import hf_synlm  # noqa: F401  # registers the architectures
 from hf_synlm.cli import main as synlm
+from hf_synlm.core.backbone_adapter import ADAPTER_FOLDER
 from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_text
 from hf_synlm.evaluation.results import card_rows, load_result
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.card import facts_text, fill_card
 from hf_synlm.hub.checkpoint import load_pretrained, stored_tensors, weight_checksums
-from hf_synlm.models.tree_lm.adapter import ADAPTER_FOLDER
 from hf_synlm.training.engine.arguments import find_config
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
 from hf_synlm.viz import tree_to_text
@@ -74,8 +74,9 @@ LAUNCH = (
     "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no "
     "--num_cpu_threads_per_process 1"
 )
-# What the validation loss of each script is called.
+# What the validation score of each script is called.
 _LOSSES = {"pretrain_gpst.py": "loss", "train_recurrent.py": "perplexity", "train_pcfg.py": "perplexity"}
+_LOSSES["train_span_parser.py"] = "labeled_f1"
 _LOSSES |= dict.fromkeys(
     ("train_rnng.py", "train_tree_lm.py", "train_pushdown.py", "train_urnng.py"), "nats_per_sentence"
 )
@@ -245,7 +246,7 @@ def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     facts = ("license", "language", "datasets", "example", "intended_use", "training_data", "not_for", "limits")
     return {
         "repo_id": name,
-        **{fact: checkpoint[fact] for fact in (*facts, "base_model") if fact in checkpoint},
+        **{fact: checkpoint[fact] for fact in (*facts, "base_model", "task") if fact in checkpoint},
         **({"tree": drawing.read_text(encoding="utf-8").rstrip("\n")} if drawing.is_file() else {}),
         "training_procedure": _training_paragraph(name, checkpoint),
         "results": rows,

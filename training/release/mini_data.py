@@ -169,6 +169,11 @@ def main(sources: Path) -> None:
     write_trees("gum100.txt", [tree for tree in test if 5 <= len(_LEAF.findall(tree)) <= 20][:100])
     write_trees("ptb.txt", read_trees(sample / "test.txt", sample / "valid.txt"))
     write_trees("ptb.train.txt", read_trees(sample / "train.txt"))
+    write_trees("ptb.test.txt", read_trees(sample / "test.txt"))
+    for bank in ("gum_ccby", "dickens_benepar", "craft"):  # of span-parser-mini
+        for split in ("train", "valid"):
+            write_trees(f"{bank}.{split}.txt", read_trees(banks / bank / f"{split}.txt"))
+    write_trees("craft.test.txt", read_trees(banks / "craft" / "test.txt")[::9])
     for name, folder in (("syntaxgym", "syntaxgym/suites"), ("blimp", "blimp/data")):
         shutil.copytree(sources / "syntactic_eval" / folder, OUT / name, dirs_exist_ok=True)
 

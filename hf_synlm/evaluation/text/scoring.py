@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
 from hf_synlm.data.files import find_model
@@ -138,6 +138,7 @@ class TextScorer:
         gguf_file: str | None = None,
         backbone: str | None = None,
         seed: int = 0,
+        auto_class: Any = AutoModelForCausalLM,
         **options: Any,
     ) -> "TextScorer":
         """Load a model with its tokenizer.
@@ -151,6 +152,7 @@ class TextScorer:
             gguf_file: name of a GGUF file in the folder.
             backbone: folder or Hub name of the backbone of an adapter; None = the one that the adapter names.
             seed: set before loading.
+            auto_class: what loads it; a parser that gives no probabilities of words can parse only.
             **options: passed to `TextScorer`.
 
         Returns:
@@ -163,6 +165,7 @@ class TextScorer:
         set_seed(seed)
         model, tokenizer = load_pretrained(
             name,
+            auto_class,
             dtype=dtype,
             backbone=backbone,
             revision=revision,

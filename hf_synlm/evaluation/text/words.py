@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, chain
 from typing import Any
 
@@ -106,12 +106,8 @@ def split_as_treebank(
 
     Cost: O(characters); every different word is split once.
     """
-    try:
-        from nltk.tokenize.treebank import TreebankWordTokenizer
-    except ImportError as error:
-        raise ImportError("splitting words as the treebank does needs nltk: pip install '.[eval]'") from error
     check_list("sentences", sentences, '["the", "dog"]')
-    treebank = TreebankWordTokenizer()
+    treebank = _treebank_tokenizer()
     is_natural = text_style == NATURAL
     has_period = is_natural or bool(_spelled(tokenizer, {"."}))
     split = partial(_split_of_words if has_words(tokenizer) else _split_of_pieces, tokenizer, treebank)
@@ -127,6 +123,29 @@ def split_as_treebank(
             for key, parts in pieces.items()
         }
     return [[pieces[key] for key in sentence] for sentence in keys]
+
+
+def treebank_words(sentence: str) -> list[str]:
+    """The words of a sentence as the Penn Treebank writes them: `it's (late).` is `it 's -LRB- late -RRB- .`."""
+    words = sentence.split()
+    ends = _sentence_ends(words)
+    return [piece for place, word in enumerate(words) for piece in _treebank_pieces(word, place in ends)]
+
+
+@lru_cache(maxsize=2**18)
+def _treebank_pieces(word: str, is_last: bool) -> tuple[str, ...]:
+    # nltk takes a period from the end of its text only.
+    more = " a" if word.endswith(".") and not is_last else ""
+    pieces = _treebank_tokenizer().tokenize(word.translate(_TYPEWRITER) + more)
+    return tuple(_BRACKETS.get(piece, piece) for piece in pieces[: len(pieces) - len(more) // 2])
+
+
+def _treebank_tokenizer() -> Any:
+    try:
+        from nltk.tokenize.treebank import TreebankWordTokenizer
+    except ImportError as error:
+        raise ImportError("splitting words as the treebank does needs nltk: pip install '.[eval]'") from error
+    return TreebankWordTokenizer()
 
 
 def _sentence_ends(words: Sequence[str]) -> set[int]:

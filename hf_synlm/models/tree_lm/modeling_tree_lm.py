@@ -15,15 +15,14 @@ Source: the authors' program (google-deepmind/transformer_grammars), whose numbe
 and clips gradients as described in docs/models/tree-lm.md.
 """
 
-import os
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig
 from transformers import initialization as init
 
+from hf_synlm.core.backbone_adapter import AdapterLoading
 from hf_synlm.core.hidden_states import (
     HiddenStateChoice,
     kept_states,
@@ -31,13 +30,13 @@ from hf_synlm.core.hidden_states import (
     wanted_states,
 )
 from hf_synlm.core.losses import linear_cross_entropy, widened
-from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, unwrapped, weight_of
+from hf_synlm.core.module_tools import evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.rnng.actions import SHIFT
 from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
 from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
-from hf_synlm.models.tree_lm.adapter import HUB_OPTIONS, BackboneAdapterMixin, load_with_adapter
+from hf_synlm.models.tree_lm.adapter import BackboneAdapterMixin
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import make_backbone, run_backbone
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
@@ -51,7 +50,7 @@ from hf_synlm.trees.given import check_actions
 from hf_synlm.trees.prefixes import distinct_prefixes
 
 
-class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
+class TreeLMPreTrainedModel(WordFinalTokens, AdapterLoading):
     """Loading, saving and initialization shared by the Tree LMs."""
 
     config: TreeLMConfig
@@ -90,46 +89,9 @@ class TreeLMPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
             missing_keys.discard(head)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | os.PathLike | None,
-        *args: Any,
-        backbone: str | None = None,
-        merge: bool = True,
-        **kwargs: Any,
-    ) -> Self:
-        """Load a model, or the adapter of a backbone, which is added to its weights.
-
-        Args:
-            pretrained_model_name_or_path: folder or Hub name.
-            *args: as in transformers.
-            backbone: folder or Hub name of the backbone of an adapter; default: the one that the adapter names.
-            merge: add the adapter to the weights. Without, LoRA stays beside them, to be trained on, and
-                `save_pretrained` writes an adapter again (`TreeLMForCausalLM`).
-            **kwargs: as in transformers.
-
-        Returns:
-            An ordinary Tree LM: `save_pretrained` writes all weights. (Not with merge=False.)
-
-        Raises:
-            ValueError: the backbone is missing or does not fit, or `backbone` is given for a folder that holds all
-                weights.
-        """
-        name, given = pretrained_model_name_or_path, dict(kwargs)
-        hub = {key: given[key] for key in HUB_OPTIONS if given.get(key) is not None}
-        config, dtype = given.pop("config", None), given.pop("dtype", "auto")
-        if not isinstance(config, PreTrainedConfig) and (config or name) is not None:
-            options = {"return_unused_kwargs": True, **given}
-            config, given = cls.config_class.from_pretrained(config or name, **options)
-        if name is None or config.adapter_of is None:
-            if backbone is not None or not merge:
-                raise ValueError(
-                    f"backbone={backbone!r}, merge={merge}: {name!r} holds all weights itself. Leave it out."
-                )
-            return super().from_pretrained(name, *args, **kwargs)
-        given = {key: value for key, value in given.items() if key not in HUB_OPTIONS}
-        more = {"backbone": backbone, "merge": merge, "dtype": dtype, **given}
-        return load_with_adapter(cls, TreeLMForCausalLM, name, config, hub, *args, **more)
+    def adapted_class(cls) -> Any:
+        """What an adapter was saved from."""
+        return TreeLMForCausalLM
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_synlm.core.backbone_adapter import linear_layers
 from hf_synlm.data.arguments import option
 from hf_synlm.hub.checkpoint import is_folder
-from hf_synlm.models.tree_lm.adapter import linear_layers
 from hf_synlm.training.engine.arguments import check_minimum
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.run import Run

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
 from hf_synlm import TreeLMForCausalLM
-from hf_synlm.models.tree_lm.adapter import linear_layers
+from hf_synlm.core.backbone_adapter import linear_layers
 
 LABELS = ["NP", "S", "VP"]
 SIZES = {

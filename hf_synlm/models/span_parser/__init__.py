@@ -1,0 +1,1 @@
+"""A constituency parser: an encoder of transformers, scores of spans, and the best tree by dynamic programming."""

@@ -1,0 +1,234 @@
+"""Train a constituency parser on treebanks: an encoder of transformers with scores of spans.
+
+    accelerate launch --mixed_precision bf16 training/train_span_parser.py --config span_parser_mini \
+        --encoder FOLDER --train_files trees.train.txt --validation_files trees.valid.txt --output_dir runs/parser
+
+The model that is kept is the one with the best labeled F1 on the validation trees. It gives trees for text that has
+none (`synlm silver --parser`), on which syntactic language models can be trained.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel
+
+from hf_synlm import SpanParserForTokenClassification
+from hf_synlm.core.backbone_adapter import linear_layers
+from hf_synlm.data.arguments import option
+from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.evaluation.trees.evalb import labeled_f1
+from hf_synlm.evaluation.trees.treebank_parsing import parse_encoded
+from hf_synlm.hub.checkpoint import check_tokenizer_source
+from hf_synlm.training.engine.arguments import ModelArguments, check_minimum, check_overrides
+from hf_synlm.training.engine.checkpoints import BestModel
+from hf_synlm.training.engine.export import hub_facts
+from hf_synlm.training.engine.recipe import Recipe, improvement
+from hf_synlm.training.engine.run import Run
+from hf_synlm.training.engine.runner import run_recipe
+from hf_synlm.training.engine.samplers import PaddedBatchSampler
+from hf_synlm.training.engine.steps import map_rows
+from hf_synlm.training.tasks.sentence_files import SentenceFileArguments, words_fingerprint
+from hf_synlm.training.tasks.span_batches import (
+    SpanExample,
+    WeightedBatchSampler,
+    collate_spans,
+    encode_spans,
+    labels_and_tags,
+    tokenizer_of_treebanks,
+)
+from hf_synlm.training.tasks.tree_evaluation import spread
+
+HEADS = ("left", "right", "norm", "label_head", "tag_head")
+# Learning rate of the heads beside that of an encoder all of whose weights are trained.
+HEAD_RATE = 5.0
+MAX_WORDS = 80  # of a training sentence
+
+
+@dataclass
+class SpanParserModelArguments(ModelArguments):
+    """The encoder, and which of its weights are trained."""
+
+    presets = {"span_parser": ""}
+
+    architecture: str = option("span_parser", "'span_parser'.")
+    encoder: str | None = option(None, "Folder or Hub name of the encoder whose weights and tokenizer to begin with.")
+    encoder_name: str | None = option(
+        None, "Hub name of the encoder if --encoder is a folder, from which an adapter is loaded elsewhere."
+    )
+    lora_r: int = option(0, "Train LoRA of this rank, and save an adapter of the encoder; 0: train all its weights.")
+
+    def __post_init__(self):
+        """Check that there is an encoder to begin with."""
+        super().__post_init__()
+        check_minimum(self, 0, "lora_r")
+        if self.encoder is None or self.model_name_or_path is not None:
+            raise ValueError("A span parser begins with an encoder. Pass --encoder, and no --model_name_or_path.")
+
+
+@dataclass
+class SpanDataArguments(SentenceFileArguments):
+    """Treebanks, how often each is read, and the size of batches."""
+
+    train_weights: list[float] = option(
+        [], "How often an epoch reads the sentences of each of --train_files, such as 3 1 0.35; default: once."
+    )
+    max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.")
+    evaluation_sentences: int | None = option(None, "Sentences of each of --validation_files; default: all.")
+
+    def __post_init__(self):
+        """Check the values."""
+        super().__post_init__()
+        check_minimum(self, 1, "max_batch_tokens evaluation_sentences")
+        self.train_weights = self.train_weights or [1.0] * len(self.train_files)
+        wrong = [weight for weight in self.train_weights if not 0 < weight < math.inf]
+        if wrong or len(self.train_weights) != len(self.train_files):
+            raise ValueError(
+                f"train_weights are {self.train_weights}. Give a positive number for each of --train_files."
+            )
+
+    def read(self, files: list[str]) -> list[list[TreebankSentence]]:
+        """The sentences of each file."""
+        return [list(read_treebank(path, **self.reading)) for path in files]
+
+
+class SpanParserRecipe(Recipe):
+    """Train a span parser on gold trees; keep the best validation F1."""
+
+    program = "train_span_parser"
+    parts = ("model_arguments", "data", "arguments")
+    model_arguments: SpanParserModelArguments
+    data: SpanDataArguments
+    examples: list[SpanExample]
+
+    def check(self) -> None:
+        """Nothing excludes anything."""
+
+    def load(self) -> PreTrainedModel:
+        """Read the trees, and make tokenizer and model."""
+        data = self.data
+        train = data.read(data.train_files)
+        model = self._new_model([sentence for part in train for sentence in part if len(sentence.words) <= MAX_WORDS])
+        encode = partial(encode_spans, tokenizer=self.tokenizer, config=model.config)
+        limit = model.config.max_position_embeddings or math.inf
+        weighted = [
+            (example, weight)
+            for part, weight in zip(train, data.train_weights, strict=True)
+            for example in encode(part)
+            if len(example.tags) <= MAX_WORDS and example.sentence.num_tokens + 2 <= limit
+        ]
+        self.examples, self.weights = [example for example, _ in weighted], np.array([w for _, w in weighted])
+        parts = data.read(data.validation_files)
+        self.validation = [part[row] for part in parts for row in spread(len(part), data.evaluation_sentences)]
+        self.test = list(chain.from_iterable(data.read(data.test_files)))
+        self.heldout, self.heldout_test = encode(self.validation), encode(self.test)
+        self.collate = partial(collate_spans, pad_token_id=model.config.pad_token_id)
+        self.accelerator.print(
+            f"{len(self.examples):,} training sentences, {int(self.weights.sum()):,} an epoch; "
+            f"{len(self.validation):,} for validation; {len(model.config.nonterminals)} labels, "
+            f"{len(model.config.tags)} tags"
+        )
+        return model
+
+    def _new_model(self, sentences: list[TreebankSentence]) -> PreTrainedModel:
+        given, make = self.model_arguments, SpanParserForTokenClassification
+        check_tokenizer_source(str(given.encoder))
+        self.tokenizer = tokenizer_of_treebanks(AutoTokenizer.from_pretrained(given.encoder))
+        fields = check_overrides(make.config_class, given.config_overrides, ("nonterminals", "tags"))
+        labels: Any = labels_and_tags(sentences)
+        model: Any = make.from_encoder(str(given.encoder), tokenizer=self.tokenizer, **labels, **fields)
+        if given.lora_r:
+            try:
+                from peft import LoraConfig
+            except ImportError as error:
+                raise ValueError(f"lora_r is {given.lora_r}, and LoRA needs PEFT: pip install peft") from error
+            model.backbone_source["name"] = given.encoder_name or model.backbone_source["name"]
+            layers = linear_layers(model)
+            model.add_adapter(LoraConfig(r=given.lora_r, lora_alpha=2 * given.lora_r, target_modules=layers))
+        model.get_input_embeddings().requires_grad_(False)  # half of the encoder, which learns little of it
+        return model
+
+    def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
+        """The layers on an encoder that is trained have their own."""
+        rate = HEAD_RATE * self.arguments.learning_rate
+        return {} if self.model_arguments.lora_r else dict.fromkeys(HEADS, rate)
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Fingerprints of the words, how batches are drawn, and what is trained."""
+        return {
+            "training_data": words_fingerprint(tuple(map(str, example)) for example in self.examples),
+            "validation": words_fingerprint(sentence.words for sentence in self.validation),
+            **{name: getattr(self.data, name) for name in ("train_weights", "max_batch_tokens", "batch_group_size")},
+            "lora_r": self.model_arguments.lora_r,
+            "evaluation_steps": self.arguments.evaluation_steps,
+        }
+
+    def sampler(self, consumed: int = 0) -> PaddedBatchSampler:
+        """Batches of sentences of similar length."""
+        lengths = np.array([example.sentence.num_tokens + 2 for example in self.examples])
+        kind = partial(WeightedBatchSampler, self.weights)
+        return self.padded_sampler(lengths, self.data.max_batch_tokens, consumed, kind)
+
+    def best_model(self) -> BestModel:
+        """The evaluation with the largest labeled F1."""
+        return BestModel(lambda found: -found["losses"]["labeled_f1"], self.arguments.early_stopping_patience)
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Parse the validation sentences."""
+        return self._measure("validation", model, self.heldout, self.validation, step)
+
+    def _measure(
+        self, name: str, model: nn.Module, examples: list[SpanExample], gold: list[TreebankSentence], step: int
+    ) -> dict[str, Any]:
+        """Labeled F1 (EVALB), precision, recall and right tags in percent; every process calls."""
+        plain, size = self.accelerator.unwrap_model(model), self.arguments.per_device_eval_batch_size
+
+        def parse(rows: list[int]) -> list[ParsedSentence]:
+            return parse_encoded(plain, [examples[row].sentence for row in rows], batch_size=size)
+
+        found = map_rows(self.accelerator, [e.sentence.num_tokens for e in examples], size, parse, name)
+        scores = labeled_f1([(one.tree().labels, one.tree().spans) for one in found], gold)
+        pairs = zip(chain.from_iterable(s.tags for s in gold), chain.from_iterable(s.tags for s in found), strict=True)
+        shares = {"labeled_f1": scores.f1, "precision": scores.precision, "recall": scores.recall}
+        shares["tags"] = fmean(tag == own for tag, own in pairs)
+        result = {key: 100 * value for key, value in shares.items()}
+        text = "  ".join(f"{key} {value:.2f}" for key, value in result.items())
+        self.accelerator.print(f"step {step}: {name} of {len(gold)} sentences: {text}")
+        self.accelerator.log({f"{name}/{key}": value for key, value in result.items()}, step=step)
+        return {"step": step, "losses": result}
+
+    def card_facts(self, run: Run) -> dict[str, Any]:
+        """Files and steps, and the encoder."""
+        return {
+            **hub_facts(self.model_arguments.encoder_name or self.model_arguments.encoder),
+            "task": "token-classification",
+            "intended_use": "Trees of text that has none, to train syntactic language models on; or parsing.",
+            "training_data": f"The trees of {self.data.names()}.",
+            "training_procedure": f"The best of {run.state.step} steps of `training/{self.program}.py` by labeled F1 "
+            f"on {self.data.names('validation')}, that of step {run.state.notes['best']['step']}; seed "
+            f"{self.arguments.seed}.",
+        }
+
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """F1 on the test trees."""
+        return {"test": self._measure("test", run.model, self.heldout_test, self.test, step)} if self.test else {}
+
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """The F1 of the model that is kept."""
+        test = f"; test labeled F1 {results['test']['losses']['labeled_f1']:.2f}" if "test" in results else ""
+        return improvement(results, "labeled_f1") + test
+
+
+main = partial(run_recipe, SpanParserRecipe)
+"""Run the program with a command line (default: the process's)."""
+
+
+if __name__ == "__main__":
+    main()
