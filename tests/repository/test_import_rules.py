@@ -66,7 +66,7 @@ SHIPPED = {
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3560),
     "tree_lm": (
         SHARED + SEARCH + LABELED_SEARCH + "backbone_adapter trees_given search_tree_attention trees_prefixes",
-        10070,
+        10130,
     ),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6100),
     "pcfg": (
@@ -74,7 +74,7 @@ SHIPPED = {
         4090,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3020),
-    "span_parser": ("backbone_adapter configuration_base module_tools outputs token_batch trees_spans", 1700),
+    "span_parser": ("backbone_adapter configuration_base module_tools outputs token_batch trees_spans", 1770),
 }
 
 
