@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.models.gpst.composition import GPSTPairEncoder
 from hf_synlm.training.engine import checkpoints, loop, samplers, steps
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine.arguments import TrainingArguments
@@ -169,12 +170,17 @@ def test_recomputed_and_compiled_layers_give_the_same(tmp_path: Path, monkeypatc
         # All but the last stages of torch.compile, which take a minute on a CPU.
         layer._compiled_call_impl = torch.compile(layer._call_impl, dynamic=dynamic, backend="eager")
 
+    def compile_chart(encoder: GPSTPairEncoder, dynamic: bool) -> None:
+        compiled.append(encoder)
+        encoder.compile_options = {"backend": "eager"}
+
     monkeypatch.setattr(torch.nn.Module, "compile", compile_layer)
+    monkeypatch.setattr(GPSTPairEncoder, "compile", compile_chart)
     arguments = TrainingArguments(output_dir="x", gradient_checkpointing=True, torch_compile=True)
     other, batches = make_run(tmp_path / "other", max_train_steps=2)
     names = list(other.model.state_dict())
     common.set_up_layers(other.model, arguments, GPSTTraining.layers_to_compile(None, other.model))
-    assert len(compiled) == 4 and list(other.model.state_dict()) == names
+    assert len(compiled) == 6 and list(other.model.state_dict()) == names
     train(other, batches)
     for mine, theirs in zip(losses(other), losses(plain), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
