@@ -41,6 +41,9 @@ _COLLECTED_ROWS = 1 << 15
 # On a CPU, calls with fewer rows are joined before they are multiplied; joining large ones would copy more than it
 # saves.
 _SMALL_CALL = 256
+# Graphs of a function in a process, of which torch allows 8: a precision in training needs up to 6 (one cell or split in
+# a level, or more), in evaluation as many again.
+_MOST_GRAPHS = 64
 
 
 # ---------------------------------------------------------------------------------------------- weight gradients
@@ -109,6 +112,8 @@ class WeightGradients:
 # ---------------------------------------------------------------------------------------------- what both passes share
 @functools.cache
 def _compiled(function: Callable, **options: Any) -> Callable:
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
     return torch.compile(function, fullgraph=True, **options)
 
 
