@@ -41,8 +41,8 @@ _COLLECTED_ROWS = 1 << 15
 # On a CPU, calls with fewer rows are joined before they are multiplied; joining large ones would copy more than it
 # saves.
 _SMALL_CALL = 256
-# Graphs of a function in a process, of which torch allows 8: a precision in training needs up to 6 (one cell or split in
-# a level, or more), in evaluation as many again.
+# Graphs of a function in a process, of which torch allows 8. Each precision needs 3 or 4 (one cell or split in a level,
+# or more), with evaluation twice as many.
 _MOST_GRAPHS = 64
 
 

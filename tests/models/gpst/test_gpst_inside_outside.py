@@ -116,6 +116,27 @@ def test_levels_that_are_computed_again_drop_the_same():
     assert not torch.equal(inside(plan, leaves, composition).vector_ND, chart.vector_ND)
 
 
+def test_compiled_levels_in_bfloat16_then_in_float32(monkeypatch):
+    """Each needs a graph of every function; torch's own limit, here one, does not stop the second."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    _, *models, _, plan, leaves, root = make(lengths=(2, 2))
+    models = [model.float() for model in models]
+    inputs = [leaves.detach().float().requires_grad_(), root.detach().float().requires_grad_()]
+
+    def step(bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            chart = inside(plan, inputs[0], models[0])
+            leaf_outside, _ = outside(plan, chart, inputs[1], models[1])
+        loss = (chart.language_vector_ND.float() ** 2).sum() + leaf_outside.float().sum()
+        return [loss, *gradients(loss, [*inputs, *models[0].parameters(), *models[1].parameters()])]
+
+    expected = [step(bfloat16) for bfloat16 in (True, False)]
+    for model in models:
+        model.compile(dynamic=True, backend=lambda graph, inputs: graph)
+    for bfloat16, values in zip((True, False), expected, strict=True):
+        torch.testing.assert_close(step(bfloat16), values, rtol=0, atol=0)
+
+
 def test_no_graph_without_gradients():
     _, composition, decomposition, _, plan, leaves, root = make()
     with torch.no_grad():
