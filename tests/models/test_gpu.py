@@ -196,7 +196,7 @@ def test_a_plan_of_the_data_loader_fits_inputs_on_the_gpu(gpu):
     assert on(gpu, model)(**on(gpu, inputs), plan=plan).loss.item() == pytest.approx(loss, rel=gpu.tolerance)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("8 x" in name)) for name in CASES])
 def test_launches_and_waits_stay_below_their_ceilings(gpu, name):
     if not isinstance(gpu, PretendGPU):
         pytest.skip("only the pretend GPU counts")

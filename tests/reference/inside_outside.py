@@ -39,21 +39,9 @@ def replay_chart(order: list[int], window: int) -> tuple[dict, dict]:
     return {span: splits[span] for span in encoded}, {span: levels[span] for span in encoded}
 
 
-def plain_linear(module):
-    """Linear maps of a composition or decomposition by name, applied directly."""
-    maps = module.chart_tensors()
-
-    def linear(name, inputs):
-        weight, bias = maps[name]
-        output = F.linear(inputs, weight)
-        return output if bias is None else output + bias
-
-    return linear
-
-
-def naive_inside(splits, leaves, composition, temperature=1.0, accumulate=False):
+def naive_inside(splits, leaves, composition, temperature=1.0, accumulate=False, hard=False):
     """Inside vectors with and without the gradient of the split weights, heights and scores of one sentence."""
-    linear = plain_linear(composition)
+    maps = composition.chart_tensors()
     size = leaves.shape[1]
     main = {(i, i + 1): leaf for i, leaf in enumerate(leaves)}
     language = dict(main)
@@ -62,13 +50,15 @@ def naive_inside(splits, leaves, composition, temperature=1.0, accumulate=False)
     phis = {}
 
     def cell(vectors, span, stop):
-        pairs = [torch.stack([vectors[span[0], k], vectors[k, span[1]]])[None] for k in splits[span]]
-        phi = torch.stack([composition.score_splits(linear, p[:, 0], p[:, 1])[0] for p in pairs])
+        pairs = [torch.stack([vectors[span[0], k], vectors[k, span[1]]])[:, None] for k in splits[span]]
+        phi = torch.stack([composition.score_splits(maps, p)[0][0] for p in pairs])
         if accumulate:
             phi = phi + torch.stack([score[span[0], k] + score[k, span[1]] for k in splits[span]])
-        weight = F.softmax(phi / temperature, 0)
+        weight = F.softmax(phi if hard else phi / temperature, 0)
+        if hard:
+            weight = F.one_hot(weight.argmax(), len(weight)) - weight.detach() + weight
         used = weight.detach() if stop else weight
-        mixed = sum(w * composition.compose(linear, p)[0] for w, p in zip(used, pairs, strict=True))
+        mixed = sum(w * composition.compose(maps, p)[0][0] for w, p in zip(used, pairs, strict=True))
         return F.layer_norm(mixed, (size,)), weight, phi
 
     for span in sorted(splits, key=lambda s: s[1] - s[0]):
@@ -84,7 +74,7 @@ def naive_inside(splits, leaves, composition, temperature=1.0, accumulate=False)
 
 def naive_outside(splits, inside, score, root, decomposition, n, accumulate=False):
     """Outside vectors of all cells of one sentence, messages collected in a dictionary."""
-    linear, bias = plain_linear(decomposition), decomposition.position_bias()
+    maps, bias = decomposition.chart_tensors(), decomposition.sibling_bias()
     messages = {}
     outside, outside_score = {(0, n): root}, {(0, n): root.new_zeros(())}
     for span in sorted(splits, key=lambda s: s[0] - s[1]):
@@ -95,13 +85,13 @@ def naive_outside(splits, inside, score, root, decomposition, n, accumulate=Fals
             outside_score[span] = (weight * scores).sum()
         for k in splits[span]:
             left, right = (span[0], k), (k, span[1])
-            features = decomposition.cell_features(torch.stack([inside[right], inside[left]]))
-            value, message = decomposition.messages(linear, bias, outside[span][None], features[None, None])
-            for side, (child, sibling) in enumerate(((left, right), (right, left))):
-                total = value[0, 0, side]
+            features = decomposition.cell_features(torch.stack([inside[left], inside[right]]))
+            value, message, _ = decomposition.messages(maps, bias, outside[span][None], features[:, None, None])
+            for side, (sibling, child) in enumerate(((left, right), (right, left))):
+                total = value[side, 0, 0]
                 if accumulate:
                     total = total + score[sibling] + outside_score[span]
-                messages.setdefault(child, []).append((total, message[0, 0, side]))
+                messages.setdefault(child, []).append((total, message[side]))
     for leaf in ((i, i + 1) for i in range(n)):
         if leaf not in outside:
             scores = torch.stack([s for s, _ in messages[leaf]])

@@ -57,7 +57,7 @@ LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particl
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8030),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8275),
     "rnng": (SHARED + SEARCH + "trees_given", 8740),
     "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5890),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3870),

@@ -1,5 +1,6 @@
 """The loop of the training scripts: accumulation, signals, kills, NaN, full disks, resume, trackers, the Hub."""
 
+import copy
 import errno
 import os
 import resource
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.models.gpst.composition import GPSTPairEncoder
 from hf_synlm.training.engine import checkpoints, loop, samplers, steps
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine.arguments import TrainingArguments
@@ -160,6 +162,11 @@ def test_a_model_that_does_not_count_is_averaged(tmp_path: Path) -> None:
 
 
 def test_recomputed_and_compiled_layers_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One layer of each kind and sentences of one length, for every further graph takes seconds.
+    small = tiny(**NO_DROPOUT, merge_noise=0.0, num_token_layers=1, num_composition_layers=1)
+    ids, mask = ids_of(*[4] * 8)
+    batch = {"input_ids": ids, "attention_mask": mask, "sentence_ids": mask, "labels": ids}
+    monkeypatch.setitem(MODELS, "gpst", (lambda: copy.deepcopy(small), lambda: batch))
     plain, batches = make_run(tmp_path / "plain", max_train_steps=2)
     train(plain, batches)
     compiled = []
@@ -169,12 +176,17 @@ def test_recomputed_and_compiled_layers_give_the_same(tmp_path: Path, monkeypatc
         # All but the last stages of torch.compile, which take a minute on a CPU.
         layer._compiled_call_impl = torch.compile(layer._call_impl, dynamic=dynamic, backend="eager")
 
+    def compile_chart(encoder: GPSTPairEncoder, dynamic: bool) -> None:
+        compiled.append(encoder)
+        encoder.compile_options = {"backend": "eager"}
+
     monkeypatch.setattr(torch.nn.Module, "compile", compile_layer)
+    monkeypatch.setattr(GPSTPairEncoder, "compile", compile_chart)
     arguments = TrainingArguments(output_dir="x", gradient_checkpointing=True, torch_compile=True)
     other, batches = make_run(tmp_path / "other", max_train_steps=2)
     names = list(other.model.state_dict())
     common.set_up_layers(other.model, arguments, GPSTTraining.layers_to_compile(None, other.model))
-    assert len(compiled) == 4 and list(other.model.state_dict()) == names
+    assert len(compiled) == 5 and list(other.model.state_dict()) == names
     train(other, batches)
     for mine, theirs in zip(losses(other), losses(plain), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)

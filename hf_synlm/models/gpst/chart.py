@@ -56,6 +56,7 @@ class ChartPlan:
         count_2B: the same as a tensor.
         longest: tokens of the longest sentence.
         leaf_BT: leaf id at each context position, 0 where there is none.
+        children_P: left, then right children of the splits of each level; see `level_children`.
         message_order, message_child, message_bounds: outside messages sorted by the cell that receives them; see
             `_message_lists`.
     """
@@ -78,6 +79,7 @@ class ChartPlan:
     count_2B: Tensor
     longest: int
     leaf_BT: Tensor
+    children_P: Tensor
     message_order: Tensor
     message_child: Tensor
     message_bounds: tuple[int, ...]
@@ -93,10 +95,27 @@ class ChartPlan:
         moved = {name: part.view_as(tensor) for name, part, tensor in zip(names, parts, tensors, strict=True)}
         return dataclasses.replace(self, **moved)
 
+    def first_message(self, level: int) -> int:
+        """Number of the first outside message that a level sends; of the last level + 1: the number of messages.
+
+        Each split sends two, so half of it is the number of splits in the levels below.
+        """
+        return sum(2 * (last - first) * width for first, last, width in self.levels[:level])
+
     def level_children(self, level: int) -> Tensor:
-        """Ids [C_level, M, 2] of the left and right children of the splits of one level."""
+        """Ids [2, C_level, M] of the left and right children of the splits of one level."""
         first, last, width = self.levels[level]
-        return torch.stack([self.left_CM[first:last, :width], self.right_CM[first:last, :width]], -1)
+        children = self.children_P[self.first_message(level) : self.first_message(level + 1)]
+        return children.view(2, last - first, width)
+
+    def received(self, part: int) -> tuple[Tensor, Tensor, int, int]:
+        """Outside messages to the leaves (part 0) or to a level (part level + 1).
+
+        Returns their numbers, the cells that receive them, and the first of the cells and the last + 1 of that part.
+        """
+        begin, end = (0, *self.message_bounds)[part], self.message_bounds[part]
+        cells = [0, self.num_leaves, *(self.num_leaves + last for _, last, _ in self.levels)]
+        return self.message_order[begin:end], self.message_child[begin:end], cells[part], cells[part + 1]
 
 
 class Cells(NamedTuple):
@@ -301,7 +320,7 @@ def _finish_plan(cells: list[Cells], sentence_ids: Tensor, starts_BT: Tensor, jo
     root_S = new_id[spans.find(context_S, offset_S, offset_S + length_S)]
     leaf_row, leaf_position = valid_BT.nonzero(as_tuple=True)
     count_2B = torch.stack([valid_BT.sum(1), valid_BT.sum(1) + joined_BP.sum(1)])
-    message_order, message_child, message_bounds = _message_lists(left_CM, right_CM, levels, num_leaves)
+    children_P, message_order, message_child, message_bounds = _message_lists(left_CM, right_CM, levels, num_leaves)
     return ChartPlan(
         num_leaves=num_leaves,
         num_cells=len(new_id),
@@ -321,6 +340,7 @@ def _finish_plan(cells: list[Cells], sentence_ids: Tensor, starts_BT: Tensor, jo
         count_2B=count_2B,
         longest=int(length_S.max()),
         leaf_BT=leaf_BT,
+        children_P=children_P,
         message_order=message_order,
         message_child=message_child,
         message_bounds=message_bounds,
@@ -396,21 +416,19 @@ def _level_bounds(level_C: Tensor, num_splits_C: Tensor) -> tuple[tuple[int, int
 
 def _message_lists(
     left_CM: Tensor, right_CM: Tensor, levels: tuple[tuple[int, int, int], ...], num_leaves: int
-) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Outside messages grouped by the cell that receives them.
+) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+    """Children of all levels, and the outside messages grouped by the cell that receives them.
 
-    Messages are numbered level by level, cell by cell, split by split, left child before right child. Returned are
-    the message numbers sorted by receiving cell, the receiving cell of each of them, and the positions in that list
-    where the leaves end and where each level ends.
+    Messages are numbered as children are: level by level, left before right siblings, cell by cell, split by split. A
+    sibling's message goes to the other child. Returned are the children, the message numbers sorted by receiving cell,
+    the receiving cell of each of them, and the positions in that list where the leaves end and where each level ends.
     """
-    receivers = [
-        torch.stack([left_CM[first:last, :width], right_CM[first:last, :width]], -1).flatten()
-        for first, last, width in levels
-    ]
-    child = torch.cat(receivers) if receivers else left_CM.new_zeros(0)
-    child, order = child.sort(stable=True)
+    none = left_CM.new_zeros(0)
+    sides = [(left_CM[i:j, :width].flatten(), right_CM[i:j, :width].flatten()) for i, j, width in levels]
+    children = torch.cat([none, *(part for left, right in sides for part in (left, right))])
+    child, order = torch.cat([none, *(part for left, right in sides for part in (right, left))]).sort(stable=True)
     ends = torch.tensor([num_leaves] + [num_leaves + last for _, last, _ in levels])
-    return order, child, tuple(torch.searchsorted(child, ends).tolist())
+    return children, order, child, tuple(torch.searchsorted(child, ends).tolist())
 
 
 # ---------------------------------------------------------------------------------------------- trees
@@ -442,7 +460,7 @@ def mbr_splits(plan: ChartPlan, split_score_CM: Tensor, word_index_BT: Tensor | 
     expected_N = torch.zeros_like(reached_N)  # correct spans of the best subtree of a cell
     total_CM = torch.full_like(score_CM, -torch.inf)
     for level, (first, last, width) in enumerate(plan.levels):
-        below = expected_N[plan.level_children(level)].sum(-1)
+        below = expected_N[plan.level_children(level)].sum(0)
         total = below.masked_fill(score_CM[first:last, :width] == -torch.inf, -torch.inf)
         total_CM[first:last, :width] = total
         expected_N[plan.num_leaves + first : plan.num_leaves + last] = total.amax(-1) + inner_C[first:last]

@@ -1,19 +1,22 @@
 """Inside and outside passes over pruned charts, batched by level over all sentences of a batch.
 
 `inside` fills the charts of a plan (`models/gpst/chart.py`) bottom-up, `outside` runs them top-down. The caller passes
-the composition function as an object. Each pass is one node of the autograd graph. In it every level has a small
-graph, and the weight gradients of all levels are computed together. The slow and obvious versions are `naive_inside`
-and `naive_outside` in tests/reference/inside_outside.py.
+the composition function as an object. Each pass is one node of the autograd graph. What it does at a level is a pure
+function without autograd, and its gradient is another one, which works from what the first one kept (on a CPU) or
+computes the level again (on a GPU, and with gradient checkpointing). Both can be compiled. The slow and obvious
+versions are `naive_inside` and `naive_outside` in tests/reference/inside_outside.py.
 
-Shapes: N cells (leaves first, then level by level), C cells of a level, M splits of a cell, R rows of a batch of
-pairs, D width of a cell vector, F width of a feature row.
+Shapes: N cells (leaves first, then level by level), C cells of a level, M splits of a cell, R = C M rows of a batch of
+pairs, P messages, K gradient channels, D width of a cell vector, F width of a feature row. The two children of a split
+stand in the first dimension.
 
 Papers: Hu et al. 2024a (ReCAT), Hu et al. 2024b (GPST, section 3.2 and appendix A.1).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,144 +24,161 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from hf_synlm.models.gpst.chart import ChartPlan
-from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition
+from hf_synlm.models.gpst.composition import (
+    GPSTComposition,
+    GPSTDecomposition,
+    GPSTPairEncoder,
+    Maps,
+    Masks,
+    Rows,
+    layer_norm,
+    layer_norm_backward,
+)
 
-# Rows of deferred weight gradients that are collected before they are multiplied: enough for efficient GEMMs, but a
-# small part of the memory.
-_DEFERRED_ROWS = 1 << 15
-# Calls with fewer rows are joined before they are multiplied; joining large ones would copy more than it saves.
+# Rows of weight gradients that are collected before they are multiplied: enough for efficient GEMMs, but a small part
+# of the memory.
+_COLLECTED_ROWS = 1 << 15
+# On a CPU, calls with fewer rows are joined before they are multiplied; joining large ones would copy more than it
+# saves.
 _SMALL_CALL = 256
+# Graphs of a function in a process, of which torch allows 8. Each precision needs 3 or 4 (one cell or split in a level,
+# or more), with evaluation twice as many.
+_MOST_GRAPHS = 64
 
 
 # ---------------------------------------------------------------------------------------------- weight gradients
 class WeightGradients:
-    """Linear maps of a level loop whose weight gradients are computed once for the whole chart.
+    """Weight gradients of maps that a chart applies once a level, often to a handful of rows.
 
-    A chart calls the same few weights once per level, often with a handful of rows. In backward each call only passes
-    the gradient to its input; its rows are collected here and multiplied out in a few large GEMMs. The gradient of a
-    weight is linear in the gradient of the output, so two gradient channels of one call are added before the GEMM.
-    GEMMs run in `dtype`, results have the type of the input. A bias with leading dimensions is added by position: [P,
-    out] to inputs [..., P, in].
+    The rows are collected and multiplied in a few large GEMMs. Sums are kept in float32 where GEMMs run in half
+    precision.
     """
 
-    def __init__(self, tensors: dict[str, tuple[Tensor, Tensor | None]], train: bool, dtype: torch.dtype):
-        self.tensors = {
-            name: (weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
-            for name, (weight, bias) in tensors.items()
-        }
-        self.train = train
-        self.calls: dict[str, list[list[Tensor]]] = {name: [] for name in tensors}
-        self.rows = dict.fromkeys(tensors, 0)
-        self.sums: dict[str, tuple[Tensor, Tensor | None]] = {}
+    def __init__(self, maps: Maps):
+        self.maps = maps
+        self.rows: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in maps}
+        self.sums: dict[str, list[Tensor]] = {}
 
-    def linear(self, name: str, inputs: Tensor) -> Tensor:
-        """Apply the named map to `inputs` [..., in]."""
-        weight, bias = self.tensors[name]
-        if self.train:
-            return _DeferredLinear.apply(inputs, self, name)
-        output = F.linear(inputs.to(weight.dtype), weight)
-        return (output if bias is None else output + bias).to(inputs.dtype)
+    def add(self, rows: Rows) -> None:
+        """Collect the rows of a level; multiply those of maps that have many."""
+        for name, (inputs, gradient) in rows.items():
+            groups = self.maps[name][1].shape[:-1]
+            collected = self.rows[name]
+            collected.append(
+                (inputs.reshape(*groups, -1, inputs.shape[-1]), gradient.reshape(*groups, -1, gradient.shape[-1]))
+            )
+            if sum(inputs.shape[:-1].numel() for inputs, _ in collected) >= _COLLECTED_ROWS:
+                self._multiply(name)
 
-    def flush(self, name: str) -> None:
-        """Multiply the collected rows of one map: large calls one by one, small ones joined."""
-        calls, self.calls[name], self.rows[name] = self.calls[name], [], 0
-        weight, bias = self.tensors[name]
-        shape = weight.shape[:1] if bias is None else bias.shape
-        pairs = [(inputs.reshape(-1, weight.shape[1]), gradient.reshape(-1, *shape)) for inputs, gradient in calls]
-        small = [pair for pair in pairs if len(pair[0]) < _SMALL_CALL]
-        pairs = [pair for pair in pairs if len(pair[0]) >= _SMALL_CALL]
+    def _multiply(self, name: str) -> None:
+        calls, self.rows[name] = self.rows[name], []
+        weight, _ = self.maps[name]
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        small = [call for call in calls if weight.device.type != "cpu" or call[0].shape[-2] < _SMALL_CALL]
+        calls = [call for call in calls if weight.device.type == "cpu" and call[0].shape[-2] >= _SMALL_CALL]
         if small:
-            inputs, gradients = zip(*small, strict=True)
-            pairs.append((torch.cat(inputs), torch.cat(gradients)))
-        for inputs, gradient in pairs:
-            flat = gradient.reshape(-1, weight.shape[0]).t()
-            if name not in self.sums:  # sums are kept in float32 where GEMMs run in half precision
-                dtype = torch.promote_types(weight.dtype, torch.float32)
-                bias_sum = None if bias is None else gradient.sum(0, dtype=dtype)
-                self.sums[name] = ((flat @ inputs).to(dtype), bias_sum)
+            calls.append(tuple(torch.cat(tensors, -2) for tensors in zip(*small, strict=True)))  # type: ignore[arg-type]
+        for inputs, gradient in calls:
+            bias_sum = gradient.sum(-2, dtype=dtype)
+            if weight.dim() == 2:
+                inputs, gradient = inputs.flatten(0, -2), gradient.flatten(0, -2)
+            if name not in self.sums:
+                self.sums[name] = [(gradient.mT @ inputs).to(dtype), bias_sum]
                 continue
-            weight_sum, bias_sum = self.sums[name]
-            if weight_sum.dtype == flat.dtype:
-                weight_sum.addmm_(flat, inputs)
+            weight_sum, old_bias_sum = self.sums[name]
+            if weight.dtype != dtype:
+                weight_sum += gradient.mT @ inputs
+            elif weight.dim() == 2:
+                weight_sum.addmm_(gradient.mT, inputs)
             else:
-                weight_sum += flat @ inputs
-            if bias_sum is not None:
-                bias_sum += gradient.sum(0, dtype=bias_sum.dtype)
-
-    def end_level(self) -> None:
-        """Multiply the rows of maps that have collected many; call it only between levels."""
-        for name, rows in self.rows.items():
-            if rows >= _DEFERRED_ROWS:
-                self.flush(name)
+                weight_sum.baddbmm_(gradient.mT, inputs)
+            old_bias_sum += bias_sum
 
     def results(self) -> list[Tensor]:
-        """Gradients of weight and bias of every map, in the order of `tensors`.
+        """Gradients of weight and bias of every map, in the order of `maps`.
 
         A map that no cell used gets zeros, so that every parameter always has a gradient.
         """
-        gradients: list[Tensor] = []
-        for name, (weight, bias) in self.tensors.items():
-            self.flush(name)
-            if name not in self.sums:
-                self.sums[name] = (torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias))
-            weight_sum, bias_sum = self.sums[name]
-            gradients.append(weight_sum)
-            if bias is not None:
-                gradients.append(bias_sum)
-        return gradients
+        for name in self.maps:
+            if self.rows[name]:
+                self._multiply(name)
+        return [
+            total
+            for name, tensors in self.maps.items()
+            for total in self.sums.get(name) or [torch.zeros_like(tensor) for tensor in tensors]
+        ]
 
 
-class _DeferredLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, inputs, gradients, name):
-        weight, bias = gradients.tensors[name]
-        ctx.gradients, ctx.name, ctx.entry = gradients, name, None
-        cast = inputs.to(weight.dtype)
-        ctx.save_for_backward(cast)
-        output = F.linear(cast, weight) if bias is None or bias.dim() > 1 else F.linear(cast, weight, bias)
-        if bias is not None and bias.dim() > 1:
-            output = output + bias
-        return output.to(inputs.dtype)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gradients, name = ctx.gradients, ctx.name
-        weight, _ = gradients.tensors[name]
-        cast = gradient.to(weight.dtype)
-        if ctx.entry is None:
-            (inputs,) = ctx.saved_tensors
-            ctx.entry = [inputs, cast]
-            gradients.calls[name].append(ctx.entry)
-            gradients.rows[name] += inputs.numel() // inputs.shape[-1]
-        else:  # the second gradient channel of the same call
-            ctx.entry[1] = ctx.entry[1] + cast
-        return (cast @ weight).to(gradient.dtype), None, None
+# ---------------------------------------------------------------------------------------------- what both passes share
+@functools.cache
+def _compiled(function: Callable, **options: Any) -> Callable:
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+    return torch.compile(function, fullgraph=True, **options)
 
 
-class _SplitMixture(torch.autograd.Function):
-    """sum_m w_m v_m over the splits of a cell, with a switch that cuts the gradient of the weights.
+def _mark_rows(inputs: Any) -> None:
+    """Tell torch.compile that the last dimension but one varies, in all tensors of nested tuples and lists."""
+    if isinstance(inputs, Tensor):
+        torch._dynamo.maybe_mark_dynamic(inputs, max(inputs.dim() - 2, 0))
+    elif isinstance(inputs, (tuple, list)):
+        for part in inputs:
+            _mark_rows(part)
 
-    The switch (`channel["structure"]`) tells the two backward calls of a level apart: the auto-regressive losses do
-    not reach the split weights (GPST section 3.2), the auto-encoding loss does.
-    """
 
-    @staticmethod
-    def forward(ctx, weight_CM, vector_CMD, channel):
-        ctx.save_for_backward(weight_CM, vector_CMD)
-        ctx.channel = channel
-        return torch.einsum("cm,cmd->cd", weight_CM, vector_CMD)
+class _Run:
+    """What forward and backward of a pass share (nothing here is differentiable)."""
 
-    @staticmethod
-    def backward(ctx, gradient_CD):
-        weight_CM, vector_CMD = ctx.saved_tensors
-        weight_gradient = (vector_CMD * gradient_CD[:, None]).sum(-1) if ctx.channel["structure"] else None
-        return weight_gradient, weight_CM[..., None] * gradient_CD[:, None], None
+    def __init__(self, plan: ChartPlan, model: GPSTPairEncoder, inputs: Sequence[Tensor], options: dict[str, Any]):
+        self.plan, self.model, self.options = plan, model, options
+        tensors = model.chart_tensors()
+        self.names = tuple(tensors)
+        self.flat = [tensor for pair in tensors.values() for tensor in pair]
+        self.train = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*inputs, *self.flat))
+        self.again = inputs[0].device.type != "cpu" or model.gradient_checkpointing
+        self.notes: dict[str, Any] = {}
+        self.consumed = False
+
+    def begin(self, like: Tensor, flat: Sequence[Tensor]) -> torch.dtype:
+        """Set the maps, in the type of this pass, and the masks of dropout; returns the type."""
+        device = like.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+        flat = [tensor.detach().to(dtype) for tensor in flat]
+        self.maps = dict(zip(self.names, zip(flat[::2], flat[1::2], strict=True), strict=True))
+        last = len(self.plan.levels) + 1
+        self.rows = [self.plan.first_message(level) * self.model.rows_per_split // 2 for level in range(last)]
+        self.masks = self.model.draw_masks(self.rows[-1], like.device)
+        return dtype
+
+    def begin_backward(self) -> None:
+        """Refuse a second backward call: what the levels kept is freed one by one."""
+        if self.consumed:
+            raise RuntimeError(
+                "backward ran through this chart already. Its graph is freed level by level, even with "
+                "retain_graph=True: add the losses before one backward call, or call forward again."
+            )
+        self.consumed = True
+
+    def call(self, function: Callable, *inputs: Any, fixed: tuple = ()) -> Any:
+        """Call a function of a level, compiled if the model's functions are; only rows of `inputs` vary."""
+        options = self.model.compile_options
+        if options is None:
+            return function(*fixed, *inputs)
+        _mark_rows(inputs)
+        return _compiled(function, **options)(*fixed, *inputs)
+
+    def level_masks(self, level: int) -> list[Masks]:
+        """The masks of a level."""
+        rows = slice(self.rows[level], self.rows[level + 1])
+        return [tuple(mask if mask is None else mask[..., rows, :] for mask in masks) for masks in self.masks]
+
+
+def _rows_of(table_NX: Tensor, cells: Tensor) -> Tensor:
+    """Rows [..., X] of a table."""
+    return table_NX.index_select(0, cells.flatten()).view(*cells.shape, table_NX.shape[1])
 
 
 # ---------------------------------------------------------------------------------------------- inside
-Linear = Callable[[str, Tensor], Tensor]
-
-
 @dataclasses.dataclass
 class InsideChart:
     """Result of the inside pass.
@@ -179,45 +199,7 @@ class InsideChart:
     split_score_CM: Tensor
 
 
-@dataclasses.dataclass
-class _Run:
-    """What forward and backward of the level loops share (nothing here is differentiable)."""
-
-    plan: ChartPlan
-    model: Any
-    names: tuple[str, ...]
-    has_bias: tuple[bool, ...]
-    train: bool
-    options: dict[str, Any]
-    channel: dict[str, bool] = dataclasses.field(default_factory=lambda: {"structure": True})
-    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    consumed: bool = False
-
-    def begin_backward(self) -> None:
-        """Refuse a second backward call: the graphs of the levels are freed one by one."""
-        if self.consumed:
-            raise RuntimeError(
-                "backward ran through this chart already. Its graph is freed level by level, even with "
-                "retain_graph=True: add the losses before one backward call, or call forward again."
-            )
-        self.consumed = True
-
-    def weights(self, tensors: Sequence[Tensor], like: Tensor) -> WeightGradients:
-        """Give the flat parameter list its names back, in the type in which GEMMs run here."""
-        device = like.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
-        flat, named = iter(tensors), {}
-        for name, has_bias in zip(self.names, self.has_bias, strict=True):
-            named[name] = (next(flat), next(flat) if has_bias else None)
-        return WeightGradients(named, self.train, dtype)
-
-
-def _flatten(tensors: dict[str, tuple[Tensor, Tensor | None]]) -> tuple[tuple, tuple, list[Tensor]]:
-    flat = [tensor for pair in tensors.values() for tensor in pair if tensor is not None]
-    return tuple(tensors), tuple(bias is not None for _, bias in tensors.values()), flat
-
-
-@torch.compiler.disable  # dynamo would bake in one state of the gradient switch
+@torch.compiler.disable  # only the functions of a level are compiled
 def inside(
     plan: ChartPlan,
     leaf_ND: Tensor,
@@ -240,107 +222,149 @@ def inside(
     `language_vector_ND` at the split weights. `normalize_mixture=False`, without the outer LN, is for charts of given
     trees (one split per cell): their vectors are those of left-to-right composition, which normalizes once.
 
+    Under autocast all is computed in its type, but scores, heights and sums of gradients.
+
     Cost: one batch of compositions per level; O(W n) compositions, about log n levels for random orders. One `backward`
-    over losses on both vector fields: two passes of input gradients and one of weight gradients.
+    over losses on both vector fields: a pass for both gradients together.
     Source: GPST section 3.2 and appendix A.1; `model/r2d2_insideoutside.py`. Spec: tests/reference/inside_outside.py.
     """
-    names, has_bias, flat = _flatten(composition.chart_tensors())
-    train = torch.is_grad_enabled() and (leaf_ND.requires_grad or any(tensor.requires_grad for tensor in flat))
     options = {
-        "temperature": temperature,
+        "temperature": 1.0 if hard else temperature,
         "hard": hard,
         "accumulate": accumulate_scores,
         "stop_structure_gradient": stop_structure_gradient,
         "normalize": normalize_mixture,
     }
-    run = _Run(plan, composition, names, has_bias, train, options)
-    vector, language, height, score = _Inside.apply(run, leaf_ND, *flat)
+    run = _Run(plan, composition, [leaf_ND], options)
+    vector, language, height, score = _Inside.apply(run, leaf_ND, *run.flat)
     return InsideChart(vector, language, height, score, run.notes["split_score_CM"])
 
 
-def _split_weights(score_CM: Tensor, options: dict[str, Any]) -> Tensor:
-    if score_CM.shape[1] == 1:
-        return torch.ones_like(score_CM)
-    if not options["hard"]:
-        return F.softmax(score_CM / options["temperature"], -1)
-    soft = F.softmax(score_CM, -1)
-    return (F.one_hot(soft.argmax(-1), soft.shape[1]).to(soft.dtype) - soft).detach() + soft
+def _inside_level(
+    model: GPSTComposition,
+    options: dict[str, Any],
+    maps: Maps,
+    masks: list[Masks],
+    children_2CM: Tensor,
+    vector_ND: Tensor,
+    value_N2: Tensor,
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple]:
+    """Vectors [C, D], heights and scores [C, 2] of the cells of a level, scores [C, M] of their splits.
+
+    Also what `_inside_gradient` needs.
+    """
+    pair = _rows_of(vector_ND, children_2CM).flatten(1, 2)
+    child_height, child_score = _rows_of(value_N2, children_2CM).unbind(-1)
+    split_score, kept_score = model.score_splits(maps, pair)
+    split_score = split_score.view(children_2CM.shape[1:])
+    if options["accumulate"]:
+        split_score = split_score + child_score.sum(0)
+    vector_RD, kept_vector = model.compose(maps, pair, masks)
+    vector = vector_RD.unflatten(0, split_score.shape)
+    soft = F.softmax(split_score / options["temperature"], -1)
+    weight = F.one_hot(soft.argmax(-1), soft.shape[1]).to(soft.dtype) if options["hard"] else soft
+    mixed = (weight.to(vector.dtype)[..., None] * vector).sum(1)
+    highest = child_height.amax(0)
+    values = torch.stack([highest + 1, split_score])
+    value = (weight * values).sum(-1).T
+    norm = None
+    if options["normalize"]:
+        mixed, norm = layer_norm(mixed)
+    kept = (kept_score, kept_vector, vector_RD, soft, weight, norm, values, child_height == highest)
+    return (mixed, value, split_score), kept
 
 
-def _inside_level(run: _Run, linear: Linear, child_CM2D: Tensor, height_CM2: Tensor, score_CM2: Tensor) -> tuple:
-    num_cells, width, _, size = child_CM2D.shape
-    pair = child_CM2D.reshape(num_cells * width, 2, size)
-    split_score = run.model.score_splits(linear, pair[:, 0], pair[:, 1]).view(num_cells, width)
-    if run.options["accumulate"]:
-        split_score = split_score + score_CM2.sum(-1)
-    vector = run.model.compose(linear, pair).view(num_cells, width, size)
-    weight = _split_weights(split_score, run.options)
-    mixed = vector[:, 0] if width == 1 else _SplitMixture.apply(weight, vector, run.channel)
-    height = (weight * (height_CM2.amax(-1) + 1)).sum(-1)
-    if run.options["normalize"]:
-        mixed = F.layer_norm(mixed, (size,))
-    return mixed, height, (weight * split_score).sum(-1), split_score
+def _inside_gradient(
+    model: GPSTComposition,
+    options: dict[str, Any],
+    maps: Maps,
+    kept: tuple,
+    gradient_KCD: Tensor,
+    by_value_C2: Tensor,
+) -> tuple[Tensor, Tensor, Rows]:
+    """Gradients of the children's vectors [K, 2, R, D] and values [2, C, M, 2], and rows for the weight gradients.
+
+    Only the first channel reaches the split weights.
+    """
+    kept_score, kept_vector, vector, soft, weight, norm, values, highest = kept
+    vector = vector.unflatten(0, soft.shape)
+    gradient = gradient_KCD.to(vector.dtype)
+    if norm is not None:
+        gradient = layer_norm_backward(gradient, norm)
+    by_value = by_value_C2.T[..., None]
+    by_weight = (vector * gradient[0][:, None]).sum(-1) + (values * by_value).sum(0)
+    by_score = torch.ops.aten._softmax_backward_data(by_weight, soft, -1, soft.dtype) / options["temperature"]
+    by_height, by_mean = weight * by_value
+    by_score = by_score + by_mean
+    by_height = highest * (by_height / highest.sum(0))  # equally high children share the gradient
+    by_child_score = by_score.expand_as(by_height) if options["accumulate"] else torch.zeros_like(by_height)
+    by_vector = (weight.to(vector.dtype)[..., None] * gradient[:, :, None]).flatten(1, 2)
+    rows: Rows = {}
+    by_pair = model.compose_backward(maps, kept_vector, by_vector, rows)
+    by_pair[0] += model.score_backward(maps, kept_score, by_score.flatten(), rows)
+    return by_pair, torch.stack([by_height, by_child_score], -1), rows
+
+
+def _inside_values(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _inside_level(*inputs)[0]
+
+
+def _inside_again(
+    model: GPSTComposition, options: dict[str, Any], maps: Maps, level: tuple, *gradients: Tensor
+) -> tuple[Tensor, Tensor, Rows]:
+    return _inside_gradient(model, options, maps, _inside_level(model, options, maps, *level)[1], *gradients)
 
 
 class _Inside(torch.autograd.Function):
-    """The inside pass as one node of the autograd graph: per-level graphs inside, one buffer per direction."""
+    """The inside pass as one node of the autograd graph."""
 
     @staticmethod
-    def forward(ctx, run, leaf_ND, *tensors):
+    def forward(ctx, run, leaf_ND, *flat):
         plan, first_inner = run.plan, run.plan.num_leaves
-        weights = run.weights(tensors, leaf_ND)
-        vector_ND = leaf_ND.new_empty(plan.num_cells, leaf_ND.shape[1])
+        dtype = run.begin(leaf_ND, flat)
+        vector_ND = leaf_ND.new_empty(plan.num_cells, leaf_ND.shape[1], dtype=dtype)
         vector_ND[:first_inner] = leaf_ND
-        height_N, score_N = leaf_ND.new_zeros(plan.num_cells), leaf_ND.new_zeros(plan.num_cells)
-        split_score_CM = leaf_ND.new_full(plan.left_CM.shape, -torch.inf)
-        saved = []
-        with torch.autocast(leaf_ND.device.type, enabled=False), torch.set_grad_enabled(run.train):
+        value_N2 = leaf_ND.new_zeros(plan.num_cells, 2, dtype=torch.promote_types(dtype, torch.float32))
+        split_score_CM = value_N2.new_full(plan.left_CM.shape, -torch.inf)
+        fixed, saved = (run.model, run.options, run.maps), []
+        with torch.autocast(leaf_ND.device.type, enabled=False):
             for level, (first, last, width) in enumerate(plan.levels):
-                children = plan.level_children(level)
-                inputs = [table[children].requires_grad_(run.train) for table in (vector_ND, height_N, score_N)]
-                vector, height, score, split_score = _inside_level(run, weights.linear, *inputs)
+                inputs = (run.level_masks(level), plan.level_children(level), vector_ND, value_N2)
+                if run.train and not run.again:
+                    outputs, kept = run.call(_inside_level, *inputs, fixed=fixed)
+                else:
+                    outputs, kept = run.call(_inside_values, *inputs, fixed=fixed), inputs
                 cells = slice(first_inner + first, first_inner + last)
-                vector_ND[cells], height_N[cells] = vector.detach(), height.detach()
-                score_N[cells], split_score_CM[first:last, :width] = score.detach(), split_score.detach()
-                if run.train:
-                    saved.append((cells, children, inputs, (vector, height, score)))
-        ctx.run, ctx.saved, ctx.weights = run, saved, weights
+                vector_ND[cells], value_N2[cells], split_score_CM[first:last, :width] = outputs
+                saved.append(kept)
+        ctx.run, ctx.saved = run, saved if run.train else []
         run.notes["split_score_CM"] = split_score_CM
-        return vector_ND, vector_ND.clone() if run.train else vector_ND.view_as(vector_ND), height_N, score_N
+        vector_ND = vector_ND.to(leaf_ND.dtype)
+        # Backward may compute levels again from this table, so what the caller gets is a copy of it.
+        return vector_ND.clone(), vector_ND.clone(), value_N2[:, 0].clone(), value_N2[:, 1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_vector, grad_language, grad_height, grad_score):
-        ctx.run.begin_backward()
-        run, weights, size = ctx.run, ctx.weights, grad_vector.shape[1]
-        stop_gradient = run.options["stop_structure_gradient"]
-        main = grad_vector.clone() if stop_gradient else grad_vector + grad_language
-        language = grad_language.clone() if stop_gradient else None
-        height, score = grad_height.clone(), grad_score.clone()
-        while ctx.saved:
-            cells, children, inputs, outputs = ctx.saved.pop()
-            run.channel["structure"] = True
-            vector_in, height_in, score_in = torch.autograd.grad(
-                outputs,
-                inputs,
-                [main[cells], height[cells], score[cells]],
-                retain_graph=stop_gradient,
-                allow_unused=True,
-            )
-            flat = children.flatten()
-            main.index_add_(0, flat, vector_in.view(-1, size))
-            height.index_add_(0, flat, height_in.view(-1))
-            if score_in is not None:
-                score.index_add_(0, flat, score_in.reshape(-1))
-            if stop_gradient:
-                run.channel["structure"] = False
-                (language_in,) = torch.autograd.grad(outputs[0], inputs[:1], language[cells])
-                language.index_add_(0, flat, language_in.view(-1, size))
-            weights.end_level()
-        leaf = main[: run.plan.num_leaves]
-        if stop_gradient:
-            leaf = leaf + language[: run.plan.num_leaves]
-        return None, leaf, *weights.results()
+        run = ctx.run
+        run.begin_backward()
+        plan, weights = run.plan, WeightGradients(run.maps)
+        stop = run.options["stop_structure_gradient"]
+        gradient = torch.stack([grad_vector, grad_language]) if stop else (grad_vector + grad_language)[None]
+        by_value = torch.stack([grad_height, grad_score], -1)
+        function, fixed = _inside_again if run.again else _inside_gradient, (run.model, run.options, run.maps)
+        with torch.autocast(grad_vector.device.type, enabled=False):
+            for level in reversed(range(len(plan.levels))):
+                first, last, _ = plan.levels[level]
+                cells = slice(plan.num_leaves + first, plan.num_leaves + last)
+                inputs = ctx.saved.pop(), gradient[:, cells], by_value[cells]
+                by_pair, by_child, rows = run.call(function, *inputs, fixed=fixed)
+                children = plan.level_children(level).flatten()
+                for channel, part in zip(gradient, by_pair.flatten(1, 2).to(gradient.dtype), strict=True):
+                    channel.index_add_(0, children, part)
+                by_value.index_add_(0, children, by_child.view(-1, 2))
+                weights.add(rows)
+        return None, gradient[:, : plan.num_leaves].sum(0), *weights.results()
 
 
 # ---------------------------------------------------------------------------------------------- outside
@@ -366,187 +390,180 @@ def outside(
     Cost: two messages per composition, one batch per level; each cell combines its messages once (pull form).
     Source: GPST appendix A.1; `model/r2d2_insideoutside.py` (which keeps a running softmax instead).
     """
-    names, has_bias, flat = _flatten(decomposition.chart_tensors())
     feature_NF = decomposition.cell_features(inside_chart.vector_ND)
-    inputs = [feature_NF, inside_chart.score_N, root_D, decomposition.position_bias(), *flat]
-    train = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    run = _Run(plan, decomposition, names, has_bias, train, {"accumulate": accumulate_scores, "all": return_all})
-    leaf_ND = _Outside.apply(run, *inputs)
-    return leaf_ND, run.notes
+    inputs = [feature_NF, inside_chart.score_N, root_D, decomposition.sibling_bias()]
+    run = _Run(plan, decomposition, inputs, {"accumulate": accumulate_scores})
+    leaf_ND, outside_ND, message_score = _Outside.apply(run, *inputs, *run.flat)
+    if not return_all:
+        return leaf_ND, {}
+    log_sum_exp_N = _log_sum_exp(message_score[plan.message_order], plan.message_child, plan.num_cells)
+    return leaf_ND, {"outside_ND": outside_ND, "log_sum_exp_N": log_sum_exp_N, "message_score": message_score}
 
 
-def _combine(score: Tensor, message: Tensor, cell: Tensor, num_cells: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax-weighted sum of the messages of each cell, log sum exp and softmax mean of their scores."""
-    largest = score.new_full((num_cells,), -torch.inf).scatter_reduce(0, cell, score.detach(), "amax")
-    weight = (score - largest[cell]).exp()
-    total = weight.new_zeros(num_cells).index_add(0, cell, weight)
-    weight = weight / total[cell]
-    vector = message.new_zeros(num_cells, message.shape[1]).index_add(0, cell, message * weight[:, None])
-    mean = score.new_zeros(num_cells).index_add(0, cell, weight * score)
-    return vector, mean, (largest + total.log()).detach()
+def _log_sum_exp(score_P: Tensor, cell_P: Tensor, num_cells: int) -> Tensor:
+    """Log sum exp [num_cells] of the scores of the messages that each cell has received; 0 for none."""
+    largest = score_P.new_full((num_cells,), -torch.inf).scatter_reduce(0, cell_P, score_P, "amax")
+    total = score_P.new_zeros(num_cells).index_add(0, cell_P, (score_P - largest[cell_P]).exp())
+    return torch.where(total > 0, largest + total.log(), 0)
 
 
-class _Combined(NamedTuple):
-    """Cells that have combined the messages they received.
-
-    Fields:
-        numbers: Messages, sorted by receiving cell.
-        inputs: Scores and vectors of the messages.
-        outputs: Outside vectors and scores of the cells.
-    """
-
-    cells: slice
-    numbers: Tensor
-    inputs: list[Tensor]
-    outputs: tuple[Tensor, Tensor]
+def _combine(score_P: Tensor, vector_PD: Tensor, cell_P: Tensor, zero_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax weights of messages among those to the same cell, and the weighted vectors [P, D]."""
+    largest = zero_C.scatter_reduce(0, cell_P, score_P, "amax", include_self=False)
+    weight = (score_P - largest[cell_P]).exp()
+    total = zero_C.index_add(0, cell_P, weight)
+    weight = weight / total[cell_P]
+    return weight, weight[:, None] * vector_PD
 
 
-class _Sent(NamedTuple):
-    """Messages that the cells of a level have sent.
-
-    Fields:
-        inputs: Outside vectors of the cells, features and inside scores of the siblings, outside scores of the cells.
-        outputs: Scores and vectors of the messages.
-    """
-
-    cells: slice
-    sibling: Tensor
-    level: int
-    inputs: list[Tensor]
-    outputs: tuple[Tensor, Tensor]
-
-
-class _OutsideTables:
-    """What the outside pass fills: one row per cell, and the messages."""
-
-    def __init__(self, plan: ChartPlan, like: Tensor, root_D: Tensor):
-        self.plan = plan
-        self.vector_ND = like.new_zeros(plan.num_cells, root_D.shape[0])
-        self.score_N, self.log_sum_exp_N = like.new_zeros(plan.num_cells), like.new_zeros(plan.num_cells)
-        self.vector_ND[plan.root_S] = root_D
-        self.messages = _Messages(plan, like, root_D.shape[0])
-
-    def combine(self, first: int, last: int, part: int, train: bool) -> list[_Combined]:
-        """Combine the messages that the cells first .. last - 1 (ids) have received; what backward needs of that."""
-        begin, end = self.messages.bounds(part)
-        if begin == end:
-            return []
-        numbers, cell = self.plan.message_order[begin:end], self.plan.message_child[begin:end] - first
-        inputs = [table[numbers].requires_grad_(train) for table in (self.messages.score, self.messages.vector)]
-        vector, score, log_sum_exp = _combine(inputs[0], inputs[1], cell, last - first)
-        received = torch.zeros(last - first, dtype=torch.bool, device=cell.device).index_fill_(0, cell, True)
-        self._write(self.vector_ND[first:last], vector, received[:, None])
-        self._write(self.score_N[first:last], score, received)
-        self._write(self.log_sum_exp_N[first:last], log_sum_exp, received)
-        return [_Combined(slice(first, last), numbers, inputs, (vector, score))] if train else []
-
-    @staticmethod
-    def _write(rows: Tensor, values: Tensor, where: Tensor) -> None:
-        rows.copy_(torch.where(where, values.detach(), rows))
-
-
-class _Outside(torch.autograd.Function):
-    """The outside pass as one node of the autograd graph."""
-
-    @staticmethod
-    def forward(ctx, run, feature_NF, inside_score_N, root_D, bias, *tensors):
-        plan, num_leaves = run.plan, run.plan.num_leaves
-        weights, tables = run.weights(tensors, feature_NF), _OutsideTables(run.plan, feature_NF, root_D)
-        saved: list[_Combined | _Sent] = []
-        with torch.autocast(feature_NF.device.type, enabled=False), torch.set_grad_enabled(run.train):
-            bias = bias.detach().requires_grad_(run.train)
-            for level in reversed(range(len(plan.levels))):
-                first, last = num_leaves + plan.levels[level][0], num_leaves + plan.levels[level][1]
-                saved += tables.combine(first, last, level + 1, run.train)
-                cells, sibling = slice(first, last), plan.level_children(level).flip(-1)
-                inputs = [
-                    tables.vector_ND[cells].clone().requires_grad_(run.train),
-                    feature_NF[sibling].requires_grad_(run.train),
-                    inside_score_N[sibling].requires_grad_(run.train),
-                    tables.score_N[cells].clone().requires_grad_(run.train),
-                ]
-                outputs = _outside_level(run, weights.linear, bias, *inputs)
-                tables.messages.put(level, *outputs)
-                if run.train:
-                    saved.append(_Sent(cells, sibling, level, inputs, outputs))
-            saved += tables.combine(0, num_leaves, 0, run.train)
-        ctx.run, ctx.weights, ctx.bias, ctx.messages = run, weights, bias, tables.messages
-        ctx.saved, ctx.shapes = saved, (feature_NF.shape, root_D.shape[0])
-        if run.options["all"]:
-            run.notes.update(
-                outside_ND=tables.vector_ND, log_sum_exp_N=tables.log_sum_exp_N, message_score=tables.messages.score
-            )
-        return tables.vector_ND[:num_leaves].clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_leaf):
-        ctx.run.begin_backward()
-        plan, messages = ctx.run.plan, ctx.messages
-        (num_cells, num_features), size = ctx.shapes
-        outside = grad_leaf.new_zeros(num_cells, size)
-        outside[: plan.num_leaves] = grad_leaf
-        score, inside_score = grad_leaf.new_zeros(num_cells), grad_leaf.new_zeros(num_cells)
-        feature = grad_leaf.new_zeros(num_cells, num_features)
-        bias = torch.zeros_like(ctx.bias)
-        message_score, message_vector = torch.zeros_like(messages.score), torch.zeros_like(messages.vector)
-        while ctx.saved:
-            done = ctx.saved.pop()
-            if isinstance(done, _Combined):
-                outgoing = [outside[done.cells], score[done.cells]]
-                score_in, vector_in = torch.autograd.grad(done.outputs, done.inputs, outgoing)
-                message_score[done.numbers], message_vector[done.numbers] = score_in, vector_in
-                continue
-            numbers = messages.numbers(done.level)
-            sent_score, sent_vector = done.outputs
-            outgoing = [message_score[numbers].view_as(sent_score), message_vector[numbers].view_as(sent_vector)]
-            gradients = torch.autograd.grad(done.outputs, [*done.inputs, ctx.bias], outgoing, allow_unused=True)
-            vector_in, feature_in, inside_score_in, score_in, bias_in = gradients
-            outside[done.cells] += vector_in
-            feature.index_add_(0, done.sibling.flatten(), feature_in.view(-1, num_features))
-            if inside_score_in is not None:
-                inside_score.index_add_(0, done.sibling.flatten(), inside_score_in.reshape(-1))
-                score[done.cells] += score_in
-            bias += bias_in
-            ctx.weights.end_level()
-        return None, feature, inside_score, outside[plan.root_S].sum(0), bias, *ctx.weights.results()
+def _combine_gradient(
+    weight_P: Tensor,
+    score_P: Tensor,
+    vector_PD: Tensor,
+    cell_P: Tensor,
+    by_vector_CD: Tensor,
+    by_mean_C: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the scores and vectors [P, D] of messages, from those of sums and, if they count, mean scores."""
+    by_sum = by_vector_CD[cell_P]
+    by_weight = (vector_PD * by_sum).sum(-1)
+    if by_mean_C is not None:
+        by_mean = by_mean_C[cell_P]
+        by_weight = by_weight + by_mean * score_P
+    weighted = weight_P * by_weight
+    total = weighted.new_zeros(len(by_vector_CD)).index_add(0, cell_P, weighted)
+    by_score = weighted - weight_P * total[cell_P]
+    return by_score if by_mean_C is None else by_score + weight_P * by_mean, weight_P[:, None] * by_sum
 
 
 def _outside_level(
-    run: _Run,
-    linear: Linear,
-    bias: Tensor,
+    model: GPSTDecomposition,
+    maps: Maps,
+    sibling_bias: Tensor,
+    masks: list[Masks],
+    children_2CM: Tensor,
+    feature_NF: Tensor,
     parent_CD: Tensor,
-    sibling_CM2F: Tensor,
-    sibling_score: Tensor,
-    score_C: Tensor,
-) -> tuple[Tensor, Tensor]:
-    score, vector = run.model.messages(linear, bias, parent_CD, sibling_CM2F)
-    if run.options["accumulate"]:
-        score = score + sibling_score + score_C[:, None, None]
-    return score, vector
+) -> tuple[tuple[Tensor, Tensor], tuple]:
+    """Scores [2, C, M] and vectors [2 C M, D] of the messages of a level; what `_outside_gradient` needs."""
+    sibling = _rows_of(feature_NF, children_2CM)
+    score, vector, kept = model.messages(maps, sibling_bias, parent_CD.to(feature_NF.dtype), sibling, masks)
+    return (score, vector), kept
 
 
-class _Messages:
-    """Scores and vectors of all outside messages, numbered as in `ChartPlan.message_order`."""
+def _outside_gradient(
+    model: GPSTDecomposition, maps: Maps, sibling_bias: Tensor, kept: tuple, by_score: Tensor, by_vector: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Rows]:
+    """Gradients by `GPSTDecomposition.messages_backward`, and rows for the weight gradients."""
+    rows: Rows = {}
+    return *model.messages_backward(maps, kept, by_score, by_vector, rows), rows
 
-    def __init__(self, plan: ChartPlan, like: Tensor, size: int):
-        self.plan = plan
-        self.starts = [0]
-        for first, last, width in plan.levels:
-            self.starts.append(self.starts[-1] + (last - first) * width * 2)
-        self.score = like.new_zeros(self.starts[-1])
-        self.vector = like.new_zeros(self.starts[-1], size)
 
-    def numbers(self, level: int) -> slice:
-        """Messages that the cells of a level send."""
-        return slice(self.starts[level], self.starts[level + 1])
+def _outside_values(*inputs: Any) -> tuple[Tensor, Tensor]:
+    return _outside_level(*inputs)[0]
 
-    def put(self, level: int, score: Tensor, vector: Tensor) -> None:
-        """Store the messages of a level."""
-        self.score[self.numbers(level)] = score.detach().flatten()
-        self.vector[self.numbers(level)] = vector.detach().flatten(0, 2)
 
-    def bounds(self, part: int) -> tuple[int, int]:
-        """Positions in `message_order` of the messages to the leaves (part 0) or to a level (part level + 1)."""
-        return (0, *self.plan.message_bounds)[part], self.plan.message_bounds[part]
+def _outside_again(
+    model: GPSTDecomposition, maps: Maps, sibling_bias: Tensor, level: tuple, *gradients: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Rows]:
+    _, kept = _outside_level(model, maps, sibling_bias, *level)
+    return _outside_gradient(model, maps, sibling_bias, kept, *gradients)
+
+
+class _Outside(torch.autograd.Function):
+    """The outside pass as one node of the autograd graph.
+
+    Each cell combines its messages into its vector, and with accumulated scores into their mean, before it sends its
+    own.
+    """
+
+    @staticmethod
+    def forward(ctx, run, feature_NF, inside_score_N, root_D, sibling_bias, *flat):
+        plan, first_inner, accumulate = run.plan, run.plan.num_leaves, run.options["accumulate"]
+        dtype = run.begin(feature_NF, flat)
+        table = functools.partial(feature_NF.new_zeros, dtype=torch.promote_types(dtype, torch.float32))
+        vector_ND, mean_N, zero_N = table(plan.num_cells, len(root_D)), table(plan.num_cells), table(plan.num_cells)
+        vector_ND[plan.root_S] = root_D.to(vector_ND.dtype)
+        message_score = table(plan.first_message(len(plan.levels)))
+        message_vector = feature_NF.new_empty(len(message_score), len(root_D))
+        fixed, saved = (run.model, run.maps, sibling_bias.detach().to(dtype)), []
+
+        def combine(part: int) -> None:
+            numbers, cells, first, last = plan.received(part)
+            if len(numbers):
+                received = message_score[numbers], message_vector[numbers]
+                weight, weighted = run.call(_combine, *received, cells - first, zero_N[: last - first])
+                vector_ND.index_add_(0, cells, weighted)
+                if accumulate:
+                    mean_N.index_add_(0, cells, weight * received[0])
+                saved.append(weight)
+
+        with torch.autocast(feature_NF.device.type, enabled=False):
+            for level in reversed(range(len(plan.levels))):
+                first, last, _ = plan.levels[level]
+                combine(level + 1)
+                parents, children = slice(first_inner + first, first_inner + last), plan.level_children(level)
+                inputs = (run.level_masks(level), children, feature_NF, vector_ND[parents])
+                if run.train and not run.again:
+                    outputs, kept = run.call(_outside_level, *inputs, fixed=fixed)
+                else:
+                    outputs, kept = run.call(_outside_values, *inputs, fixed=fixed), inputs
+                score, vector = outputs
+                if accumulate:
+                    score = score + inside_score_N[children] + mean_N[parents, None]
+                messages = slice(plan.first_message(level), plan.first_message(level + 1))
+                message_score[messages], message_vector[messages] = score.flatten(), vector
+                saved.append(kept)
+            combine(0)
+        ctx.run, ctx.saved = run, saved if run.train else []
+        ctx.messages, ctx.fixed, ctx.feature_shape = (message_score, message_vector), fixed, feature_NF.shape
+        ctx.mark_non_differentiable(vector_ND, message_score)
+        return vector_ND[:first_inner].clone(), vector_ND, message_score
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_leaf, *_):
+        run = ctx.run
+        run.begin_backward()
+        plan, weights, accumulate = run.plan, WeightGradients(run.maps), run.options["accumulate"]
+        message_score, message_vector = ctx.messages
+        num_cells, num_features = ctx.feature_shape
+        size = grad_leaf.shape[1]
+        by_vector, by_mean = grad_leaf.new_zeros(num_cells, size), grad_leaf.new_zeros(num_cells)
+        by_vector[: plan.num_leaves] = grad_leaf
+        by_inside_score, by_bias = torch.zeros_like(by_mean), torch.zeros_like(ctx.fixed[-1], dtype=grad_leaf.dtype)
+        by_feature = grad_leaf.new_zeros(num_cells, num_features)
+        by_message_score, by_message_vector = torch.empty_like(message_score), grad_leaf.new_empty(message_vector.shape)
+        function = _outside_again if run.again else _outside_gradient
+
+        def combine(part: int) -> None:
+            numbers, cells, first, last = plan.received(part)
+            if len(numbers):
+                inputs = ctx.saved.pop(), message_score[numbers], message_vector[numbers], cells - first
+                by_means = by_mean[first:last] if accumulate else None
+                found = run.call(_combine_gradient, *inputs, by_vector[first:last], by_means)
+                by_message_score[numbers], by_message_vector[numbers] = found
+
+        with torch.autocast(grad_leaf.device.type, enabled=False):
+            combine(0)
+            for level, (first, last, _) in enumerate(plan.levels):
+                children = plan.level_children(level)
+                messages = slice(plan.first_message(level), plan.first_message(level + 1))
+                by_score = by_message_score[messages].view(children.shape)
+                parents = slice(plan.num_leaves + first, plan.num_leaves + last)
+                if accumulate:
+                    by_inside_score.index_add_(0, children.flatten(), by_score.flatten())
+                    by_mean[parents] += by_score.sum((0, 2))
+                gradients = by_score, by_message_vector[messages].to(message_vector.dtype)
+                found = run.call(function, ctx.saved.pop(), *gradients, fixed=ctx.fixed)
+                bias, parent, sibling, own_score, rows = found
+                by_bias += bias
+                by_vector[parents] += parent
+                sibling = sibling.flatten(0, 2).to(by_feature.dtype)
+                by_feature[:, : sibling.shape[1]].index_add_(0, children.flatten(), sibling)
+                scores = by_feature[:, sibling.shape[1] :].chunk(2, -1)
+                for side, part in zip(scores, own_score.flatten(1, 2).to(by_feature.dtype), strict=True):
+                    side.index_add_(0, children[0 if side is scores[0] else 1].flatten(), part)
+                weights.add(rows)
+                combine(level + 1)
+        return None, by_feature, by_inside_score, by_vector[plan.root_S].sum(0), by_bias, *weights.results()

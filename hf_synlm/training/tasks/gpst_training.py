@@ -15,8 +15,12 @@ class GPSTTraining(Recipe):
         return {} if model.config.model_type != "gpst" or rate is None else {"parser": rate}
 
     def layers_to_compile(self, model: PreTrainedModel) -> list[nn.Module]:
-        """The Transformer layers of GPST: their shapes vary only in rows and slots, so two graphs serve all batches."""
+        """The Transformer layers of GPST and what its chart runs at each level.
+
+        Their shapes vary only in rows and slots, so a few graphs serve all batches.
+        """
         if model.config.model_type != "gpst":
             return []
         base = model.base_model
-        return [*base.type_layers.h, *base.token_layers.h, *base.parser.layers]
+        layers = [*base.type_layers.h, *base.token_layers.h, *base.parser.layers]
+        return [*layers, base.composition, base.decomposition]

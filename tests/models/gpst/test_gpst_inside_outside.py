@@ -45,11 +45,28 @@ def gradients(loss, tensors):
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize(("window", "stop", "layers"), [(2, True, 1), (2, False, 2), (3, True, 1), (1, True, 1)])
-def test_values_and_gradients_equal_the_specification(window, stop, layers, accumulate):
+@pytest.mark.parametrize(
+    ("window", "stop", "layers", "hard", "again"),
+    [
+        (2, True, 1, False, False),
+        (2, True, 1, False, True),
+        (2, False, 2, False, False),
+        (3, True, 1, False, False),
+        (3, True, 1, True, False),
+        (1, True, 1, False, False),
+    ],
+)
+def test_values_and_gradients_equal_the_specification(window, stop, layers, accumulate, hard, again):
     config, composition, decomposition, orders, plan, leaves, root = make(window, layers)
+    composition.gradient_checkpointing = decomposition.gradient_checkpointing = again
     chart = inside(
-        plan, leaves, composition, temperature=0.7, accumulate_scores=accumulate, stop_structure_gradient=stop
+        plan,
+        leaves,
+        composition,
+        temperature=0.7,
+        hard=hard,
+        accumulate_scores=accumulate,
+        stop_structure_gradient=stop,
     )
     leaf_outside, _ = outside(plan, chart, root, decomposition, accumulate_scores=accumulate)
     mix = torch.randn(plan.num_cells, 8, dtype=torch.double)
@@ -64,7 +81,8 @@ def test_values_and_gradients_equal_the_specification(window, stop, layers, accu
     for row, order in enumerate(orders):
         n = len(order) + 1
         splits, _ = replay_chart(order, window)
-        main, language, height, score, _ = naive_inside(splits, leaves[start : start + n], composition, 0.7, accumulate)
+        sentence = leaves[start : start + n]
+        main, language, height, score, _ = naive_inside(splits, sentence, composition, 0.7, accumulate, hard)
         for span, vector in main.items():
             torch.testing.assert_close(chart.vector_ND[cells[row, span]], vector)
             expected = expected + ((language if stop else main)[span] * mix[cells[row, span]]).sum()
@@ -77,6 +95,46 @@ def test_values_and_gradients_equal_the_specification(window, stop, layers, accu
     names = ["leaves", "root", *(n for m in (composition, decomposition) for n, _ in m.named_parameters())]
     for name, mine, other in zip(names, gradients(loss, parameters), gradients(expected, parameters), strict=True):
         torch.testing.assert_close(mine, other, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_levels_that_are_computed_again_drop_the_same():
+    _, composition, decomposition, _, plan, leaves, root = make()
+    parameters = [leaves, root, *composition.parameters(), *decomposition.parameters()]
+    found = []
+    for again in (False, True):
+        for model in (composition, decomposition):
+            model.train().gradient_checkpointing = again
+        torch.manual_seed(3)
+        chart = inside(plan, leaves, composition)
+        leaf_outside, _ = outside(plan, chart, root, decomposition)
+        mix = torch.randn_like(chart.vector_ND)
+        loss = (chart.language_vector_ND * mix).sum() + (leaf_outside * mix[: plan.num_leaves]).sum()
+        found.append([loss, *gradients(loss, parameters)])
+    for kept, computed in zip(*found, strict=True):
+        torch.testing.assert_close(kept, computed, rtol=0, atol=1e-12)
+    composition.eval()
+    assert not torch.equal(inside(plan, leaves, composition).vector_ND, chart.vector_ND)
+
+
+def test_compiled_levels_in_bfloat16_then_in_float32(monkeypatch):
+    """Each needs a graph of every function; torch's own limit, here one, does not stop the second."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    _, *models, _, plan, leaves, root = make(lengths=(2, 2))
+    models = [model.float() for model in models]
+    inputs = [leaves.detach().float().requires_grad_(), root.detach().float().requires_grad_()]
+
+    def step(bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            chart = inside(plan, inputs[0], models[0])
+            leaf_outside, _ = outside(plan, chart, inputs[1], models[1])
+        loss = (chart.language_vector_ND.float() ** 2).sum() + leaf_outside.float().sum()
+        return [loss, *gradients(loss, [*inputs, *models[0].parameters(), *models[1].parameters()])]
+
+    expected = [step(bfloat16) for bfloat16 in (True, False)]
+    for model in models:
+        model.compile(dynamic=True, backend=lambda graph, inputs: graph)
+    for bfloat16, values in zip((True, False), expected, strict=True):
+        torch.testing.assert_close(step(bfloat16), values, rtol=0, atol=0)
 
 
 def test_no_graph_without_gradients():

@@ -6,6 +6,7 @@ import torch
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.gpst import RULES
 from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.models.gpst import composition
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.run import make_optimizer
 from tests.helpers.goldens import read_case, read_tensors
@@ -41,28 +42,27 @@ class RecordedDropout:
     def places(self):
         """Places and masks in our order."""
         yield "r2d2.parser.score_mlp.2", lambda keep: keep
-        levels = range(len(self.plans[-1].levels))
-        for level in levels:
-            for layer in range(2):
-                yield from self.pairs("inside_enc", layer, self.compositions(level).flatten())
+        for layer in range(2):
+            yield from self.pairs("inside_enc", layer, lambda keep, rows: keep[rows])
         slots = 1 + max(self.plans[-1].nodes_B)
         yield from self.decoder("action_layers", self.types, lambda keep: keep[:, :slots])
         # Our token layers also read the slot after the last token, which no loss sees.
         longer = lambda keep: torch.nn.functional.pad(keep, (0, 0, 0, 1), value=1)  # noqa: E731
         yield from self.decoder("generation_layers", self.tokens, longer)
-        for level in reversed(levels):
-            yield from self.pairs("outside_enc", 0, self.compositions(level))
+        # The authors number the two messages of a split by the child that receives, we by the one that sends.
+        yield from self.pairs("outside_enc", 0, lambda keep, rows: keep[rows].flip(1).transpose(0, 1).flatten(0, 1))
         yield "dense.2", lambda keep: keep[self.sentence_ids != 0]
         yield "insideoutside_dense.2", lambda keep: keep
         yield "action_mlp.3", lambda keep: keep[:, :slots]
 
-    def pairs(self, encoder, layer, index):
-        """One pair layer: the attention weights of both positions, both branches and the hidden layer."""
+    def pairs(self, encoder, layer, select):
+        """One pair layer in all levels: the attention weights, its branch, the hidden layer, its branch."""
         prefix = f"r2d2.{encoder}.layers.{layer}."
-        for key in (0, 1):  # our attention drops the weights of the two positions one after the other
-            yield prefix + "self_attn.dropout", lambda keep, key=key: keep[index][..., key : key + 1].transpose(-2, -3)
+        levels = [self.compositions(level).flatten() for level in range(len(self.plans[-1].levels))]
+        chosen = lambda keep: torch.cat([select(keep, rows) for rows in levels])  # noqa: E731
+        yield prefix + "self_attn.dropout", lambda keep: chosen(keep).permute(3, 2, 0, 1)
         for part in ("dropout1", "dropout", "dropout2"):
-            yield prefix + part, lambda keep: keep[index]
+            yield prefix + part, lambda keep: chosen(keep).transpose(0, 1)
 
     def decoder(self, name, num_layers, fit):
         """A GPT-2 stack: its input, then attention weights and both branches of every layer."""
@@ -87,12 +87,17 @@ class RecordedDropout:
         return torch.tensor(rows)
 
     def __call__(self, tensor, p=0.5, training=True, inplace=False):
-        """Drop with the next mask; the rate must be the authors' at this place."""
+        """Drop with the next mask."""
+        assert training
+        return tensor * self.draw(tensor.shape, p) / (1 - p)
+
+    def draw(self, shape, rate, device=None):
+        """The next mask; the rate must be the authors' at this place."""
         place, fit = next(self.next)
-        assert training and p == self.rates[place], place
+        assert rate == self.rates[place], place
         keep = fit(self.keep[place])
-        assert keep.shape == tensor.shape, place
-        return tensor * keep / (1 - p)
+        assert keep.shape == shape, place
+        return keep.bool()
 
 
 def make_trainer(state, meta, tmp_path):
@@ -134,6 +139,7 @@ def test_training_trace(case, tmp_path, monkeypatch):
     if recorded:
         dropout = RecordedDropout(model, meta, read_tensors(f"gpst_trace/{case}", "masks"))
         monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+        monkeypatch.setattr(composition, "keep_mask", dropout.draw)
     for step in range(meta["steps"]):
         ids, sentences = io["batch/chunk_input_ids"][step].long(), io["batch/chunk_masks"][step].long()
         if recorded:
