@@ -57,7 +57,7 @@ LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particl
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8275),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8270),
     "rnng": (SHARED + SEARCH + "trees_given", 8740),
     "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5890),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3870),
@@ -74,7 +74,7 @@ SHIPPED = {
         4090,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3020),
-    "span_parser": ("backbone_adapter configuration_base module_tools outputs token_batch trees_spans", 1770),
+    "span_parser": ("backbone_adapter cache configuration_base module_tools outputs token_batch trees_spans", 1770),
 }
 
 
