@@ -1,7 +1,8 @@
 """Make the pictures of README.md and docs/: run `python docs/build_hooks/pictures.py` in the checkout.
 
 docs/assets/tree.svg shows a sentence with the tree and the surprisals of `rnng-mini`; docs/assets/speed.svg compares
-the times of the authors' programs with ours; docs/assets/gpst-learning.svg shows gpst-learning.csv beside it.
+the times of the authors' programs with ours; docs/assets/gpst-learning.svg and free-text.svg show the csv files beside
+them.
 """
 
 import csv
@@ -31,6 +32,7 @@ SPEED = {
     "PRPN: training step": 1.6,
     "PaLM: training step": 1.2,
 }
+LOOK = {"svg.fonttype": "none", "svg.hashsalt": "hf_synlm", "font.size": 9}
 # A picture that a page loads as a file does not know the colors of the page, but it knows if the reader prefers dark.
 STYLE = "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
 
@@ -68,7 +70,7 @@ def learning_picture(path: Path) -> None:
     with (ROOT / "docs" / "assets" / "gpst-learning.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             runs.setdefault(row["run"], []).append((float(row["million_tokens"]), float(row["f1"])))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hf_synlm", "font.size": 9}):
+    with matplotlib.rc_context(LOOK):
         figure = Figure(figsize=(7, 3.4), layout="constrained")
         axes = figure.subplots()
         for name, points in runs.items():
@@ -81,6 +83,36 @@ def learning_picture(path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
+def free_text_picture(path: Path) -> None:
+    """Draw SyntaxGym against words of training: lines join published means, dots are runs of ours.
+
+    Args:
+        path: the file to write.
+    """
+    scores: dict[str, dict[float, list[float]]] = {}
+    with (ROOT / "docs" / "assets" / "free-text.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            of_model = scores.setdefault(row["model"], {})
+            of_model.setdefault(float(row["million_words"]), []).append(float(row["syntaxgym_31_suites"]))
+    colors = {"RNNG": "C0", "LSTM": "C1", "GPT-2": "C2", "3-gram": "C4", "5-gram": "C3"}
+    with matplotlib.rc_context(LOOK):
+        figure = Figure(figsize=(7, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for name, runs in scores.items():
+            model, _, published = name.partition(", ")
+            if published:
+                means = {words: sum(found) / len(found) for words, found in runs.items()}
+                axes.plot(*zip(*means.items(), strict=True), "o--", color=colors[model], mfc="none", label=name)
+            else:
+                for words, found in runs.items():
+                    axes.plot([words] * len(found), found, "o", color=colors[model], label=name)
+        axes.set(xscale="log", xlabel="million words", ylabel="SyntaxGym, 31 suites", ylim=(0, 80))
+        axes.set_xticks([1, 5, 14, 42], ["1", "5", "14", "42"], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+        figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
     """Write the pictures."""
     folder = ROOT / "docs" / "assets"
@@ -89,6 +121,7 @@ def main() -> None:
     (folder / "tree.svg").write_text(f"{opening}\n{STYLE}\n{rest}\n", encoding="utf-8")
     speed_picture(folder / "speed.svg")
     learning_picture(folder / "gpst-learning.svg")
+    free_text_picture(folder / "free-text.svg")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import os
 import re
 from pathlib import Path
 
+from packaging.version import Version
 from transformers.utils import logging
 
 import hf_synlm
@@ -65,7 +66,7 @@ def outdated_code(folder: str | os.PathLike) -> str | None:
         return None
     found = _NEWEST.search(base.read_text(encoding="utf-8"))
     newest = found[1] if found else "5.23"  # the last one before the code said so
-    if newest == NEWEST_TRANSFORMERS:
+    if Version(newest) >= Version(NEWEST_TRANSFORMERS):
         return None
     return f"written for transformers up to {newest}: `synlm export` renews it"
 

@@ -14,10 +14,11 @@ CARDS = ROOT / "model_cards"
 def test_the_pictures_are_what_the_script_draws(tmp_path: Path):
     """Words, labels and numbers, in the order in which they are drawn."""
     script = runpy.run_path(str(ROOT / "docs" / "build_hooks" / "pictures.py"))
-    script["speed_picture"](tmp_path / "speed.svg")
-    script["learning_picture"](tmp_path / "learning.svg")
-    speed, learning = ((tmp_path / f"{name}.svg").read_text(encoding="utf-8") for name in ("speed", "learning"))
-    for name, picture in (("tree", script["tree_picture"]()), ("speed", speed), ("gpst-learning", learning)):
+    pictures = {"tree": script["tree_picture"]()}
+    for name, function in (("speed", "speed"), ("gpst-learning", "learning"), ("free-text", "free_text")):
+        script[f"{function}_picture"](tmp_path / f"{name}.svg")
+        pictures[name] = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+    for name, picture in pictures.items():
         shown = (ROOT / "docs" / "assets" / f"{name}.svg").read_text(encoding="utf-8")
         assert re.findall(r">([^<\n]+)</text>", shown) == re.findall(r">([^<\n]+)</text>", picture)
 

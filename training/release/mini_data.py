@@ -11,7 +11,8 @@ SOURCES holds the corpora, which come from their owners, as one text or tree per
     syntactic_eval/syntaxgym/suites, blimp/data          SyntaxGym's suites and BLiMP's paradigms; measuring only
 
 `trees.train.txt` has 2,400 sentences of CRAFT, for rnng-mini; `trees.all.txt` has all of them, for tree-lm-smollm2.
-`flat.*.txt` are the same words without their trees, (X w1 ... wn): its control.
+`flat.*.txt` are the same words without their trees, (X w1 ... wn): its control. `gold.*.txt` are `trees.*.txt` without
+the speeches, to be read beside trees of a parser.
 `free.1m.txt`, `free.5m.txt` and `free.valid.txt` are tokenized sentences, one per line, of 1 M, 5 M and 50,000 words
 of the text of gpst-mini, for a parser to give them trees; the 1 M begin the 5 M, and `tokenizer` holds their pieces of
 words.
@@ -143,6 +144,14 @@ def without_structure(tree: str) -> str:
     return f"(X {' '.join(_LEAF.findall(tree))})"
 
 
+def draw_trees(draw: random.Random, others: Sequence[str], banks: Path) -> tuple[list[str], list[str]]:
+    """Trees for training, `others` and some of CRAFT, and for validation."""
+    trees = [*others, *draw.sample(read_trees(banks / "craft" / "train.txt"), 2400)]
+    draw.shuffle(trees)
+    valid = read_trees(*(banks / name / "valid.txt" for name in ("gum_ccby", "dickens_benepar")))
+    return trees, valid + draw.sample(read_trees(banks / "craft" / "valid.txt"), 150)
+
+
 def main(sources: Path) -> None:
     """Write all files."""
     OUT.mkdir(parents=True, exist_ok=True)
@@ -150,15 +159,13 @@ def main(sources: Path) -> None:
     write_sentences()
     banks, sample = sources / "treebanks", sources / "restricted" / "ptb_sample"
     gum, dickens, craft = (read_trees(banks / name / "train.txt") for name in ("gum_ccby", "dickens_benepar", "craft"))
+    gold = gum * 2 + dickens
+    others = gold + read_trees(sample_path("trees.train.txt"))
     draw = random.Random(0)
-    others = gum * 2 + dickens + read_trees(sample_path("trees.train.txt"))
-    trees = others + draw.sample(craft, 2400)
-    draw.shuffle(trees)
-    write_trees("trees.train.txt", trees)
-    valid = read_trees(*(banks / name / "valid.txt" for name in ("gum_ccby", "dickens_benepar")))
-    valid += draw.sample(read_trees(banks / "craft" / "valid.txt"), 150)
-    write_trees("trees.valid.txt", valid)
-    write_trees("flat.valid.txt", [without_structure(tree) for tree in valid])
+    for name, own, of in (("gold", random.Random(0), gold), ("trees", draw, others)):
+        for split, trees in zip(("train", "valid"), draw_trees(own, of, banks), strict=True):
+            write_trees(f"{name}.{split}.txt", trees)
+    write_trees("flat.valid.txt", [without_structure(tree) for tree in trees])
     every = others + craft
     draw.shuffle(every)
     write_trees("trees.all.txt", every)

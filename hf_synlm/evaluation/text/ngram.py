@@ -84,7 +84,9 @@ class NGramForCausalLM(PreTrainedModel):
         Returns:
             The model.
         """
-        keys, counts, begins = [], [], torch.empty(0)
+        keys: list[Tensor] = []
+        counts: list[Tensor] = []
+        begins = torch.empty(0)
         ngram = torch.zeros_like(ids)  # number of the n-gram of the order below that ends at each token
         for length in range(1, order + 1):
             (ends,) = (places >= length - 1).nonzero(as_tuple=True)

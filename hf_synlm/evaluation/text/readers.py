@@ -198,7 +198,8 @@ class SearchReader(LogitReader):
         if sentence_ids is not None:
             cache = cache_after_context(search, ids, mask, sentence_ids, begin_id)
             ids, mask = self._padded([window._replace(context=()) for window in batch])
-        logits, _ = marginal_logits(search, ids, mask, cache=cache, bos_token_id=begin_id)
+        ends = self._word_ends(batch, mask) if self.scorer.is_told_word_ends else None
+        logits, _ = marginal_logits(search, ids, mask, cache=cache, word_ends=ends, bos_token_id=begin_id)
         return self._scores_of_logits(logits, batch)
 
     def _own_columns(self, values: Tensor, batch: list[Window]) -> list[Tensor]:
