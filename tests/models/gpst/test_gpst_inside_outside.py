@@ -116,9 +116,9 @@ def test_levels_that_are_computed_again_drop_the_same():
     assert not torch.equal(inside(plan, leaves, composition).vector_ND, chart.vector_ND)
 
 
-def test_compiled_levels_in_bfloat16_then_in_float32(monkeypatch):
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_compiled_levels_in_bfloat16_then_in_float32():
     """Each needs a graph of every function; torch's own limit, here one, does not stop the second."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
     _, *models, _, plan, leaves, root = make(lengths=(2, 2))
     models = [model.float() for model in models]
     inputs = [leaves.detach().float().requires_grad_(), root.detach().float().requires_grad_()]
