@@ -98,7 +98,8 @@ def plot_bars(
             axes.set_xlim(right=limit)
         axes.set_xlabel(axis)
         axes.set_title(title, fontsize=10, wrap=True)
-        figure.legend(loc="outside lower center", ncols=3)
+        if len(series) > 1 or chance is not None:  # else title and axis say it
+            figure.legend(loc="outside lower center", ncols=3)
         write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
 
 
@@ -126,6 +127,7 @@ def plot_effects(
         left.set_yticks(range(len(gains)), list(gains))
         left.set_ylim(len(gains) - 0.5, -0.5)
         left.axvline(0, color="0.3", linewidth=0.8)
+        left.locator_params(axis="x", nbins=5)  # long numbers do not touch
         for number, (name, values) in enumerate(effects.items()):
             lags = [lag + 0.06 * number for lag in range(len(values))]  # side by side
             coefficients, errors = zip(*values, strict=True)
@@ -154,8 +156,8 @@ def plot_panels(path: PathLike, panels: Mapping[str, Mapping[str, float]], *, ti
     rows, bars = math.ceil(len(panels) / columns), max(map(len, panels.values()))
     largest = max(value for values in panels.values() for value in values.values())
     with _figure(5 * columns, 0.6 + rows * (0.6 + 0.25 * bars)) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
-        for axes, (name, values) in zip(grid, panels.items(), strict=False):
+        grid = figure.subplots(rows, columns, squeeze=False).flat
+        for (name, values), axes in zip(panels.items(), grid, strict=False):  # takes no place without a panel
             drawn = axes.barh(range(len(values)), list(values.values()), color=_COLORS[0])
             axes.bar_label(drawn, fmt="{:.3f}", padding=3, fontsize=8)
             axes.set_yticks(range(len(values)), list(values))

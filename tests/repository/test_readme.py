@@ -5,6 +5,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.documentation import ROOT
 
 README = ROOT / "README.md"
@@ -15,12 +17,36 @@ def test_the_pictures_are_what_the_script_draws(tmp_path: Path):
     """Words, labels and numbers, in the order in which they are drawn."""
     script = runpy.run_path(str(ROOT / "docs" / "build_hooks" / "pictures.py"))
     pictures = {"tree": script["tree_picture"]()}
-    for name, function in (("speed", "speed"), ("gpst-learning", "learning"), ("free-text", "free_text")):
-        script[f"{function}_picture"](tmp_path / f"{name}.svg")
+    drawn = {"speed": "speed", "gpst-learning": "learning", "pcfg-growth": "growth", "free-text": "free_text"}
+    for name, draw in drawn.items():
+        script[f"{draw}_picture"](tmp_path / f"{name}.svg")
         pictures[name] = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
     for name, picture in pictures.items():
         shown = (ROOT / "docs" / "assets" / f"{name}.svg").read_text(encoding="utf-8")
         assert re.findall(r">([^<\n]+)</text>", shown) == re.findall(r">([^<\n]+)</text>", picture)
+
+
+def test_tables_behind_pictures_are_whole(tmp_path: Path):
+    """Each row has the columns of its header; what was measured, its last cell, stands on the page."""
+    read = runpy.run_path(str(ROOT / "docs" / "build_hooks" / "pictures.py"))["read_table"]
+    tables = {file.stem: read(file) for file in (ROOT / "docs" / "assets").glob("*.csv")}
+    for table, page in (("gpst-learning", "gpst-learning"), ("pcfg-growth", "speed")):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        assert [row for row in tables[table] if list(row.values())[-1] not in text] == []
+    (tmp_path / "a.csv").write_text("run,f1\nseed 0, stopped,14.2\n")
+    with pytest.raises(ValueError, match="longer"):
+        read(tmp_path / "a.csv")
+
+
+def test_pictures_name_every_model_and_are_shown():
+    docs = ROOT / "docs"
+    pages = {page.name: page.read_text(encoding="utf-8") for page in docs.glob("*.md")}
+    models = re.findall(r"^\| \[([^\]]+)\]\(models/", pages["index.md"], re.M)
+    drawn = (docs / "assets" / "architecture.svg").read_text(encoding="utf-8")
+    assert models and [model for model in models if f">{model}<" not in drawn] == []
+    assert "(assets/tree.svg)" in pages["index.md"]
+    for picture in (docs / "assets").glob("*.svg"):
+        assert any(f"(assets/{picture.name})" in text for text in pages.values()), picture
 
 
 def test_numbers_of_the_tiny_checkpoints_are_those_measured():

@@ -23,6 +23,8 @@ from hf_synlm.viz import (
     escape_latex,
     heatmap_to_svg,
     plot_bars,
+    plot_effects,
+    plot_panels,
     posteriors,
     sentence_to_html,
     sentence_to_page,
@@ -302,9 +304,23 @@ def test_bars(tmp_path, ending):
     if ending == "svg":
         texts = {text.strip() for text in ElementTree.parse(path).getroot().itertext()}
         assert {"x", "y", "z", "a <b>", "c", "t & u", "accuracy", "chance", "0.500", "-0.250", "none"} <= texts
+        plot_bars(path, ["x"], {"no legend": [1.0]}, title="t", axis="a")
+        assert "no legend" not in path.read_text(encoding="utf-8")
     for names, values, message in ((["x"], {"a": [1.0, 2.0]}, "for 1 names"), (["x"], {"a": [None]}, "finite")):
         with pytest.raises(ValueError, match=message):
             plot_bars(path, names, values, title="t", axis="a")
+
+
+def drawn_numbers(path):
+    return re.findall(r">(\d[.\d]*)</text>", path.read_text(encoding="utf-8"))
+
+
+def test_panels_without_values_are_empty_and_numbers_of_an_axis_have_room(tmp_path):
+    path = tmp_path / "p.svg"
+    plot_panels(path, {str(n): {"a": 0.5} for n in "ABCDE"}, title="t", axis="a")
+    assert drawn_numbers(path).count("0.500") == 5 and max(map(float, drawn_numbers(path))) <= 0.6
+    plot_effects(path, {"a": (0.003, 0.0, 0.015)}, {"a": [(7.0, 0.1)]}, title="t", axes_titles=("gain", "b"))
+    assert 2 < sum(number.startswith("0.0") for number in drawn_numbers(path)) < 7
 
 
 def test_output_of_parse_in_a_notebook():
