@@ -10,10 +10,10 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -307,6 +307,34 @@ class TreebankFiles(TextFiles):
                 with errors_at(sentence.source):
                     check_words(words)
                 yield " ".join(words)
+
+
+class Part(TextSource):
+    """The first `count` sentences of sources, or with `is_rest` all text after them; `split` gives those of a line."""
+
+    def __init__(self, whole: Sequence[TextSource], count: int, is_rest: bool, split: Callable[[str], list[str]]):
+        self.whole, self.count, self.is_rest, self.split = whole, count, is_rest, split
+        self.paths = [path for source in whole for path in getattr(source, "paths", [])]
+
+    def describe(self) -> dict[str, Any]:
+        """The sources, and where they are cut."""
+        described = [source.describe() for source in self.whole]
+        return {"kind": "part", "whole": described, "sentences": self.count, "is_rest": self.is_rest}
+
+    def lines(self, counts: Counter[str]) -> Iterator[str]:
+        """Lines of the part; a line of the whole may begin or end inside."""
+        left = self.count
+        for line in chain.from_iterable(source.lines(counts) for source in self.whole):
+            sentences = self.split(line) if left else []
+            first, rest = sentences[:left], sentences[left:]
+            if self.is_rest and (rest or not left):
+                yield " ".join(rest) if left else line
+            elif not self.is_rest:
+                yield from first or [""]
+            left -= len(first)
+            if not (left or self.is_rest):
+                yield ""
+                return
 
 
 class HubSource(TextSource):

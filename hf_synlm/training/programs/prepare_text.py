@@ -12,9 +12,11 @@ killed, the same command resumes it, and makes the same shards.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from itertools import groupby
+from functools import cached_property
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from hf_synlm.data.sources import (
     HubSource,
     JSONFiles,
     ParquetFiles,
+    Part,
     TextFiles,
     TextSource,
     TreebankFiles,
@@ -58,6 +61,7 @@ from hf_synlm.training.tasks.sentence_files import check_files
 _TABLES = {".parquet": ParquetFiles, ".pq": ParquetFiles, ".csv": CSVFiles, ".tsv": TSVFiles}
 _TABLES |= dict.fromkeys((".json", ".jsonl", ".ndjson"), JSONFiles)
 SPLITS = ("train", "validation")
+MOST_HELD_OUT = 1000
 
 
 @dataclass
@@ -72,8 +76,10 @@ class CorpusArguments:
     validation_split: str | None = option(
         "validation", "Split to validate on; 'none' takes documents from the training split."
     )
-    num_validation_documents: int = option(
-        1000, "Number of first documents to take from the training text if there is no validation text."
+    num_validation_documents: int | None = option(
+        None,
+        "Number of first documents to take from the training text if there is no validation text. Default: its first "
+        "sentences, a tenth of them, at most 1,000.",
     )
     train_files: list[str] = option(
         [], "Text files (blank lines separate documents), or parquet, json, csv, tsv; 'embedded': the embedded text."
@@ -167,11 +173,33 @@ class CorpusArguments:
             return self._sources(self.validation_files, self.validation_words, split_name), {}
         if self.only_trees and not has_validation:
             raise ValueError("A treebank is one document. Pass --validation_words TREEBANK or --validation_files TEXT.")
-        if split == "validation":
-            train = self._sources(self.train_files, [], self.train_split)
-            return train, {"max_documents": self.num_validation_documents}
-        train = self._sources(self.train_files, self.train_trees, self.train_split)
-        return train, {} if has_validation else {"skip_documents": self.num_validation_documents}
+        trees = self.train_trees if split == "train" else []
+        if not has_validation and self.num_validation_documents is None:
+            text = self._sources(self.train_files, [], self.train_split)
+            part = Part(text, self.num_held_out, split == "train", self.split_line)
+            return [part, *self._sources([], trees, None)], {}
+        train = self._sources(self.train_files, trees, self.train_split)
+        limit = "skip_documents" if split == "train" else "max_documents"
+        return train, {} if has_validation else {limit: self.num_validation_documents}
+
+    def split_line(self, line: str) -> list[str]:
+        """The sentences of a line."""
+        options = TextOptions(self.one_sentence_per_line, self.language)
+        return block_sentences(f"{line}\n", False, options) if line else []
+
+    @cached_property
+    def num_held_out(self) -> int:
+        """Sentences of the training text for validation: a tenth, at most MOST_HELD_OUT."""
+        text = self._sources(self.train_files, [], self.train_split)
+        lines = chain.from_iterable(source.lines(Counter()) for source in text)
+        count = sum(1 for _ in islice(chain.from_iterable(map(self.split_line, lines)), 10 * MOST_HELD_OUT))
+        if count < 2:
+            names = ", ".join(self.train_files) or self.dataset_name
+            raise ValueError(
+                f"{names}: the text has {count or 'no'} sentence{'s' * (not count)}, and training and validation need "
+                "one each. Name a longer text, or --validation-files."
+            )
+        return max(1, count // 10)
 
     def _sources(self, files: Sequence[str], trees: Sequence[str], split: str | None) -> list[TextSource]:
         """Files, or a split of the data set; and words of treebanks."""
@@ -224,6 +252,7 @@ def prepare(arguments: CorpusArguments, folder: PathLike, *, verify: bool = Fals
             if not is_prepared(folder):  # by another process
                 trees = [*arguments.train_trees, *arguments.validation_words]
                 TreebankFiles(trees, arguments.drop_punctuation).check()
+                _check_documents(arguments)
                 _prepare_tokenizer(arguments, folder / "tokenizer")
                 tokenizer = load_tokenizer(folder / "tokenizer")
                 for split in SPLITS:
@@ -320,16 +349,21 @@ def _sentences(arguments: CorpusArguments) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------------------------- shards
-def _prepare_split(arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the shards of a split."""
-    sources, limits = arguments.sources(split)
+def _check_documents(arguments: CorpusArguments) -> None:
+    """Raise ValueError if validation would take all documents, before a tokenizer is trained on none."""
+    sources, limits = arguments.sources("train")
     skipped = limits.get("skip_documents", 0)
     texts = [source for source in sources if not isinstance(source, TreebankFiles)]
     if skipped and not any(block.text for block in read_blocks(texts, skip_documents=skipped)):
         raise ValueError(
-            f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or a smaller "
-            "--num_validation_documents."
+            f"There are too few documents to take {skipped} off for validation. Pass --validation-files, or leave out "
+            "--num-validation-documents, so that a tenth of the sentences is taken."
         )
+
+
+def _prepare_split(arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the shards of a split."""
+    sources, limits = arguments.sources(split)
     made_from = _made_from(arguments, split, tokenizer)
     write_corpus(
         folder,
