@@ -309,6 +309,11 @@ class TreebankFiles(TextFiles):
                 yield " ".join(words)
 
 
+def is_saved_split(name: str | None) -> bool:
+    """Whether a data set is a folder that `Dataset.save_to_disk` wrote: a single split, whatever its name."""
+    return name is not None and (Path(name) / "state.json").is_file()
+
+
 class Part(TextSource):
     """The first `count` sentences of sources, or with `is_rest` all text after them; `split` gives those of a line."""
 
@@ -357,9 +362,13 @@ class HubSource(TextSource):
 
     def lines(self, counts: Counter[str]) -> Iterator[str]:
         """Lines of the split."""
-        from datasets import load_dataset  # a large import, only for this source
+        from datasets import load_dataset, load_from_disk  # a large import, only for this source
 
-        rows = load_dataset(self.name, self.config, split=self.split, streaming=self.streaming).with_format("arrow")
+        if is_saved_split(self.name):
+            rows = load_from_disk(self.name)
+        else:
+            rows = load_dataset(self.name, self.config, split=self.split, streaming=self.streaming)
+        rows = rows.with_format("arrow")
         batches = rows.iter(batch_size=ROWS_PER_BATCH)
         try:
             while (batch := next(batches, None)) is not None:

@@ -184,6 +184,8 @@ def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
     assert prepare.main([*flags, "--language", "en"]) == 0
     with pytest.raises(SystemExit):
         prepare.main(flags)
+    flags = ("--output_dir", str(tmp_path / "out"), "--tokenizer_name", tokenizer_folder)
+    assert prepare.main([*flags, "--config", "gpst_own_text"]) == 0  # the name of a shipped configuration
 
 
 def prepare_in_small_blocks(argv: list[str]) -> None:
@@ -527,6 +529,14 @@ def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     refused("too few documents to take 4 off", replace(mixed, num_validation_documents=4), tmp_path / "other")
 
 
+def test_a_data_set_on_disk_is_one_split(tmp_path, tokenizer_folder):
+    """`save_to_disk` of a single data set: validation text is taken from it."""
+    Dataset.from_dict({"text": [f"This is number {n}." for n in range(20)]}).save_to_disk(str(tmp_path / "saved"))
+    arguments = CorpusArguments(dataset_name=str(tmp_path / "saved"), tokenizer_name=tokenizer_folder)
+    text = prepare.prepare(arguments, tmp_path / "out")
+    assert (text.train.num_sentences, text.validation.num_sentences) == (18, 2)
+
+
 def test_a_tenth_of_the_sentences_is_held_out(tmp_path, tokenizer_folder):
     """Also inside a line, and over documents and files; without validation text and a number of documents."""
     path = write(tmp_path / "a.txt", " ".join(f"This is number {n}." for n in range(25)))
@@ -611,6 +621,10 @@ def test_finished_folder_without_text(prepared, tmp_path):
         assert given(**options).takes_finished
         found = prepare.prepare(given(**options), tmp_path / "out")
         assert found.train.fingerprint() == text.train.fingerprint()
+    # The tokenizer was named: a configuration may say how one is trained.
+    assert prepare.prepare(given(tokenizer_type="wordpiece", tokenizer_vocab_size=77), tmp_path / "out")
+    made_with = tmp_path / "out" / "tokenizer" / shards.MADE_FROM_FILE
+    made_with.write_text(json.dumps({"tokenizer_vocab_size": 400}))
     for options in ({"language": "de"}, {"rows": "lines"}, {"tokenizer_vocab_size": 77}):
         refused(
             f"{next(iter(options))} is .*Leave the option out, or name the text", given(**options), tmp_path / "out"

@@ -50,18 +50,20 @@ from hf_synlm.data.sources import (
     TextSource,
     TreebankFiles,
     TSVFiles,
+    is_saved_split,
     read_blocks,
 )
 from hf_synlm.data.text import PathLike, errors_at, file_ending
 from hf_synlm.data.tokenizers import load_tokenizer, save_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
-from hf_synlm.training.engine.arguments import check_choice, check_minimum
+from hf_synlm.training.engine.arguments import check_choice, check_minimum, find_config
 from hf_synlm.training.tasks.sentence_files import check_files
 
 _TABLES = {".parquet": ParquetFiles, ".pq": ParquetFiles, ".csv": CSVFiles, ".tsv": TSVFiles}
 _TABLES |= dict.fromkeys((".json", ".jsonl", ".ndjson"), JSONFiles)
 SPLITS = ("train", "validation")
 MOST_HELD_OUT = 1000
+TRAINED_BY = ("tokenizer_type", "tokenizer_vocab_size", "tokenizer_min_frequency")  # how a tokenizer is trained
 
 
 @dataclass
@@ -113,7 +115,7 @@ class CorpusArguments:
         if self.dataset_name is not None and self.train_files:
             raise ValueError("dataset_name and train_files are both given. Choose one source of text.")
         check_minimum(self, 1, "num_validation_documents tokenizer_min_frequency preprocessing_num_workers")
-        if self.validation_split == "none":
+        if self.validation_split == "none" or is_saved_split(self.dataset_name):
             self.validation_split = None
         if not self.names_text and not self.takes_finished:
             self.train_files, self.train_trees = [EMBEDDED], [EMBEDDED]
@@ -295,13 +297,15 @@ def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 def _check_given(arguments: CorpusArguments, folder: Path) -> None:
     """If no text is named, refuse options of text and tokenizer that differ from those of the finished folder."""
     made_with = read_record(folder / "tokenizer" / MADE_FROM_FILE)
+    # A tokenizer that was named has not been trained, so a configuration may say how it would have been.
+    untrained = {name for name in TRAINED_BY if name not in made_with}
     made_with |= PreparedCorpus(folder / "train").made_from["text"]
     if arguments.tokenizer_name is not None:
         _prepare_tokenizer(arguments, folder / "tokenizer")
     for item in fields(CorpusArguments):
         value = getattr(arguments, item.name)
         default = item.default if item.default is not MISSING else []
-        free = ("tokenizer_name", "preprocessing_num_workers", "streaming")
+        free = {"tokenizer_name", "preprocessing_num_workers", "streaming"} | untrained
         if item.name not in free and value != default and value != made_with.get(item.name):
             known = f"was prepared with {made_with[item.name]!r}" if item.name in made_with else "is used as it is"
             raise ValueError(f"{item.name} is {value!r}, but {folder} {known}. Leave the option out, or name the text.")
@@ -324,8 +328,7 @@ def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
             return
     else:
         sources, limits = arguments.sources("train")
-        names = ("tokenizer_type", "tokenizer_vocab_size", "tokenizer_min_frequency")
-        made_from = {name: getattr(arguments, name) for name in names}
+        made_from = {name: getattr(arguments, name) for name in TRAINED_BY}
         made_from |= {"sources": [x.describe() for x in sources], "documents": limits, **asdict(arguments.text_options)}
         if folder.is_dir():
             check_made_from(folder, made_from)
@@ -407,11 +410,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prepare a corpus, or check a prepared one; returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = ArgumentParser((PrepareArguments,), prog="prepare_text.py", allow_abbrev=False)
-    parser.add_argument("--config", help="YAML file of a training script; its options about text are used; flags win.")
+    text = "YAML file of a training script, or the name of a shipped one; its options about text are used; flags win."
+    parser.add_argument("--config", help=text)
     try:
         path = parser.parse_known_args(argv)[0].config
         if path is not None:
-            values = read_config_file(path)
+            values = read_config_file(find_config(path))
             known = [*(item.name for item in fields(PrepareArguments)), "shard_tokens"]  # which the parser refuses
             argv = [*config_flags({name: values[name] for name in known if name in values}), *argv]
         arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]
