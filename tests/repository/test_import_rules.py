@@ -57,20 +57,20 @@ LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particl
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8030),
-    "rnng": (SHARED + SEARCH + "trees_given", 8740),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5890),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3870),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4310),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3430),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3560),
-    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 10070),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6100),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8050),
+    "rnng": (SHARED + SEARCH + "trees_given", 8760),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5910),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3880),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4320),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3440),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3570),
+    "tree_lm": (SHARED + SEARCH + LABELED_SEARCH + "trees_given search_tree_attention trees_prefixes", 10080),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6120),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
-        4090,
+        4110,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3020),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3040),
 }
 
 
