@@ -365,7 +365,7 @@ class HubSource(TextSource):
         from datasets import load_dataset, load_from_disk  # a large import, only for this source
 
         if is_saved_split(self.name):
-            rows = load_from_disk(self.name)
+            rows: Any = load_from_disk(self.name)
         else:
             rows = load_dataset(self.name, self.config, split=self.split, streaming=self.streaming)
         rows = rows.with_format("arrow")
