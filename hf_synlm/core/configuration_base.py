@@ -136,13 +136,14 @@ class SyntacticConfig(transformers.PreTrainedConfig):
 
     def check_token_ids(self, *names: str) -> None:
         """Raise ValueError unless fields are ids of the vocabulary, or None."""
-        for name in names:
-            value = getattr(self, name)
-            if isinstance(value, int) and not 0 <= value < self.vocab_size:
-                raise ValueError(
-                    f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
-                    f"Set {name} to an id below vocab_size."
-                )
+        ids = {name: getattr(self, name) for name in names if isinstance(getattr(self, name), int)}
+        wrong = {name: value for name, value in ids.items() if not 0 <= value < self.vocab_size}
+        if wrong:
+            found = ", ".join(f"{name} {value}" for name, value in wrong.items())
+            raise ValueError(
+                f"{found}: outside the vocabulary of {self.vocab_size} ids. Set {', '.join(wrong)} to ids below "
+                "vocab_size: those of the tokenizer (hf_synlm.data.tokenizers.special_token_ids gives them)."
+            )
 
 
 def position_limit(config: transformers.PreTrainedConfig) -> int | None:

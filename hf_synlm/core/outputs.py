@@ -128,6 +128,7 @@ class ParseOutput(ModelOutput):
         offsets: per sentence the position of its first token in the input row (left padding, begin token).
         lengths: per sentence its number of tokens.
         word_ends: per sentence the end (exclusive token position) of each word, if words were given.
+        input_ids: [B, T] the text, as it was given.
     """
 
     spans: list[list[list[tuple[int, int]]]] | None = None
@@ -145,12 +146,13 @@ class ParseOutput(ModelOutput):
     offsets: list[int] | None = None
     lengths: list[int] | None = None
     word_ends: list[list[int]] | None = None
+    input_ids: Tensor | None = None
 
-    def brackets(self, words: list[str], sentence: int = 0, hypothesis: int = 0) -> str:
-        """Bracketed tree of one hypothesis over the caller's words.
+    def brackets(self, words: Any, sentence: int = 0, hypothesis: int = 0) -> str:
+        """Bracketed tree of one hypothesis over tokens or the caller's words.
 
         Args:
-            words: one string per token, or per word if `word_ends` were given to `parse`.
+            words: the tokenizer; or one string per token, or per word if `word_ends` were given to `parse`.
             sentence: row of the batch.
             hypothesis: rank in the n-best list.
 
@@ -167,11 +169,15 @@ class ParseOutput(ModelOutput):
             )
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence][hypothesis]]
+        words = _names_of(words, self.input_ids, sentence, offset, offset + length)
         ends = None if self.word_ends is None else self.word_ends[sentence]
         folds = ends is not None and len(words) == len(ends)
         if len(words) != length and not folds:
             expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
-            raise ValueError(f"Sentence {sentence} has {expected}; {len(words)} words were given. Pass one per token.")
+            raise ValueError(
+                f"Sentence {sentence} has {expected}; {len(words)} words were given. Pass one per token, or the "
+                "tokenizer; for trees over words: hf_synlm.parse_sentences(model, tokenizer, [words])."
+            )
         labels = None if self.labels is None else self.labels[sentence][hypothesis]
         if folds and labels is not None:
             # Constituents consist of whole words; one that covers a single word stays.
@@ -238,10 +244,7 @@ class GeneratedTrees:
         if not 0 <= sentence < len(self.spans) or not self.lengths[sentence]:
             trees = sum(length > 0 for length in self.lengths)
             raise ValueError(f"No tree of sequence {sentence}: {trees} of {len(self.spans)} sequences have one.")
-        if hasattr(words, "convert_ids_to_tokens"):
-            ids = self.sequences[sentence].tolist()
-            # The model's vocabulary may be padded beyond the tokenizer's: such an id is written as its number.
-            words = [token or str(i) for token, i in zip(words.convert_ids_to_tokens(ids), ids, strict=True)]
+        words = _names_of(words, self.sequences, sentence)
         if len(words) != self.sequences.shape[1]:
             raise ValueError(
                 f"sequences have {self.sequences.shape[1]} columns; {len(words)} words were given. Pass one per column."
@@ -250,6 +253,15 @@ class GeneratedTrees:
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence]]
         labels = self.get("labels")
         return _write_tree(spans, None if labels is None else labels[sentence], words[offset : offset + length])
+
+
+def _names_of(words: Any, ids_BT: Any, row: int, start: int = 0, stop: int | None = None) -> Any:
+    """Names of the tokens of a row, from `start` to `stop`, if `words` is a tokenizer; otherwise `words`."""
+    if not hasattr(words, "convert_ids_to_tokens"):
+        return words
+    ids = ids_BT[row, start:stop].tolist()
+    # The model's vocabulary may be padded beyond the tokenizer's: such an id is written as its number.
+    return [token or str(i) for token, i in zip(words.convert_ids_to_tokens(ids), ids, strict=True)]
 
 
 def _write_tree(spans: list[tuple[int, int]], labels: Sequence[str] | None, words: list[str]) -> str:

@@ -196,7 +196,7 @@ class PreparedCorpus:
     def source_names(self) -> list[str]:
         """Names of the data sets and files that the text comes from."""
         names = []
-        for source in self.made_from["sources"]:
+        for source in (part for whole in self.made_from["sources"] for part in whole.get("whole", [whole])):
             prefix = "the words of " if source["kind"] == "treebank" else ""
             files = [file["name"] for file in source.get("files", [])]
             names += [source["name"]] if "name" in source else [prefix + name for name in files]

@@ -10,10 +10,10 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -309,6 +309,39 @@ class TreebankFiles(TextFiles):
                 yield " ".join(words)
 
 
+def is_saved_split(name: str | None) -> bool:
+    """Whether a data set is a folder that `Dataset.save_to_disk` wrote: a single split, whatever its name."""
+    return name is not None and (Path(name) / "state.json").is_file()
+
+
+class Part(TextSource):
+    """The first `count` sentences of sources, or with `is_rest` all text after them; `split` gives those of a line."""
+
+    def __init__(self, whole: Sequence[TextSource], count: int, is_rest: bool, split: Callable[[str], list[str]]):
+        self.whole, self.count, self.is_rest, self.split = whole, count, is_rest, split
+        self.paths = [path for source in whole for path in getattr(source, "paths", [])]
+
+    def describe(self) -> dict[str, Any]:
+        """The sources, and where they are cut."""
+        described = [source.describe() for source in self.whole]
+        return {"kind": "part", "whole": described, "sentences": self.count, "is_rest": self.is_rest}
+
+    def lines(self, counts: Counter[str]) -> Iterator[str]:
+        """Lines of the part; a line of the whole may begin or end inside."""
+        left = self.count
+        for line in chain.from_iterable(source.lines(counts) for source in self.whole):
+            sentences = self.split(line) if left else []
+            first, rest = sentences[:left], sentences[left:]
+            if self.is_rest and (rest or not left):
+                yield " ".join(rest) if left else line
+            elif not self.is_rest:
+                yield from first or [""]
+            left -= len(first)
+            if not (left or self.is_rest):
+                yield ""
+                return
+
+
 class HubSource(TextSource):
     """A split of a data set that `datasets` loads, from the Hub or from a folder, stored first or as a stream."""
 
@@ -329,9 +362,13 @@ class HubSource(TextSource):
 
     def lines(self, counts: Counter[str]) -> Iterator[str]:
         """Lines of the split."""
-        from datasets import load_dataset  # a large import, only for this source
+        from datasets import load_dataset, load_from_disk  # a large import, only for this source
 
-        rows = load_dataset(self.name, self.config, split=self.split, streaming=self.streaming).with_format("arrow")
+        if is_saved_split(self.name):
+            rows: Any = load_from_disk(self.name)
+        else:
+            rows = load_dataset(self.name, self.config, split=self.split, streaming=self.streaming)
+        rows = rows.with_format("arrow")
         batches = rows.iter(batch_size=ROWS_PER_BATCH)
         try:
             while (batch := next(batches, None)) is not None:

@@ -386,6 +386,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             token_log_probs=text.at_columns(scores, input_ids.shape[1]),
             offsets=offsets,
             lengths=text.count_B.tolist(),
+            input_ids=input_ids,
             word_ends=None
             if word_ends is None
             else [[x + end for end in row] for x, row in zip(offsets, ends, strict=True)],

@@ -241,7 +241,9 @@ def parse_with_search(
         state.edges = WordEdges.from_ends(ends | last)
     if not synchronous:
         state = read_by_actions(search, state, text.tokens, text.present.sum(1))  # type: ignore[arg-type]  # GPST only
-        return _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
+        output = _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
+        output.input_ids = input_ids
+        return output
     edges, notes = state.edges, _Notes(input_ids.shape[1])
     shared = _SharedPrefixes(text, edges, context_sentence_ids is not None)
     for step in range(text.tokens.shape[1]):
@@ -267,6 +269,7 @@ def parse_with_search(
     state.edges = edges
     output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)
     notes.write(output, text)
+    output.input_ids = input_ids
     return output
 
 

@@ -57,24 +57,24 @@ LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particl
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8270),
-    "rnng": (SHARED + SEARCH + "trees_given", 8740),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5890),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3870),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4310),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3430),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3560),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8290),
+    "rnng": (SHARED + SEARCH + "trees_given", 8760),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5910),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3880),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4320),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3440),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3570),
     "tree_lm": (
         SHARED + SEARCH + LABELED_SEARCH + "backbone_adapter trees_given search_tree_attention trees_prefixes",
-        10130,
+        10140,
     ),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6100),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6120),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
-        4090,
+        4110,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3020),
-    "span_parser": ("backbone_adapter cache configuration_base module_tools outputs token_batch trees_spans", 1770),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3040),
+    "span_parser": ("backbone_adapter cache configuration_base module_tools outputs token_batch trees_spans", 1780),
 }
 
 

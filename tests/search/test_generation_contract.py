@@ -136,6 +136,11 @@ def test_spans_are_columns_of_the_sequences(architecture, mode):
         assert [word for word in re.findall(r"[^() ]+", written) if word in columns] == columns[first:last]
     tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda ids: [f"t{int(i)}" for i in ids])
     assert f"t{int(output.sequences[1, PROMPT])}" in output.brackets(tokenizer, 1)
+    parsed = model.parse(ids, attention_mask=mask)
+    tokens = re.findall(r"t\d+", parsed.brackets(tokenizer, 0))
+    assert tokens == [f"t{int(i)}" for i in ids[0, 1:]]
+    with pytest.raises(ValueError, match=r"1 words were given. Pass one per token, or the tokenizer.*parse_sentences"):
+        parsed.brackets(["a"], 1)
     with pytest.raises(ValueError, match="one per column"):
         output.brackets(["a"], 1)
     with pytest.raises(ValueError, match="No tree of sequence 9"):

@@ -184,6 +184,8 @@ def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
     assert prepare.main([*flags, "--language", "en"]) == 0
     with pytest.raises(SystemExit):
         prepare.main(flags)
+    flags = ("--output_dir", str(tmp_path / "out"), "--tokenizer_name", tokenizer_folder)
+    assert prepare.main([*flags, "--config", "gpst_own_text"]) == 0  # the name of a shipped configuration
 
 
 def prepare_in_small_blocks(argv: list[str]) -> None:
@@ -515,7 +517,7 @@ def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenize
 def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     path = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.")
     arguments = CorpusArguments(train_files=[path], num_validation_documents=3, tokenizer_name=tokenizer_folder)
-    refused("too few documents to take 3 off.*--num_validation_documents", arguments, tmp_path / "out")
+    refused("too few documents to take 3 off.*leave out --num-validation-documents", arguments, tmp_path / "out")
     text = prepare.prepare(replace(arguments, num_validation_documents=2), tmp_path / "out")
     assert (text.train.num_documents, text.validation.num_documents) == (1, 2)
     # Files of all kinds count; treebanks do not, since there is no validating on them.
@@ -525,6 +527,32 @@ def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     text = prepare.prepare(mixed, tmp_path / "mixed")
     assert (text.train.num_documents, text.validation.num_documents) == (2, 3)
     refused("too few documents to take 4 off", replace(mixed, num_validation_documents=4), tmp_path / "other")
+
+
+def test_a_data_set_on_disk_is_one_split(tmp_path, tokenizer_folder):
+    """`save_to_disk` of a single data set: validation text is taken from it."""
+    Dataset.from_dict({"text": [f"This is number {n}." for n in range(20)]}).save_to_disk(str(tmp_path / "saved"))
+    arguments = CorpusArguments(dataset_name=str(tmp_path / "saved"), tokenizer_name=tokenizer_folder)
+    text = prepare.prepare(arguments, tmp_path / "out")
+    assert (text.train.num_sentences, text.validation.num_sentences) == (18, 2)
+
+
+def test_a_tenth_of_the_sentences_is_held_out(tmp_path, tokenizer_folder):
+    """Also inside a line, and over documents and files; without validation text and a number of documents."""
+    path = write(tmp_path / "a.txt", " ".join(f"This is number {n}." for n in range(25)))
+    more = write(tmp_path / "b.jsonl", json.dumps({"text": "Number one.\nNumber two.\n"}) + "\n")
+    arguments = CorpusArguments(train_files=[path, more], tokenizer_name=tokenizer_folder)
+    (held,), _ = arguments.sources("validation")
+    (rest,), _ = arguments.sources("train")
+    assert lines_of(held) == ["This is number 0.", "This is number 1.", ""]
+    kept = " ".join(f"This is number {n}." for n in range(2, 25))
+    assert lines_of(rest) == [kept, "", "Number one.", "Number two.", ""]
+    text = prepare.prepare(arguments, tmp_path / "out")
+    assert (text.train.num_sentences, text.validation.num_sentences) == (25, 2)
+    assert text.train.source_names() == ["a.txt", "b.jsonl"]
+    prepare.prepare(arguments, tmp_path / "out")
+    one = write(tmp_path / "one.txt", "One sentence.")
+    refused("the text has 1 sentence, and training and", replace(arguments, train_files=[one]), tmp_path / "one")
 
 
 # What is refused
@@ -593,6 +621,10 @@ def test_finished_folder_without_text(prepared, tmp_path):
         assert given(**options).takes_finished
         found = prepare.prepare(given(**options), tmp_path / "out")
         assert found.train.fingerprint() == text.train.fingerprint()
+    # The tokenizer was named: a configuration may say how one is trained.
+    assert prepare.prepare(given(tokenizer_type="wordpiece", tokenizer_vocab_size=77), tmp_path / "out")
+    made_with = tmp_path / "out" / "tokenizer" / shards.MADE_FROM_FILE
+    made_with.write_text(json.dumps({"tokenizer_vocab_size": 400}))
     for options in ({"language": "de"}, {"rows": "lines"}, {"tokenizer_vocab_size": 77}):
         refused(
             f"{next(iter(options))} is .*Leave the option out, or name the text", given(**options), tmp_path / "out"

@@ -102,9 +102,19 @@ def test_the_best_grammar_is_saved_and_reported(run: Run, corpus: dict[str, str]
     report = found["test"]["saved_model"]["trees"]["remove"]["sentence_and_corpus_f1"]
     assert report["model"]["sentence_f1"] == scores.numbers()["sentence_f1"]
     assert "computes the same without hf_synlm." in found["stdout"]
-    assert "sentence F1" in found["stdout"].strip().splitlines()[-1]
+    *_, closing, last = found["stdout"].strip().splitlines()
+    assert "sentence F1" in closing
+    assert last == f"The model is in {folder}. Next: synlm parse FILE --model {folder}"
     saved = {path.name for path in folder.iterdir()}
     assert {"config.json", "model.safetensors", "modeling_pcfg.py", "tokenizer.json", "README.md"} <= saved
+
+
+def test_a_treebank_may_begin_with_one_word(run: Run, corpus: dict[str, str], tmp_path: Path) -> None:
+    """What is tried before training is the first sentence that is scored."""
+    gold = tmp_path / "gold.mrg"
+    gold.write_text("(ROOT (NP (NN Introduction)))\n" + Path(corpus["valid"]).read_text())
+    found = run(tmp_path / "out", "--max_train_steps", "1", "--parsing_files", str(gold))
+    assert found["evaluations"][-1]["trees"]["sentence_f1"] > 0
 
 
 def test_text_is_learned_as_its_trees_are(run: Run, corpus: dict[str, str], tmp_path: Path) -> None:

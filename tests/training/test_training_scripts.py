@@ -86,7 +86,8 @@ def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_pat
     for trees in (results["evaluations"][0]["trees"], *(x["sentence_and_corpus_f1"] for x in tested.values())):
         assert {"induced (inside)", "left to right (beam 2)", "left", "right", "balanced", "random"} <= set(trees)
     assert "computes the same without hf_synlm." in results["stdout"]
-    last = results["stdout"].strip().splitlines()[-1]
+    *_, last, end = results["stdout"].strip().splitlines()
+    assert end.endswith(f"Next: synlm parse FILE --model {tmp_path / 'out' / 'model'}")
     assert last.startswith("validation loss") and "->" in last and "right" in last
     saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
     assert {"config.json", "model.safetensors", "modeling_gpst.py", "tokenizer.json", "README.md"} <= saved
@@ -104,6 +105,39 @@ def test_prepared_text_is_taken_as_it_is(run: Callable[..., dict], corpus: dict[
     text = prepare(data, data.prepared)
     contexts = load_contexts(data, text.train, None)
     assert data.takes_finished and contexts.totals()["tokens"] == text.train.num_tokens
+
+
+@pytest.mark.parametrize("text", ["The old man saw the dog.\n\nThe dog saw him.\n", "A cat sat. It slept."])
+def test_own_text_without_a_configuration(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The smallest texts train a small model; what was chosen is said."""
+    file = tmp_path / "my.txt"
+    file.write_text(text)
+    argv = ("--train_files", str(file), "--output_dir", str(tmp_path / "out"))
+    argv = (*argv, "--max_train_steps", "21", "--num_train_epochs", "0")
+    found = run_here("pretrain_gpst", argv, str(tmp_path / "cache"), capsys)
+    told = ("no --config: gpst_own_text is used", "step 20: the other 1 steps take about", "0 left out as too long")
+    for line in told:
+        assert line in found["stdout"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    assert model.config.hidden_size == 64 and found["step"] == 21
+
+
+def test_the_default_configuration_fits_device_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preset, overrides or a model leave nothing to choose."""
+    file = tmp_path / "my.txt"
+    file.write_text("One. Two.")
+    flags = ("--output_dir", "x", "--train_files", str(file))
+    assert [GPSTRecipe.default_config(device, *parse(*flags)) for device in ("cpu", "cuda")] == ["gpst_own_text"] * 2
+    for chosen in ("--model_preset=gpst-small", "--config_overrides=hidden_size=64", "--architecture=gpt2"):
+        assert GPSTRecipe.default_config("cpu", *parse(*flags, chosen)) is None
+    monkeypatch.setattr(pretrain_gpst, "LARGE_TEXT", 1)
+    assert [GPSTRecipe.default_config(device, *parse(*flags)) for device in ("cpu", "cuda")] == ["gpst_own_text", None]
+
+
+def test_configurations_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain_gpst.main(["--list-configs"])
+    listed = capsys.readouterr().out
+    assert "gpst_tiny" in listed and "gpst_own_text" in listed and "rnng" not in listed
 
 
 def test_baseline_on_the_same_contexts(

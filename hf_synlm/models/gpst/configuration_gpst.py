@@ -185,6 +185,14 @@ class GPSTConfig(SyntacticConfig):
             )
         self.check_choices(height_loss=HEIGHT_LOSSES)
         self.check_token_ids(*(f"{name}_token_id" for name in ("bos", "eos", "pad", "reduce", "cls", "sep")))
+        for name in ("reduce_token_id", "cls_token_id", "sep_token_id"):  # for reduce, the authors may use their pad id
+            others = {"bos_token_id", "eos_token_id", "reduce_token_id", "cls_token_id", "sep_token_id"} - {name}
+            same = sorted(other for other in others if getattr(self, other) == getattr(self, name) is not None)
+            if same:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is {same[0]}, too, and the model must tell them apart. Take all ids "
+                    "from the tokenizer: GPSTConfig(**hf_synlm.data.tokenizers.special_token_ids(tokenizer), ...)."
+                )
         if self.document_end_token and self.eos_token_id is None:
             raise ValueError("document_end_token=True needs an eos_token_id, and it is None. Set eos_token_id.")
         if self.document_end_token and self.eos_token_id == self.pad_token_id:

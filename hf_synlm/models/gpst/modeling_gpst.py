@@ -574,6 +574,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             offsets=offsets,
             lengths=lengths,
             word_ends=ends,
+            input_ids=input_ids,
         )
 
 

@@ -476,6 +476,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         with evaluation_mode(self):
             output = self._parse(text, method, num_return_sequences)
             self._add_token_log_probs(output, text)
+        output.input_ids = input_ids
         if word_ends is not None:
             bounds = zip(output.offsets, output.lengths, strict=True)
             output.word_ends = [list(range(offset + 1, offset + length + 1)) for offset, length in bounds]

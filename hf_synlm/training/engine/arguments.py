@@ -230,6 +230,18 @@ def find_config(name: str) -> str:
     raise ValueError(f"There is no config file and no shipped configuration {name!r}. {hint}")
 
 
+def describe_configs(program: str) -> str:
+    """A line per shipped configuration of a program: its name, and what it trains."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(CONFIGS.glob("*.yaml"))}
+    found = {name: text for name, text in texts.items() if f"training/{program}.py" in text}
+    return "\n".join(f"{name:24} {text.partition(chr(10))[0].lstrip('# ')}" for name, text in found.items())
+
+
+def names_config(argv: Sequence[str]) -> bool:
+    """Whether a command line names a configuration."""
+    return any(word.partition("=")[0] == "--config" for word in argv)
+
+
 def parse_arguments(
     types: Sequence[type],
     argv: Sequence[str] | None = None,
@@ -252,6 +264,7 @@ def parse_arguments(
         help="YAML or JSON file with values for any of the arguments, or the name of a shipped configuration such as "
         "gpst_tiny; flags win.",
     )
+    parser.add_argument("--list-configs", action="store_true", help="List the shipped configurations, and end.")
     values = read_config_file(find_config(known.config)) if known.config else {}
     _check_names(values, parser.names, known.config)
     given = {name: value for name, value in values.items() if not isinstance(value, dict)}

@@ -33,6 +33,7 @@ from hf_synlm.training.engine.sample_texts import log_samples
 from hf_synlm.training.engine.speed import SpeedMeter, for_bar, make_profiler
 from hf_synlm.training.engine.steps import StepReport, StopSignals, is_due, optimizer_steps
 
+TIMED_STEPS = 20
 Evaluate = Callable[[nn.Module, int], dict[str, Any]]
 
 
@@ -134,6 +135,7 @@ class TrainingLoop:
                 self.speed.add(report)
                 self.bar.update()
                 self._apply_limits(report.seconds)
+                self._tell_time(report.seconds)
                 if profiler is not None:
                     with self.speed.paused():
                         profiler.step()
@@ -156,6 +158,14 @@ class TrainingLoop:
             if limit is not None and value >= limit and state.step < arguments.num_steps:
                 self.run.accelerator.print(f"step {state.step} is the last one: {name} {limit} is reached")
                 arguments.max_train_steps = self.bar.total = state.step
+
+    def _tell_time(self, seconds: float) -> None:
+        """Say how long the run will take, once, when `seconds` have passed since its first step."""
+        step, left = self.run.state.step, self.run.arguments.num_steps - self.run.state.step
+        done = step - self.meter.begin_step
+        if done == TIMED_STEPS and left:
+            minutes = seconds / done * left / 60
+            self.run.accelerator.print(f"step {step}: the other {left:,} steps take about {minutes:,.1f} minutes")
 
     def _after_step(self) -> bool:
         """Read, evaluate, generate and save if they are due; whether to stop early."""

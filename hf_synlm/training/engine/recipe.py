@@ -65,6 +65,11 @@ class Recipe(ABC):
         types = get_type_hints(cls)
         return [types[name] for name in cls.parts]
 
+    @classmethod
+    def default_config(cls, device: str, *arguments: Any) -> str | None:
+        """Shipped configuration for a command line without `--config`; `device` is a type of torch. Default: none."""
+        return None
+
     # ------------------------------------------------------------------------------------------ before training
     @abstractmethod
     def check(self) -> None:

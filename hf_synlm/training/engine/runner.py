@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from accelerate.utils import DistributedType, set_seed
 
 from hf_synlm.data.files import write_json
 from hf_synlm.evaluation.results import describe_hardware, library_versions
-from hf_synlm.training.engine.arguments import TrainingArguments, parse_arguments
+from hf_synlm.training.engine.arguments import TrainingArguments, describe_configs, names_config, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
 from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
 from hf_synlm.training.engine.loop import TrainingLoop, start_or_resume
@@ -58,9 +59,18 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
     """Run the program; errors are raised."""
     started = time.monotonic()
     description = (inspect.getdoc(recipe_type) or "").partition("\n")[0]
-    parsed = parse_arguments(recipe_type.argument_types(), argv, recipe_type.mappings, description)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if {"--list-configs", "--list_configs"}.intersection(words):
+        print(describe_configs(recipe_type.program))
+        return
+    parse = partial(parse_arguments, recipe_type.argument_types())
+    parsed = parse(words, recipe_type.mappings, description)
+    accelerator = make_accelerator(parsed[-1])
+    chosen = None if names_config(words) else recipe_type.default_config(accelerator.device.type, *parsed)
+    if chosen is not None:
+        accelerator.print(f"no --config: {chosen} is used, for this device and text. --list-configs shows others.")
+        parsed = parse(["--config", chosen, *words], recipe_type.mappings, description)
     *others, arguments = parsed
-    accelerator = make_accelerator(arguments)
     recipe = recipe_type(accelerator, *parsed)
     recipe.check()
     preflight(accelerator, arguments)
@@ -98,7 +108,9 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
     if accelerator.is_main_process:
         closing_line = recipe.report(run, folder, results)
         write_json(run.output_dir / RESULTS_FILE, results)
-        print(closing_line)
+        parses = getattr(run.model.config, "gives_trees", False) and run.model.can_generate()
+        command = f"synlm parse FILE --model {folder}" if parses else f"synlm info {folder}"
+        print(f"{closing_line}\nThe model is in {folder}. Next: {command}")
     push_final_model(run)
 
 

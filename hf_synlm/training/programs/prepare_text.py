@@ -12,9 +12,11 @@ killed, the same command resumes it, and makes the same shards.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from itertools import groupby
+from functools import cached_property
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +45,25 @@ from hf_synlm.data.sources import (
     HubSource,
     JSONFiles,
     ParquetFiles,
+    Part,
     TextFiles,
     TextSource,
     TreebankFiles,
     TSVFiles,
+    is_saved_split,
     read_blocks,
 )
 from hf_synlm.data.text import PathLike, errors_at, file_ending
 from hf_synlm.data.tokenizers import load_tokenizer, save_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
-from hf_synlm.training.engine.arguments import check_choice, check_minimum
+from hf_synlm.training.engine.arguments import check_choice, check_minimum, find_config
 from hf_synlm.training.tasks.sentence_files import check_files
 
 _TABLES = {".parquet": ParquetFiles, ".pq": ParquetFiles, ".csv": CSVFiles, ".tsv": TSVFiles}
 _TABLES |= dict.fromkeys((".json", ".jsonl", ".ndjson"), JSONFiles)
 SPLITS = ("train", "validation")
+MOST_HELD_OUT = 1000
+TRAINED_BY = ("tokenizer_type", "tokenizer_vocab_size", "tokenizer_min_frequency")  # how a tokenizer is trained
 
 
 @dataclass
@@ -72,8 +78,10 @@ class CorpusArguments:
     validation_split: str | None = option(
         "validation", "Split to validate on; 'none' takes documents from the training split."
     )
-    num_validation_documents: int = option(
-        1000, "Number of first documents to take from the training text if there is no validation text."
+    num_validation_documents: int | None = option(
+        None,
+        "Number of first documents to take from the training text if there is no validation text. Default: its first "
+        "sentences, a tenth of them, at most 1,000.",
     )
     train_files: list[str] = option(
         [], "Text files (blank lines separate documents), or parquet, json, csv, tsv; 'embedded': the embedded text."
@@ -107,7 +115,7 @@ class CorpusArguments:
         if self.dataset_name is not None and self.train_files:
             raise ValueError("dataset_name and train_files are both given. Choose one source of text.")
         check_minimum(self, 1, "num_validation_documents tokenizer_min_frequency preprocessing_num_workers")
-        if self.validation_split == "none":
+        if self.validation_split == "none" or is_saved_split(self.dataset_name):
             self.validation_split = None
         if not self.names_text and not self.takes_finished:
             self.train_files, self.train_trees = [EMBEDDED], [EMBEDDED]
@@ -167,11 +175,33 @@ class CorpusArguments:
             return self._sources(self.validation_files, self.validation_words, split_name), {}
         if self.only_trees and not has_validation:
             raise ValueError("A treebank is one document. Pass --validation_words TREEBANK or --validation_files TEXT.")
-        if split == "validation":
-            train = self._sources(self.train_files, [], self.train_split)
-            return train, {"max_documents": self.num_validation_documents}
-        train = self._sources(self.train_files, self.train_trees, self.train_split)
-        return train, {} if has_validation else {"skip_documents": self.num_validation_documents}
+        trees = self.train_trees if split == "train" else []
+        if not has_validation and self.num_validation_documents is None:
+            text = self._sources(self.train_files, [], self.train_split)
+            part = Part(text, self.num_held_out, split == "train", self.split_line)
+            return [part, *self._sources([], trees, None)], {}
+        train = self._sources(self.train_files, trees, self.train_split)
+        limit = "skip_documents" if split == "train" else "max_documents"
+        return train, {} if has_validation else {limit: self.num_validation_documents}
+
+    def split_line(self, line: str) -> list[str]:
+        """The sentences of a line."""
+        options = TextOptions(self.one_sentence_per_line, self.language)
+        return block_sentences(f"{line}\n", False, options) if line else []
+
+    @cached_property
+    def num_held_out(self) -> int:
+        """Sentences of the training text for validation: a tenth, at most MOST_HELD_OUT."""
+        text = self._sources(self.train_files, [], self.train_split)
+        lines = chain.from_iterable(source.lines(Counter()) for source in text)
+        count = sum(1 for _ in islice(chain.from_iterable(map(self.split_line, lines)), 10 * MOST_HELD_OUT))
+        if count < 2:
+            names = ", ".join(self.train_files) or self.dataset_name
+            raise ValueError(
+                f"{names}: the text has {count or 'no'} sentence{'s' * (not count)}, and training and validation need "
+                "one each. Name a longer text, or --validation-files."
+            )
+        return max(1, count // 10)
 
     def _sources(self, files: Sequence[str], trees: Sequence[str], split: str | None) -> list[TextSource]:
         """Files, or a split of the data set; and words of treebanks."""
@@ -224,6 +254,7 @@ def prepare(arguments: CorpusArguments, folder: PathLike, *, verify: bool = Fals
             if not is_prepared(folder):  # by another process
                 trees = [*arguments.train_trees, *arguments.validation_words]
                 TreebankFiles(trees, arguments.drop_punctuation).check()
+                _check_documents(arguments)
                 _prepare_tokenizer(arguments, folder / "tokenizer")
                 tokenizer = load_tokenizer(folder / "tokenizer")
                 for split in SPLITS:
@@ -266,13 +297,15 @@ def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 def _check_given(arguments: CorpusArguments, folder: Path) -> None:
     """If no text is named, refuse options of text and tokenizer that differ from those of the finished folder."""
     made_with = read_record(folder / "tokenizer" / MADE_FROM_FILE)
+    # A tokenizer that was named has not been trained, so a configuration may say how it would have been.
+    untrained = {name for name in TRAINED_BY if name not in made_with}
     made_with |= PreparedCorpus(folder / "train").made_from["text"]
     if arguments.tokenizer_name is not None:
         _prepare_tokenizer(arguments, folder / "tokenizer")
     for item in fields(CorpusArguments):
         value = getattr(arguments, item.name)
         default = item.default if item.default is not MISSING else []
-        free = ("tokenizer_name", "preprocessing_num_workers", "streaming")
+        free = {"tokenizer_name", "preprocessing_num_workers", "streaming"} | untrained
         if item.name not in free and value != default and value != made_with.get(item.name):
             known = f"was prepared with {made_with[item.name]!r}" if item.name in made_with else "is used as it is"
             raise ValueError(f"{item.name} is {value!r}, but {folder} {known}. Leave the option out, or name the text.")
@@ -295,8 +328,7 @@ def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
             return
     else:
         sources, limits = arguments.sources("train")
-        names = ("tokenizer_type", "tokenizer_vocab_size", "tokenizer_min_frequency")
-        made_from = {name: getattr(arguments, name) for name in names}
+        made_from = {name: getattr(arguments, name) for name in TRAINED_BY}
         made_from |= {"sources": [x.describe() for x in sources], "documents": limits, **asdict(arguments.text_options)}
         if folder.is_dir():
             check_made_from(folder, made_from)
@@ -320,16 +352,21 @@ def _sentences(arguments: CorpusArguments) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------------------------- shards
-def _prepare_split(arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the shards of a split."""
-    sources, limits = arguments.sources(split)
+def _check_documents(arguments: CorpusArguments) -> None:
+    """Raise ValueError if validation would take all documents, before a tokenizer is trained on none."""
+    sources, limits = arguments.sources("train")
     skipped = limits.get("skip_documents", 0)
     texts = [source for source in sources if not isinstance(source, TreebankFiles)]
     if skipped and not any(block.text for block in read_blocks(texts, skip_documents=skipped)):
         raise ValueError(
-            f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or a smaller "
-            "--num_validation_documents."
+            f"There are too few documents to take {skipped} off for validation. Pass --validation-files, or leave out "
+            "--num-validation-documents, so that a tenth of the sentences is taken."
         )
+
+
+def _prepare_split(arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the shards of a split."""
+    sources, limits = arguments.sources(split)
     made_from = _made_from(arguments, split, tokenizer)
     write_corpus(
         folder,
@@ -373,11 +410,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prepare a corpus, or check a prepared one; returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = ArgumentParser((PrepareArguments,), prog="prepare_text.py", allow_abbrev=False)
-    parser.add_argument("--config", help="YAML file of a training script; its options about text are used; flags win.")
+    text = "YAML file of a training script, or the name of a shipped one; its options about text are used; flags win."
+    parser.add_argument("--config", help=text)
     try:
         path = parser.parse_known_args(argv)[0].config
         if path is not None:
-            values = read_config_file(path)
+            values = read_config_file(find_config(path))
             known = [*(item.name for item in fields(PrepareArguments)), "shard_tokens"]  # which the parser refuses
             argv = [*config_flags({name: values[name] for name in known if name in values}), *argv]
         arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]

@@ -49,6 +49,7 @@ from hf_synlm.training.engine.steps import model_loss, to_device, to_shares
 from hf_synlm.training.programs.prepare_text import CorpusArguments, PreparedText, is_prepared, prepare
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
 
+LARGE_TEXT = 100_000_000  # bytes, from which gpst-small is worth its time on a GPU
 Collate = Callable[[list[Any]], dict[str, Any]]
 
 # How often a token uses the weights of a module, where it is not once. Embeddings are looked up, and are the weights of
@@ -74,7 +75,11 @@ class GPSTModelArguments(ModelArguments):
         "gpst; or, as a baseline without trees, the model type of a causal language model of transformers, such as "
         "gpt2. Options about trees and the preset are for GPST only.",
     )
-    model_preset: str | None = option("gpst-small", "Published size to start from.")
+    model_preset: str | None = option(
+        None,
+        "Published size to start from: gpst-small or gpst-medium. Default: gpst-small; without --config, "
+        "--config-overrides and --model-name-or-path, what fits device and text.",
+    )
     document_end_token: bool = option(
         False, "End every document with the end token, so that the model learns when to stop."
     )
@@ -179,7 +184,7 @@ def make_config(arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBas
     """Configuration of an untrained model: preset, overrides, special tokens and size of the tokenizer."""
     overrides = check_overrides(GPSTConfig, arguments.config_overrides)
     config = GPSTConfig.from_preset(
-        str(arguments.model_preset),
+        arguments.model_preset or "gpst-small",
         **{**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token, **overrides},
     )
     if context_length > config.max_position_embeddings:
@@ -308,6 +313,15 @@ class GPSTRecipe(GPSTTraining):
     examples: ContextDataset
     validation: ContextDataset
     treebank: Treebank | None = None
+
+    @classmethod
+    def default_config(cls, device: str, *arguments: Any) -> str | None:
+        """A small model, except on a GPU for a large text or a data set."""
+        model, data, *_ = arguments
+        if model.is_baseline or model.model_preset or model.config_overrides or model.model_name_or_path:
+            return None
+        size = sum(Path(path).stat().st_size for path in (*data.train_files, *data.train_trees))
+        return None if device != "cpu" and (size >= LARGE_TEXT or not size) else "gpst_own_text"
 
     def check(self) -> None:
         """Settle the treebanks, and refuse what the shards of FSDP do not allow."""

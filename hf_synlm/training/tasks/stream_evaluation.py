@@ -18,7 +18,7 @@ from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
 from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.perplexity import perplexity_of
-from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingScores
+from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingScores, resolve_convention
 from hf_synlm.evaluation.trees.treebank_parsing import Treebank, make_treebank, parse_words, score_trees
 from hf_synlm.training.engine.arguments import check_choice, check_minimum
 from hf_synlm.training.engine.final_report import parse_together
@@ -181,8 +181,8 @@ class TreeScorer:
     max_sentences: int | None = None
 
     def rehearse(self, model: PreTrainedModel) -> None:
-        """Parse and score one sentence, so that a wrong option of `parse` fails before training."""
-        first = self.treebank.select([0])
+        """Parse and score the first scored sentence, so that a wrong option of `parse` fails before training."""
+        first = self.treebank.select(self.treebank.numbers_scored(resolve_convention(self.convention))[:1])
         with errors_at("parse_options"):
             trees = parse_words(model, self.tokenizer, first.words, **self.options)
         score_trees(trees, first, self.convention)

@@ -30,6 +30,15 @@ def tiny(cls=GPSTForCausalLM, **overrides):
     return model.eval()
 
 
+def test_special_ids_are_refused_together_and_told_apart():
+    with pytest.raises(ValueError, match="bos_token_id 50256, .*sep_token_id 50263: outside the .*special_token_ids"):
+        GPSTConfig(vocab_size=8192)
+    with pytest.raises(ValueError, match=r"reduce_token_id 5 is bos_token_id, too.*special_token_ids\(tokenizer\)"):
+        GPSTConfig(**{**TINY, **{f"{role}_token_id": 5 for role in ("bos", "eos", "pad", "reduce", "cls", "sep")}})
+    with pytest.raises(ValueError, match="cls_token_id 5 is sep_token_id, too"):
+        GPSTConfig(**{**TINY, "cls_token_id": 5})
+
+
 def test_leading_begin_token_is_the_beginning():
     model = tiny()
     ids, _ = ids_of(6)
