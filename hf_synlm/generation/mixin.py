@@ -138,7 +138,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
     def own_end(self, config: GenerationConfig) -> Tensor | None:
         """The end token of the model itself [1], which needs a finished tree; None = texts have no end."""
         own = self.config.eos_token_id
-        return None if config._eos_token_tensor is None or own is None else config._eos_token_tensor.new_tensor([own])
+        return None if config._eos_token_tensor is None or own is None else config._eos_token_tensor.new_full((1,), own)
 
     @torch.compiler.disable  # the search decides on the host what comes next: tracing it would gain nothing
     def _marginal_forward(

@@ -94,5 +94,5 @@ def test_what_cannot_be_parsed(text, options, message, tmp_path, capsys):
 
 def test_without_stanza(monkeypatch):
     monkeypatch.setitem(sys.modules, "stanza", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_synlm\[silver\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[silver\]'"):
         silver.load_parser()

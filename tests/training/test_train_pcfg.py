@@ -148,7 +148,8 @@ def test_continues_from_a_model(run: Run, tmp_path: Path) -> None:
     first = run(tmp_path / "first", "--max_train_steps", "3")
     folder = ("--model_name_or_path", str(tmp_path / "first" / "model"))
     again = run(tmp_path / "again", "--max_train_steps", "1", *folder, grammar="{}")
-    assert again["evaluations"][0]["losses"] == kept_evaluation(first)["losses"]
+    # Some CPUs round products otherwise where memory lies otherwise.
+    assert again["evaluations"][0]["losses"] == pytest.approx(kept_evaluation(first)["losses"], rel=1e-7)
 
 
 # ---------------------------------------------------------------------------------------------- sentences

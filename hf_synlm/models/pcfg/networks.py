@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.core.module_tools import saved_whole, weight_of
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
@@ -145,7 +146,8 @@ class LatentEncoder(nn.Module):
     def forward(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance [B, Z] for words [B, T], which stand at the left end of their rows."""
         packed = pack_padded_sequence(self.embed_tokens(ids), lengths.cpu(), batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, padding_value=-torch.inf)
+        with without_autocast("cpu"):  # not every CPU has an LSTM in half precision
+            states, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, padding_value=-torch.inf)
         return self.parameters_head(states.amax(1)).chunk(2, -1)
 
 

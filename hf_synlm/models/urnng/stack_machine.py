@@ -83,7 +83,9 @@ class URNNGStackMachine(LevelMachine):
     ) -> Tensor:
         """Log-probabilities [B, R, 2] of GEN and COMP; GEN is certain where the stack bars COMP, as in training."""
         log_probs = super().action_log_probs(pool, nodes, num_tokens, edges)
-        return torch.where(pool.field("depth", nodes)[..., None] < 2, log_probs.new_tensor([0.0, NEG_INF]), log_probs)
+        return torch.where(
+            pool.field("depth", nodes)[..., None] < 2, F.pad(log_probs.new_zeros(1), (0, 1), value=NEG_INF), log_probs
+        )
 
     def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Inputs [B, R, h] of the word head."""
