@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Demo in the browser: the trees of a sentence, and the surprisals of the words of a sentence or a file.
 
     pip install '.[demo]'

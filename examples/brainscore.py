@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plugin of Brain-Score (language): reading times, next words and neural recordings of syntactic language models.
 
 Copy this file to `brainscore_language/models/syntactic/__init__.py` and name your models in MODELS. Reading times are

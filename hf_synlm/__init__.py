@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """hf_synlm: syntactic language models for Hugging Face, which write a sentence together with its parse tree.
 
 Importing the package registers its architectures with the Auto classes of transformers, and makes `save_pretrained`

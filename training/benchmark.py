@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure the speed of training, search and evaluation; see `benchmarks/`.
 
 python training/benchmark.py --list

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continue to train GPST on the sentences of a treebank, without its trees, and score the trees that it induces.
 
     accelerate launch training/finetune_grammar_induction.py --config NAME_OR_FILE --output_dir FOLDER

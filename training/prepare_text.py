@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prepare a corpus for training: text -> sentences -> token ids on disk.
 
     python training/prepare_text.py --config NAME_OR_FILE --output_dir FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Count the n-grams of a text: the baseline of language models, interpolated modified Kneser-Ney.
 
     python training/train_ngram.py --train_files TEXT --tokenizer_name MODEL --order 3 --output_dir FOLDER

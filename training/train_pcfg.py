@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a neural PCFG on the words of text or of treebanks.
 
     accelerate launch training/train_pcfg.py --config NAME_OR_FILE --output_dir FOLDER

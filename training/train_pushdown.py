@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train Pushdown Layers on a treebank.
 
     python training/train_pushdown.py --config NAME_OR_FILE --output_dir FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models, with or without gold trees.
 
     accelerate launch training/train_recurrent.py --config NAME_OR_FILE --output_dir FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a constituency parser on treebanks.
 
     accelerate launch training/train_span_parser.py --config NAME_OR_FILE --output_dir FOLDER

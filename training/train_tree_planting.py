@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train any causal language model of transformers on a treebank with tree-planting.
 
     python training/train_tree_planting.py --config NAME_OR_FILE --output_dir FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train any causal language model of transformers on a treebank with TreeReg.
 
     python training/train_treereg.py --config NAME_OR_FILE --output_dir FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists of fields in docstrings become lists on the page.
 
 griffe does not know sections such as `Sizes:` or `Fields:`, with one field per entry, and would show each as one

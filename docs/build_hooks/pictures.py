@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make the pictures of README.md and docs/: run `python docs/build_hooks/pictures.py` in the checkout.
 
 tree.svg in docs/assets/ shows a sentence with the tree and the surprisals of `rnng-mini`; speed.svg the ratios of

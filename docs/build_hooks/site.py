@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks of mkdocs: equations as MathML, the modules of packages, pages outside the navigation, generated tables."""
 
 from __future__ import annotations

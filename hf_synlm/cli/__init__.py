@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `synlm` command: trees, surprisals, generation, evaluation and publishing from the command line.
 
 Each command is a function of `trees.py`, `treebanks.py`, `evaluate.py` or `hub.py`: its parameters are the options, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m hf_synlm.cli` is `synlm`."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of `synlm` and their exit codes.
 
 0: done. 1: a check failed (`verify`, `push`), or the program has a bug, with a traceback. 2: an option or an input is

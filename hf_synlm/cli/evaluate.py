@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`synlm evaluate`: scores of models on treebanks, texts and test suites; means and pictures of the results."""
 
 import dataclasses

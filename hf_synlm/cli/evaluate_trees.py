@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`synlm evaluate parsing` and `compare`: scores of trees against a treebank."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`synlm grammar`: the rules that a PCFG has learned."""
 
 import dataclasses

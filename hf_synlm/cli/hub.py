@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`synlm convert`, `info`, `export`, `verify` and `push`: folders of models."""
 
 import json

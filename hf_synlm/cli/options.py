@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options that several commands share, the checks of `--out`, and the model that options describe.
 
 An option is an ordinary `Annotated[type, typer.Option(help=...)]`. Options that belong together are the fields of a

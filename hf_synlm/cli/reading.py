@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`synlm evaluate reading`: how much surprisal adds to a regression of reading times."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`synlm surprisal`: word-by-word measures of texts."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`synlm train PROGRAM`: the training programs without a checkout of the repository.
 
 What follows the name goes to the program as it is. On several devices:

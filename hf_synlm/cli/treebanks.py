@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`synlm treebank` and `silver`: trees for training, from treebanks and from a parser."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`synlm parse`, `draw` and `generate`: trees of texts, and texts with their trees."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion of the authors' checkpoints: `convert_state_dict`, and the command `synlm convert`."""
 
 from collections.abc import Callable, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of the authors' checkpoints: reading them without running what is in them, and converting them to a folder."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The authors' GPST checkpoints (ant-research/StructuredLM_RTDT) -> `GPSTForCausalLM`."""
 
 from collections.abc import Mapping

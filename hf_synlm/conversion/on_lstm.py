@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The authors' checkpoints of ON-LSTM (Ordered-Neurons) and ON-LSTM-SYD (SDLM) -> `ONLSTMForCausalLM`."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The authors' PaLM checkpoints (Noahs-ARK/PaLM), and those of AWD-LSTM -> `PaLMForCausalLM`."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The authors' checkpoints of PCFGs (harvardnlp/compound-pcfg, sustcsonglin/TN-PCFG) -> `PCFGForCausalLM`."""
 
 import pickle

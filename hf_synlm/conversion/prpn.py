@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The authors' PRPN checkpoints (yikangshen/PRPN) -> `PRPNForCausalLM`."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The authors' Pushdown Layers (MurtyShikhar/Pushdown-Layers) -> `PushdownForCausalLM`."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the converters share: rename every tensor of a state dict or refuse it, read options, fill a model."""
 
 import re

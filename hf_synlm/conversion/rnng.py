@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The authors' RNNG checkpoints (aistairc/rnng-pytorch, the fixed-stack models) -> `RNNGForCausalLM`."""
 
 import re

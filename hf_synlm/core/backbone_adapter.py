@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters: LoRA on a backbone of the Hub, and folders that hold what was trained without the backbone's weights.
 
 `add_adapter` freezes the backbone but for the adapters of its layers; all other weights are trained in full. A folder

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A distribution over the binary trees of a sentence: p(tree) is proportional to exp(sum of the scores of its spans).
 
     A_ij = s_ij + logsumexp_k (A_ik + A_kj)     sum over all trees of the span from i to j;   log Z = A_0n

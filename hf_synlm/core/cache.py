@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of a model after a prefix, and the name that it has in calls and outputs.
 
 transformers 5.24 renamed `past_key_values` to `cache`, in outputs, `forward` and `generate`. Models here take both

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base of all configurations: presets, names of the model classes, and checks of fields."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arguments `output_hidden_states` and `output_attentions` of `forward`.
 
 Both default to the fields of the same names in the configuration, as in transformers. Hidden states are one tuple: the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses that models share: the cross entropy over a large vocabulary, and means over several calls of `forward`.
 
 `linear_cross_entropy`: the logits of all rows would be the largest tensor of a language model. Here only one chunk of

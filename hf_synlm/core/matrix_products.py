@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fast matrix products of recurrent networks on CPUs, by the kernels of oneDNN.
 
 For float32 matrices PyTorch calls a library that does not use the widest vectors of every CPU, and that packs a matrix

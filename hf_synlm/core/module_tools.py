@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base of all models (no CPU or disk offloading), temporary eval mode, and weights with LoRA adapters.
 
 Charts, stacks and recurrences read the weights of their layers without calling these layers. An adapter of PEFT acts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output classes of all models: every field with its shape and unit.
 
 Shapes: B sentences or contexts, T tokens, A actions, N hypotheses, V vocabulary, D hidden. Log-probabilities and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Padding: check batches of token rows and move their tokens to the left end, before a model reads them.
 
 Shapes: B rows, T columns.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Command lines made of dataclasses: flags, and config files in YAML or JSON."""
 
 from dataclasses import field

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Reading brackets: as the nodes of a treebank, or as nested tuples.
 
 Of a treebank, `read_nodes` knows several styles:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collate contexts, or sentences with actions, into padded batches; find the word boundaries of tokens.
 
 Shapes: B contexts, T tokens of the longest context in the batch.

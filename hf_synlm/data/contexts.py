@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contexts of whole sentences over a prepared corpus: which sentences share a context, and reading one of them.
 
 Sentences are packed in order: a context ends when the next sentence does not fit; it may contain the end of one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dependency treebanks in CoNLL-U, and the constituents of their trees.
 
     1  Im     ... ADP   ... 2  case          flat:        (NOUNP (ADP Im) (ADJ alten) (NOUN Garten))

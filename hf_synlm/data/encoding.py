@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text -> sentences -> token ids, one block at a time; the result does not depend on the number of processes."""
 
 import hashlib

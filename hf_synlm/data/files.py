@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files and folders that are complete or do not exist: the one place that writes, replaces and deletes.
 
 Everything is written under a temporary name in the same folder, flushed to the disk, and renamed. A process that is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gold trees as supervision: actions for RNNG, distances for ON-LSTM and PRPN, spans for PaLM, attachments."""
 
 from collections.abc import Iterable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parses of sentences: trees over words, best first, with log-probabilities; and files of parses.
 
 `ParsedSentence.from_output` converts the output of a model's `parse`. A file of parses contains JSON lines (all trees

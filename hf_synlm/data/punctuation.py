@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Punctuation of treebanks: which words are, by their tags or their form, and how words stand in ordinary text.
 
 Of the spaces between the words of GUM (CoNLL-U says which are there), the rules get 99.1 to 99.8 % right.

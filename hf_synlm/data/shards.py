@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A corpus of token ids on disk: shards, each a data set of `datasets` with one row, read through memory maps.
 
     FOLDER/made_from.json      what the corpus is made from; written first

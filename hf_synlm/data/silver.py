@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees of a neural parser for text that has none, by Stanza (Qi et al. 2020): "silver" trees to train on."""
 
 from collections.abc import Iterable, Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources of text: files, tables, treebanks and data sets of the Hub, read once from the beginning to the end.
 
 A source gives lines without surrounding white space; an empty line ends a document. It replaces or drops what it cannot

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running text for recurrent language models: one long stream of tokens, read in rows and segments.
 
 The sentences of a corpus stand one after the other with a boundary token `</s>` before, between and after them:

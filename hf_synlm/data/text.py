@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opening and reading text files, and the sentences of running text by sentencex (rules for about 300 languages)."""
 
 import bz2

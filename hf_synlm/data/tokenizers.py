@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizers for syntactic language models: train small ones, and complete stock ones.
 
 All functions return a stock fast tokenizer of transformers: a saved one loads anywhere with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading constituency treebanks in the bracket format of the Penn Treebank.
 
 `( (S (NP-SBJ (DT The) (NN cat)) (VP (VBZ sleeps)) (. .)) )` becomes words, part-of-speech tags and labeled spans. A

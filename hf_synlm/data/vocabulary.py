@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vocabularies of treebanks: words with classes of unknown words, or pieces of words with a mark at the end of word.
 
 All functions return a stock fast tokenizer of transformers: a saved one loads anywhere with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continue prompts with any causal language model; models of this library also give the tree of the text.
 
 The tree covers the whole text, prompt included, over tokens.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of evaluations: everything needed to repeat them as JSON, a table as Markdown, and rows of a model card.
 
 A result is a JSON object:

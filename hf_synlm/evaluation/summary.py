@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Means and standard deviations of results over runs, such as several seeds; never over different conventions."""
 
 import math

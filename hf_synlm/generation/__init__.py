@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """`generate` of models that search: the mixin and its decoding loops."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoding action by action, the baseline "w/o sync" of the GPST paper (`generate(..., synchronous=False)`).
 
 At every step each hypothesis has V + 1 expansions, COMP and GEN of any word, and all expansions compete:

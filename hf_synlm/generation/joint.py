@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate derivation and words together: beam search, exact sampling, and the authors' sampling.
 
 One step is one word ("word-synchronous"); structural actions are inner steps.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`generate` for syntactic language models: preparation by transformers, decoding loop of this library.
 
 One step of the loop is one word; structural actions are inner steps, so processors, stopping criteria, end tokens,

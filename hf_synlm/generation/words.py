@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `generate` of all architectures has in common: stop strings, words of a text, and what is refused.
 
 Shapes: B texts, T tokens.

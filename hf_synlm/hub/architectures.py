@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The architectures of the package, registered with the Auto classes of transformers by importing this module.
 
 From then on, `AutoModelForCausalLM` and the like know them, and `save_pretrained` and `push_to_hub` write repositories

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model cards: the README.md of a published model, filled from what is known about it."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saved models of unknown origin: reading what they say about themselves, and loading them or refusing them clearly.
 
 Nothing here runs code that lies in a folder, and nothing unpickles more than tensors. What a folder promises is checked

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One repository of the Hub with the code of all architectures: a push to it repairs every model that names it."""
 
 import yaml

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a model as a folder that is complete: weights, tokenizer, the code that runs them, and a card.
 
 A folder appears under its name when all of it is written. An interrupted export leaves nothing that loads.

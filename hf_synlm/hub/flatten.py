@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What saving a model does to its code: from the folders of this package to the flat files of a Hub repository.
 
 The loader of transformers reads remote code from one folder and follows `from .name import thing` only. Our code lies

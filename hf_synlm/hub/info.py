@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describe a saved model without loading it: read its files, run none of its code."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model folder computes where hf_synlm is not installed: for `verify_export` and tests.
 
 `run_without_package` runs this file as a script in a process where `import hf_synlm` fails. So the file imports nothing

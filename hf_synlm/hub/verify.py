@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check that an exported folder computes the same with and without this package.
 
 `verify_export`, and the command `synlm verify`, loads the folder twice, here and in a process where `import hf_synlm`

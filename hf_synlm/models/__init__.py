@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One folder per architecture: configuration, models and their parts."""
 
 ARCHITECTURES = (

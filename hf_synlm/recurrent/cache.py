@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of a recurrent network as `past_key_values`, and the segments of text that it reads."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base of the configurations of ON-LSTM and PRPN, whose syntactic distances gold trees may train."""
 
 from hf_synlm.recurrent.configuration_recurrent import RecurrentConfig

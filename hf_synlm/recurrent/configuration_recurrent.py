@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bases of the configurations of ON-LSTM, PRPN and PaLM."""
 
 from typing import Any, ClassVar, Self

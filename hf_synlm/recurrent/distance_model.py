@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Language models whose trees are read off syntactic distances, which gold trees may train: ON-LSTM and PRPN.
 
 Shapes: B sentences, T columns, V vocabulary. Losses are in nats.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Syntactic distances: one number per gap between words that says how high the tree splits there.
 
 The slow and obvious versions are `unbiased`, `biased` and `ranking_loss` in `tests/reference/on_lstm.py`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Next-token scores and `generate` of language models over a recurrent network.
 
 The stock loops of transformers write the words. The tree of a text is a function of its words (`parse`), so that a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Language models over a recurrent network: scores, losses, and trees of given text; classifiers.
 
 Such a model reads tokens from left to right and keeps a state (`RecurrentCache`). It predicts every token from the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of recurrent language models: an LSTM over rows of unequal length, and dropout.
 
 Dropout has one mask for all time steps (`locked_dropout`), for all occurrences of a word (`embedding_dropout`), or for

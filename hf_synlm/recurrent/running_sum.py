@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cumulative sums that are deterministic on a GPU where that is asked for."""
 
 import torch

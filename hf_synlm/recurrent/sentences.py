@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentences between a begin token and an end token, as recurrent language models read them to parse.
 
 Shapes: B sentences, T columns of the input, N words (or tokens) of the longest sentence.

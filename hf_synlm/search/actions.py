@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beam search over single actions, the baseline "w/o sync" of the GPST paper.
 
 The hypotheses of a beam have taken equally many actions, but may have reached different words. Illegal actions are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the search needs of a model with one structural action: GEN and COMP on node pools, legal actions, trees.
 
 GEN puts a token on the stack, COMP puts one entry in the place of the two on top (`trees/actions.py`).

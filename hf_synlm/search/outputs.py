@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output of the bare models whose `parse` searches."""
 
 from dataclasses import dataclass

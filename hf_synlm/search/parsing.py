@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading given text with a beam of derivations: n-best trees, prefix probabilities, next-token distributions.
 
 Shapes: B sentences, T input columns, W words (tokens that count, moved to the left end), K hypotheses, A actions,

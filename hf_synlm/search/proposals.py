@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continue a word-synchronous beam when the next word is not given: the best words, or a drawn word.
 
 Shapes: B sentences, K hypotheses, M candidates, R rows of a block, V vocabulary.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batched stacks whose entries are node ids: hypotheses branch without copying a vector.
 
 A *node* is the state of a derivation after one action. It is also the entry that this action put on the stack, and

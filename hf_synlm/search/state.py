@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State of a beam search over derivations: word edges, blocks, the beam, and the beam as a cache; and its contracts.
 
 `StackMachine`, `WordSearch` and `WordDecoder` say what shared code needs of a model and of its search.

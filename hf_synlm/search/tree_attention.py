@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention whose mask and positions come from a tree.
 
 Every pair of a row and a column has an integer: a difference of tree depths (Transformer Grammars), a distance, or how

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The output layer of a model, as a search uses it: logits, and log-probabilities of given words with bounds of them.
 
 Shapes: N vectors, B sentences, R states, D width, V vocabulary.

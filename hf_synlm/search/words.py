@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Word-synchronous beam search over the derivations of a syntactic language model.
 
 A derivation builds a tree together with the words: between two words it may take structural actions. Here a state has

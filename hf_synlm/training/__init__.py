@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training programs and what they share.
 
     programs/   one module per program: `Recipe`s, which `engine/runner.py` runs; two programs use `Trainer` instead

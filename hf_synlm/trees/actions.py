@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GEN and COMP: the actions that build binary trees, and trees as sequences of them.
 
 GPST (Hu et al. 2024, section 3) builds binary trees bottom-up on a stack:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Binary trees made of other trees, and of the actions that build them (`trees/actions.py`)."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of what models that are trained on given trees read: derivations, and words that count for the loss.
 
 Shapes: B sentences, T tokens, A actions.

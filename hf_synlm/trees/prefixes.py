@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What several derivations of one text have in common: each of their beginnings once.
 
 Shapes: K derivations, P steps, N distinct beginnings.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of what the models compute: trees, surprisals, charts, distances, attention, grammars, and bars of scores.
 
 Bars and heat maps need matplotlib. `show` gives an object that draws itself in notebooks. Functions whose names end in

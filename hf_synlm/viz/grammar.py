@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading a grammar that a PCFG has learned: its likely rules and words as numbers, text and picture."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parsed sentences as HTML: trees, their probabilities in the beam, and surprisals of the words.
 
 The pages contain no scripts and load nothing. The markup is well-formed XML, so that it can be checked and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Trees for LaTeX, in the notation of the package forest.
 
 The preamble needs \usepackage{forest}. Words in other scripts than Latin need LuaLaTeX or XeLaTeX, and a font for them.

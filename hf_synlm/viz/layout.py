@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees as nodes with places: what every drawing starts from.
 
 A node's column is the middle between its first and last child (moved where its label would stick out over its words),

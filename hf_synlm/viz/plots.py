@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots by matplotlib: bars of scores; heat maps of chart scores (GPST), distances (ON-LSTM, PRPN), attention (PaLM).
 
 Values come as tensors, arrays or nested lists. The same values give the same file, and text stays text. The color of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees as SVG, with a bar for the surprisal of each word below it. It needs no other library.
 
 Lines and text have the color of the text around the picture, so it fits light and dark pages.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees for a terminal: sideways, for sentences of any length, or upright.
 
     S ─┬─ NP ─┬─ the             ┌───S───┐

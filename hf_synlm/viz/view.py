@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A view of a parsed sentence: a picture in notebooks, text elsewhere.
 
 >>> from hf_synlm import viz

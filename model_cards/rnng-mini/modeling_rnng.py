@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code is that of the installed package; `synlm export` writes a folder that loads without it."""
 
 try:

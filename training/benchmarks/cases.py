@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speed of the models as ratios against a baseline that runs in turn with them.
 
     python training/benchmark.py --list

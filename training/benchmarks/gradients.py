@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far gradients in half precision are from those in float32."""
 
 from typing import Any

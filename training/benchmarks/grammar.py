@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the cost of PCFGs grows: a step of training, and the logits of next words, by length, symbols and ranks."""
 
 import statistics

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time of a training step against the length of the sentences: table 5 of the GPST paper (Hu et al., ACL 2024).
 
     python training/benchmark.py --lengths --runs 3

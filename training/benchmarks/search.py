@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Searches: GPST against GPT-2's beams, RNNG against other settings of its search, and how costs grow.
 
 Before the RNNG's search is timed, the model is trained for a few steps: the work depends on how sure the model is.

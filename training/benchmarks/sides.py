@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the two sides of a comparison are, what they share, the device that runs them, and the clock that times them."""
 
 import collections

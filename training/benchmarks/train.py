@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training steps: GPST and the Transformers over trees against GPT-2, RNNG and the recurrent models against LSTMs.
 
 Trees are those of the embedded treebank, so that depth, width and length are real.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The leaderboard: every model on the same words of the same trees, by one command for each row.
 
     python training/leaderboard.py              all rows and seeds of `docs/leaderboard/rows.yaml` that have no result

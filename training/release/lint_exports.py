@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check the code of exported folders by mlinter, transformers' linter of models: `make lint` runs it.
 
     python training/release/lint_exports.py

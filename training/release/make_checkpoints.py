@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train, measure and publish the checkpoints, by the same commands that everybody else uses.
 
     python training/make_checkpoints.py                       the tiny ones; `make checkpoints` does the same
@@ -57,7 +58,8 @@ MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "token
 WEIGHTS = "model.safetensors"
 ADAPTER = (f"{ADAPTER_FOLDER}/adapter_config.json", f"{ADAPTER_FOLDER}/adapter_model.safetensors")
 # In `try`, for transformers would tell to install a package of our name from the index, which has none.
-STUB = '''"""The code is that of the installed package; `synlm export` writes a folder that loads without it."""
+STUB = '''# SPDX-License-Identifier: Apache-2.0
+"""The code is that of the installed package; `synlm export` writes a folder that loads without it."""
 
 try:
     from {source} import {names}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compose the text and the trees that the minis of `model_cards/` are trained and measured on, in `runs/data`.
 
     python training/release/mini_data.py SOURCES

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of the minis, from the results in `model_cards/`, in README.md and docs/checkpoints.md.
 
 `python training/make_checkpoints.py NAME` makes a row of it and writes it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded default corpus: State of the Union addresses as raw text and with silver constituency trees.
 
 `raw.{train,valid,test}.txt` hold one sentence per line and a blank line between addresses, and

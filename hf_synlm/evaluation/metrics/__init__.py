@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules of the package `evaluate`: `evaluate.load(metric_path("unlabeled_parsing_f1"))`.
 
 Each folder is the content of a Space on the Hub: the module, its card, a demo, and their requirements. They load from

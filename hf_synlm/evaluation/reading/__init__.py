@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading times: how much better a regression predicts them when surprisal is added. Needs the extra `[reading]`."""
 
 try:

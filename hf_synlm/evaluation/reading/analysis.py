@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each predictor adds to the baseline: over sentences, or over readers."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts with their surprisals and reading times, joined word by word."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows and columns of a regression of reading times.
 
 The columns of the baseline are length, log frequency and punctuation of the word and of the words before it (spillover,

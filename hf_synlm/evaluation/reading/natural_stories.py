@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Natural Stories (Futrell et al. 2021), a corpus of reading times that users fetch themselves."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Regressions of reading times: log density of held-out words, coefficients, and how certain differences are.
 
 In every fold the columns are scaled by mean and standard deviation of the training words; s2 is their residual sum of

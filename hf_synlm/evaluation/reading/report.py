@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result of `synlm evaluate reading`: tables, remarks, and rows for other programs."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Effects by item of the SAP benchmark (Huang et al. 2024): agreement errors and garden paths.
 
 The effect of an item is the difference between its critical and its control sentence, in ms and in bits, at the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of surprisals and of reading times: reading them, and finding the word of a text that a row belongs to.
 
 A table has one row per word, with one of the keys of `KEYS`. Ids are text (1.10 is not 1.1). A table with the columns

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Minimal pairs: BLiMP, and any pairs of sentences of which a model should prefer the first.
 
 A pair counts if the good sentence has the higher log-probability as a whole (Warstadt et al. 2020: "full-sentence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predictions of SyntaxGym test suites: a small language over the surprisals of regions.
 
     disjunction   = conjunction { "|" conjunction }

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tasks of GLUE (Wang et al. 2018) and their scores.
 
 Scores are those of the benchmark: Matthews correlation (CoLA), accuracy, F1 of class 1 (MRPC, QQP), Pearson and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model `hf-synlm` of lm-eval: models with a search are scored by sentence and by the beam's own probabilities.
 
     python -m hf_synlm.evaluation.suites.lm_harness run --model hf-synlm \

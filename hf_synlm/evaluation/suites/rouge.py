@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ROUGE of summaries (Lin 2004), by the package rouge-score. Needs the extra `[eval]`.
 
 rouge1, rouge2: F1 of unigrams, bigrams. rougeL: F1 of the longest common subsequence of the whole texts. rougeLsum: of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SyntaxGym: test suites of Hu et al. 2020, with their predictions evaluated in full.
 
 An item of a suite has several conditions; a condition is a sentence cut into regions. A prediction compares the

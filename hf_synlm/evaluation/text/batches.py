@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model reads in one call: windows of texts, grouped by cost."""
 
 import sys

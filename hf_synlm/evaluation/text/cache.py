@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A file of results by text, written as they come, from which a stopped evaluation continues.
 
 JSON lines: first the model, as a checksum of its weights and configuration, and the options that change results; then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Surprisal of words with given trees, by one pass of the model over each tree.
 
     lexical    = -log p(word | words and actions before it)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """N-gram language models: the baseline that a model of words has to beat, on the same text and tokens.
 
     p(w | h) = max(c(h w) - D(c(h w)), 0) / c(h) + g(h) p(w | h'),   h' = h without its first token

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Perplexity with its conventions: estimator, unit of text, and whether ends of sentences count.
 
     perplexity = exp(-(sum of log p) / N)

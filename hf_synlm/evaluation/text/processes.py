@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches of texts on many cores or many devices, and in memory that is too small for them.
 
 By default the calling process computes. `num_processes` starts workers on the cores of this machine, with one thread

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Probabilities of sentences as sums over given trees, as papers on supervised syntactic language models report them.
 
     log p(x) >= log sum_k p(x, y_k)    over the distinct trees y_1..y_K of x in a file (n-best lists of any parser)

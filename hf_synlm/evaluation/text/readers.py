@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a model reads a batch of texts: next-token logits, or a search over trees.
 
 Shapes: B texts, T tokens, V vocabulary, n tokens of one text.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Log-probabilities of tokens under any causal language model of transformers, in batches, every text once.
 
 Estimators of log p(token | prefix):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Surprisal and other measures for each of the user's words.
 
 The surprisal of a word is the sum over its tokens, -log p(tokens of the word | everything before it). With an estimator

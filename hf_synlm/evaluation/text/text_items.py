@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts with item ids, read from plain text, TSV, CSV or JSON lines, or from the words of a treebank."""
 
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of the tokens of a text."""
 
 import dataclasses

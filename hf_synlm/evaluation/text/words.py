@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The user's words and the model's tokens: which token belongs to which word.
 
 Words are separated by white space (as by `str.split`). The model reads the words joined by single spaces,

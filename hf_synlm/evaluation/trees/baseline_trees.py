@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Binary trees that a parser has to beat: left-branching, balanced and random ones.
 
 Right-branching trees are in `hf_synlm.trees.spans`, because PaLM uses them too.

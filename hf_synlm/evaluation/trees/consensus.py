@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Averages of trees: the binary tree that has most in common with several trees of one sentence.
 
     best(i, i + 1) = 0

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Labeled bracketing scores as the program EVALB (Sekine and Collins) computes and prints them.
 
 With m matched, g gold and t test brackets summed over the valid sentences: recall = m / g, precision = m / t,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the program EVALB reads: its parameter files (.prm), and trees as it reads them.
 
 The scores are in `evaluation/trees/evalb.py`. Source: evalb.c of EVALB 20080701 (Sekine and Collins; public domain).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unlabeled parsing F1 of constituency trees, with the conventions of the literature as named presets.
 
 Published numbers differ by more than ten points through convention alone: mean over sentences or pooled counts, with or

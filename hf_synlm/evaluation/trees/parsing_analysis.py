@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What parsers find and what their trees look like: recall by class, tests of differences, branching, agreement.
 
 Recall of a class (label, width or height) = gold constituents of that class whose span the predicted tree has / gold

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parse a treebank with a model and score its trees beside baselines that need no model.
 
 Words are encoded with their word boundaries, so that word pieces stay together. Trees over tokens are mapped back to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers and tables of the trees of one or several runs over a treebank: without labels, as EVALB scores, compared."""
 
 import statistics

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of pruned inside-outside charts: which spans are encoded, from which splits, in which order.
 
 Nearly everything here is integers: `plan_chart` (from a merge order), `plan_trees` (from given trees), `best_splits`

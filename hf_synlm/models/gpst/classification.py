@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the classifier of GPST does, without its parts. Shapes: B contexts, T tokens."""
 
 from collections.abc import Mapping

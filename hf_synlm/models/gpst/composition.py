@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of GPST that see pairs and boundaries: composition, decomposition and the parser.
 
 The composition model (f_alpha, phi_alpha) merges two vectors into one and scores splits; the decomposition model

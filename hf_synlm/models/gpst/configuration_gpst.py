@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of GPST, the generative pretrained structured transformer (Hu et al., ACL 2024).
 
 One flat dataclass: sizes of the five parts (parser, composition, decomposition, type layers, token layers), the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inside and outside passes over pruned charts, batched by level over all sentences of a batch.
 
 `inside` fills the charts of a plan (`models/gpst/chart.py`) bottom-up, `outside` runs them top-down. The caller passes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPST: a syntactic language model trained on raw text (Hu et al., ACL 2024).
 
 A Transformer parser orders merges; a pruned inside-outside chart induces a tree and composes span vectors; a

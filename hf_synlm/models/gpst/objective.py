@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPST's pretraining objective: its heads, its five parts, and the items over which each of them is a mean.
 
 Shapes: B contexts, T tokens, S sentences, N chart cells, A slots of the node sequence (slot 0 the beginning, slot t + 1

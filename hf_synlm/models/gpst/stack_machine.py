@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPST's side of the word-synchronous search: what GEN and COMP do to nodes, caches and probabilities.
 
 GEN pushes a token: its composition vector is down_scale(embedding), its input to the type layers the embedding.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches of contexts as GPST reads them: checked, moved to the left end, without begin tokens.
 
 Shapes: B rows, T columns, P boundaries between tokens.

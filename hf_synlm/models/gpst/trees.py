@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPST's trees: the order of merges, the plan of the chart, the induced tree, and its nodes as inputs of the layers.
 
 `GPSTModel.forward` takes these steps one after the other: `_plan`, `induce` (hard EM), `node_sequence`.

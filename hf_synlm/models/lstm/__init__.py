@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Baselines without trees: LSTM and AWD-LSTM."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of the LSTM language model, the baseline without trees that the RNNG is compared with."""
 
 from typing import Any

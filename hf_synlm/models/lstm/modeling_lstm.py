@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An LSTM language model: the baseline without trees for the RNNG of Noji and Oseki (ACL Findings 2021).
 
 It is the RNNG without what makes it one. Token embedding E, L layers of LSTM, and the RNNG's output layer:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of ON-LSTM (Shen et al., ICLR 2019) and of its supervised variant ON-LSTM-SYD (Du et al., ACL 2020)."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of ON-LSTM over a whole segment, with their own backward pass.
 
 The slow and obvious version is `step` in `tests/reference/on_lstm.py`; autograd over its loop gives the gradients.

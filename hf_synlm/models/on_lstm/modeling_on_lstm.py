@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ON-LSTM, a language model with ordered neurons (Shen et al., ICLR 2019), and ON-LSTM-SYD (Du et al., ACL 2020).
 
 A stack of LSTM layers whose cells forget in a fixed order (models/on_lstm/layer.py). How much of a cell is forgotten

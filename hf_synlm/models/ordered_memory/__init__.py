@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ordered Memory (Shen et al., NeurIPS 2019)."""

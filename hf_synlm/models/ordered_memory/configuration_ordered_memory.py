@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of the Ordered Memory language model (Shen et al., NeurIPS 2019)."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ordered Memory: a stack of N slots that decides softly, at every token, how much of it to reduce.
 
 The slow and obvious version is `read` in `tests/reference/ordered_memory.py`.

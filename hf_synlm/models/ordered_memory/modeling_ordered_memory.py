@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ordered Memory as a language model (Shen et al., NeurIPS 2019), a baseline with trees.
 
 Embedding, one `OrderedMemoryLayer`, and an output layer that shares the matrix of the embedding:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of PaLM, the parsing and language model (Peng, Schwartz and Smith, EMNLP 2019), and of AWD-LSTM.
 
 AWD-LSTM (Merity et al., ICLR 2018) is PaLM without its span attention: `span_attention=False`.

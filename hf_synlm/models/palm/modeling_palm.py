@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PaLM: a language model that attends to the spans right before each word (Peng, Schwartz and Smith, EMNLP 2019).
 
 An AWD-LSTM (Merity et al., ICLR 2018), whose last layer but one also looks back at the K spans of 1 to K tokens that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Span attention of PaLM: to the spans right before a token, read by a rational RNN (Peng et al., EMNLP 2019).
 
 The slow and obvious version is `Reader` (and `state_of_span`, `tree`, `targets`) in `tests/reference/palm.py`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a PCFG has read of sentences, as `past_key_values`: `logits` word by word.
 
 Shapes: B sentences, T columns, V vocabulary.

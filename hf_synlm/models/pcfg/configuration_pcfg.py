@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of neural probabilistic context-free grammars (Kim et al., ACL 2019; Yang et al., NAACL 2021, 2022)."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`generate` of a PCFG: the stock loops on exact next-word probabilities, or derivations drawn from the root."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inside pass: probabilities of all spans of sentences, trees summed out.
 
     b(i, i + 1, X) = emission[X, w_i]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Neural PCFG: a probabilistic context-free grammar over words whose rules a network scores.
 
     S -> A,   A -> B C,   X -> word

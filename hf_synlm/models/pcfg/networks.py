@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The networks that make a grammar of vectors of symbols, and the one that infers the vector z of a sentence.
 
     Res(x) = x + relu(W2 relu(W1 x + b1) + b2),   MLP = Linear, Res, Res, Linear

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact probabilities of next words: sums over all derivations that begin with the words read so far.
 
 The leftmost derivation writes words from left to right. F(i, A) is the weight of derivations that have written words

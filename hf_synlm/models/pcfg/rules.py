@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules A -> B C as probabilities, and the sums over them that charts need: a table, or factors of low rank.
 
 Vectors of spans are scaled; charts keep the logarithms of their scales. Both kinds of rules have the same methods, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of rows of token ids: one sentence per row, between optional begin and end tokens.
 
 Shapes: B rows, T columns, N words of the longest row.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees of given sentences: of minimum Bayes risk, of the best derivation, and drawn from the posterior.
 
 Shapes: B sentences, T words, R drawn trees, Y nonterminals, X preterminals, S symbols.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of PRPN, the Parsing-Reading-Predict Network (Shen et al., 2018), and of PRPN-SYD (Du et al., 2020)."""
 
 from typing import Any

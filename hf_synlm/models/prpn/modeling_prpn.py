@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PRPN: the Parsing-Reading-Predict Network (Shen et al., ICLR 2018), and PRPN-SYD (Du et al., ACL 2020).
 
 Three networks. The parsing network gives every token a syntactic distance from its embedding and a few before it. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parsing networks of PRPN and PRPN-SYD: syntactic distances of all tokens, and the gates that follow from them.
 
 The slow and obvious versions are `convolutional_distances`, `recurrent_distances` and `gates` in

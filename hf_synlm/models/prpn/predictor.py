@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predict network of PRPN: features of the next token, from an attention to the states whose gates are open.
 
 The slow and obvious version is `predict` in `tests/reference/prpn.py`. The network has no recurrence: the attention of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading network of PRPN: LSTM layers that read an attention over their last N states instead of the last state.
 
 The slow and obvious version is `read` in `tests/reference/prpn.py`: a loop over tokens that autograd differentiates.

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pushdown Layers (Murty et al., EMNLP 2023)."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of Pushdown Layers, a Transformer with a stack tape (Murty et al. 2023)."""
 
 from typing import Any

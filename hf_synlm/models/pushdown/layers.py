@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of Pushdown Layers (Murty et al. 2023): attention that sees the stack tape, and the attachment head.
 
     score(t, s) = (q_t . k_s + q_t . W_R R(t - s) + q_t . T[tape(t, s)]) / sqrt(d)

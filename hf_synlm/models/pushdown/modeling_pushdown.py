@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pushdown Layers: a causal Transformer with a stack tape (Murty et al., EMNLP 2023).
 
     (S (NP the blue bird) (VP sings)), binarized   ->   words, and one attachment for each of them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Word-synchronous beam search of Pushdown Layers: one attachment, then one word.
 
 A hypothesis has read the same words as the others and has attached all but the last one. One step

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attachments and the stack tape of Pushdown Layers (Murty et al. 2023).
 
 Positions count the begin token as 0. Position t is *attached* to a position a:

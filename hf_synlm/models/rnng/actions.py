@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NT, SHIFT, REDUCE and FINISH: the actions of RNNG, which build labeled n-ary trees (Noji & Oseki 2021).
 
 `TransitionSystem` says which actions are legal, and turns trees into actions and back. The ids are those of the

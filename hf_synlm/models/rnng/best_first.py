@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Best-first search inside a word: fewer states than step by step, for models of which a state costs most.
 
 The states of a word are executed in the order of their scores, a few at a time, until the best that is left cannot beat

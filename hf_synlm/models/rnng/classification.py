@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Classify sentences by their trees: what the classifiers of RNNG and Tree LM have in common.
 
 Shapes: B sentences, T tokens, A actions, h width of a state.

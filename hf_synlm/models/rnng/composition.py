@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Composition of RNNG: the vector of a constituent from its label and its children.
 
 The slow and obvious version is `StackMachine` in `tests/reference/rnng.py`, one constituent at a time.

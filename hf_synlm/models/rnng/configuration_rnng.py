@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of RNNG, the recurrent neural network grammar, in its batched form (Noji and Oseki, ACL Findings 2021).
 
 One flat dataclass: sizes, transition system and composition, the labels of the nonterminals, and the search.

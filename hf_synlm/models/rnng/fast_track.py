@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Word-synchronous beam search with fast-track, for systems with many structural actions between two words.
 
 The slow and obvious version is `Grammar.search` in `tests/reference/rnng_search.py`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Word-synchronous search with fast-track where the next word is not given: best words, drawn words, distributions.
 
 The slow and obvious versions are `Grammar.next_word` and `Grammar.derivations` in `tests/reference/rnng_search.py`.

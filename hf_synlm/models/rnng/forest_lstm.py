@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LSTM over forests: the state before a step is that of its parent, and all steps of one depth run together.
 
 The slow and obvious version is `naive_forest_lstm` in `tests/reference/rnng.py`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the models with labeled derivations share: `forward`, search, `parse`, generation, and which tokens end a word.
 
 `models/rnng/fast_track.py` searches; here are the methods of a model that call it. RNNG and Tree LM inherit them.

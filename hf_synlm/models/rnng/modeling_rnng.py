@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RNNG: recurrent neural network grammars, batched (Dyer et al. 2016; Noji and Oseki 2021).
 
 A stack LSTM reads the partial tree: SHIFT pushes a word, NT(x) an open nonterminal, REDUCE replaces a finished

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The variable-width beam of RNNG: a deterministic particle filter (Crabbe et al. 2019).
 
 A hypothesis carries a number of particles. Inside a word, each of its actions gets its share of them, rounded; actions

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans: the pushes and compositions of given RNNG derivations, laid out for batched computation.
 
 The slow and obvious version is `StackMachine` in `tests/reference/rnng.py`, one action at a time.

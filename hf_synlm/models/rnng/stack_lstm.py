@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stack LSTM of RNNG: every push is an LSTM step from the state of the push below it.
 
 The slow and obvious version is `naive_derivation` in `tests/reference/rnng.py`, one push at a time.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stack machine of RNNG for the search: effects of actions, legal actions, probabilities of actions and words.
 
 The slow and obvious version is `Grammar` in `tests/reference/rnng_search.py`, which replays whole prefixes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The best tree of scored spans, for many sentences at once: CKY with one operation for each width.
 
 Shapes: B sentences, N words of the longest. A chart [B, N + 1, N + 1] holds the span (i, j) in row i, column j.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of the span parser: its encoder, its labels and tags."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Span parser: constituents with labels and tags of sentences, by an encoder of transformers.
 
 Between two words stands a fence post f_k: the states of the last piece of word k and of the first of word k + 1. A span

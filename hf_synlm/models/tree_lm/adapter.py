@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Tree LM that begins with the weights of a decoder; an adapter leaves them out (see `AdapterMixin`)."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Normalized attention entropy of Tree LM, which predicts reading times: how evenly the last layer attends.
 
 With a_hs the weights with which head h sees the n columns s before a row that some head sees, divided by their sum,

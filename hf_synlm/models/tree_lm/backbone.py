@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A decoder of transformers (GPT-2, Llama, Qwen, ...) as the layers of a causal Tree LM.
 
 Words keep the ids of the decoder's tokenizer and labels have a table of their own, so that its weights stay what they

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Labels after words in the search of Tree LM: binary trees, and strings of labels without openings.
 
 A label of a binary tree takes the two last elements of the stack as its children. Unary chains are one label, "S+VP";

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of Tree LM, a Transformer over linearized trees, and of Transformer Grammars (Sartran et al. 2022).
 
 One flat dataclass: sizes, the structure that attention sees, the labels of the nonterminals, and the search.

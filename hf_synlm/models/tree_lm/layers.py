@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of Tree LM: a Transformer-XL with post-norm, whose relative positions may be differences of tree depths.
 
     h' = LN1(h + W_o attend(h)),   h'' = LN2(h' + W_2 gelu(W_1 h'))

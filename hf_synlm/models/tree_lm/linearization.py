@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Labeled trees as sequences for a Transformer, with the mask and the positions of Transformer Grammars.
 
     (S (NP the blue bird) (VP sings))  ->  <s> (S (NP the blue bird NP) (VP sings VP) S)

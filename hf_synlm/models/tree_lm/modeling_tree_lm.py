@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tree LM: a Transformer over linearized trees, and Transformer Grammars (Sartran et al. 2022).
 
     (S (NP the blue bird) (VP sings))  ->  <s> (S (NP the blue bird NP) (VP sings VP) S)

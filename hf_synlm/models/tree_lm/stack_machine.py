@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stack machine of Tree LM for the search: legal actions are those of RNNG, states come from a Transformer.
 
 A state is a node of the pool. Under "causal" it attends to all nodes of its derivation, under "stack_compose" to those

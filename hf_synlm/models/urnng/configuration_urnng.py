@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of URNNG, the unsupervised recurrent neural network grammar (Kim et al., NAACL 2019)."""
 
 from typing import Any

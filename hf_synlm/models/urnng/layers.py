@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of URNNG: the stack LSTM, whose steps begin at the state below them, and the composition of two constituents.
 
 Shapes: P pushes, R rows, L layers, h width.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """URNNG: an unsupervised recurrent neural network grammar (Kim et al. 2019).
 
 Binary trees without labels are built bottom-up on a stack: GEN pushes a word, COMP replaces the two top constituents by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layout of given GEN/COMP derivations for batched computation: compositions by height, pushes by stack depth.
 
 Every action pushes something: GEN a word, COMP a constituent. Before the first action the begin token is pushed. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stack machine of URNNG for the search: GEN and COMP as for GPST, states from a stack LSTM.
 
 The end token is the right part of the whole tree, so GEN of it needs one tree, and COMP follows.

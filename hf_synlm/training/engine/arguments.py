@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments of the training programs, from a YAML or JSON file and from flags."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints: what a run saves and a resumed one restores (`--resume_from_checkpoint`), complete or not at all.
 
 Saved by `save_checkpoint` in `output_dir/step_N`: model, optimizer and schedule (`accelerator.save_state`), what a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Export the final model of a run, or that of a checkpoint, and push it to the Hub."""
 
 from pathlib import Path

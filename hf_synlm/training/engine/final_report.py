@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user gets: the saved folder with and without hf_synlm, its trees of held-out sentences, and a sentence."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training loop: start or resume, steps, readings, evaluations, checkpoints, and how it ends early.
 
 Resuming: `start_or_resume` restores a checkpoint of `checkpoints.py` and replaces `run.state`; `TrainingLoop` then asks

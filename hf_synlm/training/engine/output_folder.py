@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The output folder of a run: which checkpoint a run continues from, and which folders it refuses.
 
 `take_output_folder` decides. An unfinished run is resumed from its newest checkpoint; `--resume_from_checkpoint` names

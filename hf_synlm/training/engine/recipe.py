@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a training program adds to a run: its arguments, data, model, objective, evaluation and report.
 
 A program subclasses `Recipe` and calls `run_recipe` (`runner.py`) in its `main`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of a run: accelerator, state, settings that a resumed run must repeat, model, optimizer and tokenizer."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a training program: from its command line to the push of its model.
 
 Order: arguments, accelerator, output folder, data and model (`load`), optimizer (`prepare`), checkpoint or first

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentences that a model generates during training, with their trees (`--generation_steps`)."""
 
 import torch

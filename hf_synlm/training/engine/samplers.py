@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The samples and the random state of a micro step, as functions of the seed and of the number of consumed samples.
 
 Nothing depends on history, so that a resumed run reads and draws the same as an uninterrupted one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speed of a run: tokens and floating point operations per second, memory, waiting for data; traces of steps."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizer steps: signals, agreement of the processes, micro steps, gradient accumulation and clipping.
 
 A micro step is one forward and backward pass of one process; a step is one optimizer update, made of

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs that `synlm train` and `training/*.py` start."""

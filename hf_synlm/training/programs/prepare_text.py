@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prepare a corpus for training: text -> sentences -> token ids -> shards on disk.
 
     python training/prepare_text.py --output_dir shards/owt \

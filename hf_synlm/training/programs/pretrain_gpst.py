@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pretrain GPST on raw text.
 
     accelerate launch training/pretrain_gpst.py --config gpst_tiny --output_dir runs/gpst_tiny

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Count the n-grams of a text, the baseline of language models: interpolated modified Kneser-Ney, orders 2 to 5.
 
     python training/train_ngram.py --train_trees A.txt --validation_words B.txt --tokenizer_name C --output_dir trigram

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a neural PCFG on the words of text or of treebanks: neural, compound, TN- and simple PCFG.
 
     accelerate launch training/train_pcfg.py --config pcfg_mini --output_dir runs/pcfg

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train Pushdown Layers on a treebank.
 
     accelerate launch training/train_pushdown.py --config pushdown_tiny --output_dir runs/pushdown

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train ON-LSTM, PRPN, PaLM, Ordered Memory or AWD-LSTM as language models, with or without gold trees.
 
     accelerate launch training/train_recurrent.py --config on_lstm_syd_tiny --output_dir runs/tiny

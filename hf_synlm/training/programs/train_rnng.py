@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train RNNG on a treebank, or an LSTM or GPT-2 language model on the words of the same treebank.
 
     accelerate launch training/train_rnng.py --config rnng_tiny --output_dir runs/rnng_tiny

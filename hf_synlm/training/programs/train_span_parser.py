@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a constituency parser on treebanks: an encoder of transformers with scores of spans.
 
     accelerate launch --mixed_precision bf16 training/train_span_parser.py --config span_parser_mini \

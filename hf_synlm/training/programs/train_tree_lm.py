@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a Tree LM or a Transformer Grammar on a treebank.
 
     accelerate launch training/train_tree_lm.py --config tree_lm_tiny --output_dir runs/tree_lm

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train any causal language model of transformers on a treebank with tree-planting, by `Trainer`.
 
     python training/train_tree_planting.py --config tree_planting_tiny --output_dir runs/planted

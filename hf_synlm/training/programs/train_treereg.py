@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train any causal language model of transformers on a treebank with TreeReg, by `Trainer`.
 
     python training/train_treereg.py --config treereg_tiny --output_dir runs/treereg_tiny

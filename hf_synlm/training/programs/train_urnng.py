@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train an unsupervised recurrent neural network grammar (URNNG) on the words of a treebank.
 
     accelerate launch training/train_urnng.py --config urnng_tiny --output_dir runs/urnng_tiny

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data, objectives and evaluation of the programs."""

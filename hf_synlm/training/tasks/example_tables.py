@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of fine-tuning examples: read from files or data sets, checked, encoded."""
 
 import hashlib

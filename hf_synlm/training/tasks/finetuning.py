@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by the fine-tuning programs: the pretrained model, the recipe, evaluation on all processes.
 
 Models of this library and of transformers go through the same code. They differ only where the paper's input layout

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What training GPST adds to a program that may train other models, too."""
 
 from torch import nn

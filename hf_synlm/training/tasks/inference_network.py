@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inference network of URNNG: a distribution over the binary trees of a sentence that has been read to its end.
 
     h = BiLSTM([start] x_1 .. x_n [end]),   x_t = word embedding + position embedding

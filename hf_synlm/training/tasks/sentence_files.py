@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments about files of sentences, and the tokenizer made from their words: for RNNG and the recurrent models."""
 
 import hashlib

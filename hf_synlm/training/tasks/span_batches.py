@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Treebanks as examples of the span parser: labels of spans and tags, batches, and how often each file is read."""
 
 from collections import Counter

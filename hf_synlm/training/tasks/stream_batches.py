@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text or treebanks -> vocabulary -> one stream of tokens -> segments or sentences: data of recurrent language models.
 
 A corpus is read in one of two ways: as a stream, whose rows are read segment by segment with the state carried along,

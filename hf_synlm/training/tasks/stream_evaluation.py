@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How well a recurrent language model predicts held-out text, and F1 of the trees that it induces."""
 
 import math

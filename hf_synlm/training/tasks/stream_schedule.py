@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Learning rate and optimizer of recurrent language models from epoch to epoch, and averaged weights.
 
 A run goes through phases. The phase depends only on the validation losses after the epochs, so that a resumed run is in

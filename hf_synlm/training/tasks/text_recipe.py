@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What programs have in common that train a model of words on text and compare its trees with a treebank's."""
 
 from abc import abstractmethod

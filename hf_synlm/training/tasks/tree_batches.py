@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Treebanks -> vocabulary -> token ids and actions -> padded batches, with `datasets` as the memory-mapped store.
 
 A row holds a sentence with its labeled tree, and, once encoded, its token ids and the actions of its derivation. Rows

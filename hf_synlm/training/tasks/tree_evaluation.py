@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluation of grammars: likelihood of gold trees by teacher forcing, and beam search over held-out sentences.
 
 The likelihood given the gold trees is not that of a language model of words. The search sums over trees: compare its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses on gold trees beside the loss of any causal language model, in `Trainer`: sentences, batches, and the sum.
 
 The losses are in `treereg.py` and `tree_planting.py`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tree-planting: a loss that makes a head of attention of any causal language model follow gold trees.
 
     d(i, j) = edges between the words i and j in the tree

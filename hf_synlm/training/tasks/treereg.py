@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TreeReg: a loss that makes a layer of any causal language model compose its vectors along gold trees.
 
     O(a, b) = norm of the part of h_b that is orthogonal to h_a:  how much b adds to a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The objectives of URNNG: the evidence lower bound with sampled trees, and the likelihood of given trees.
 
     ELBO = E_q [log p(x, z)] + H(q(z | x)),   z: trees,   q: the inference network

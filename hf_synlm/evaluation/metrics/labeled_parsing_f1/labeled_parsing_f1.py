@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Labeled F1 of constituency trees as the program EVALB computes it.
 
 Labeled bracketing precision, recall and F1 of constituency trees as the program EVALB (Sekine and Collins) computes

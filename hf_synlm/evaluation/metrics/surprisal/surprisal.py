@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Surprisal of each word under any causal language model, syntactic ones included.
 
 Surprisal -log p(word | words before) of each word of texts, one value for each word between white space, whatever the

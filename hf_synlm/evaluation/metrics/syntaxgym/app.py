@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Demo of the Space: suites and a model in, accuracies out."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accuracy of causal language models, syntactic ones included, on SyntaxGym's test suites.
 
 SyntaxGym: share of the items of a test suite for which a language model's surprisals fulfil the suite's prediction; and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Demo of the Space: trees in, scores out."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unlabeled F1 of constituency trees, with the conventions of the literature by name.
 
 Unlabeled F1 of predicted constituency trees against gold trees, as used in grammar induction. Published numbers differ
