@@ -3,7 +3,6 @@
 
 import dataclasses
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -298,7 +297,7 @@ def _trees_of_parser(
     scorer = loading.scorer(parser)
     if not hasattr(scorer.model.config, "tags"):
         raise ValueError(f"--parser {parser}: {type(scorer.model).__name__} gives no tags. Name a span parser.")
-    limit, readable = scorer.model.config.max_position_embeddings or sys.maxsize, []
+    limit, readable = scorer.model.config.max_position_embeddings, []
     for sentence in map(treebank_words if words == "split" else str.split, lines):
         with suppress(ValueError):  # a word of characters that the tokenizer leaves out; it is counted below
             ids, ends = encode_words(scorer.tokenizer, sentence)

@@ -16,8 +16,8 @@ from hf_synlm.hub.flatten import flat_files
 from hf_synlm.models import ARCHITECTURES
 
 NOT_FOLLOWED = {
+    "TRF004": "the labels of a TreeLMForCausalLM stay tied where only its words were untied, which no class attribute says",
     "TRF010": "SyntacticConfig is not strict: it is never made itself, and every configuration that is made is strict",
-    "TRF013": "TreeLMPreTrainedModel is a base, whose constructor reads the configuration; models call post_init",
     "TRF018": "weights begin as in the authors' programs; what super() draws would be drawn again, with other numbers",
     "TRF022": "the layer of LSTMForCausalLM that must not be split is torch's nn.LSTM, a class of no file here",
     "TRF028": "a line names the licence (SPDX), and LICENSE lies beside the code",

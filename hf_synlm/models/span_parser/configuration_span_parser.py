@@ -31,6 +31,7 @@ class SpanParserConfig(SyntacticConfig):
 
     model_type = "span_parser"
     model_classes = ("ForTokenClassification",)
+    has_positions = True
     sub_configs = {"encoder_config": AutoConfig}
 
     encoder_config: dict | PreTrainedConfig | None = None
@@ -49,12 +50,10 @@ class SpanParserConfig(SyntacticConfig):
             self.encoder_config = AutoConfig.for_model(**{"model_type": "bert", **(self.encoder_config or {})})
         self.encoder_config._name_or_path = ""  # the folder of a user's machine
         self.nonterminals, self.tags = list(self.nonterminals or ["S"]), list(self.tags or ["X"])
+        positions = getattr(self.encoder_config, "max_position_embeddings", None)
+        if positions is not None:  # most tokens of a sentence, with begin and end
+            kwargs["max_position_embeddings"] = positions
         super().__post_init__(**kwargs)
-
-    @property
-    def max_position_embeddings(self) -> int | None:
-        """Most tokens of a sentence, with begin and end; None = no limit."""
-        return getattr(self.encoder_config, "max_position_embeddings", None)
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range (called at construction and before saving)."""

@@ -179,7 +179,7 @@ class SpanParserForTokenClassification(AdapterMixin):
         if int(num_words.min()) == 0:
             raise ValueError(f"row {int(num_words.argmin())} of the batch has no word. Leave it out.")
         most = self.config.max_position_embeddings
-        if most is not None and num_tokens + 2 > most:
+        if num_tokens + 2 > most:
             raise ValueError(f"A sentence has {num_tokens} tokens, and the encoder reads {most - 2}. Shorten it.")
 
     def _label_logits(self, left: Tensor, right: Tensor, i: Tensor, j: Tensor) -> Tensor:

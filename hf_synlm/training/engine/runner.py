@@ -109,7 +109,8 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
     if accelerator.is_main_process:
         closing_line = recipe.report(run, folder, results)
         write_json(run.output_dir / RESULTS_FILE, results)
-        parses = getattr(run.model.config, "gives_trees", False) and run.model.can_generate()
+        trained: Any = run.model
+        parses = getattr(trained.config, "gives_trees", False) and trained.can_generate()
         command = f"synlm parse FILE --model {folder}" if parses else f"synlm info {folder}"
         print(f"{closing_line}\nThe model is in {folder}. Next: {command}")
     push_final_model(run)

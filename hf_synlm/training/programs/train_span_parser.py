@@ -118,7 +118,7 @@ class SpanParserRecipe(Recipe):
         train = data.read(data.train_files)
         model = self._new_model([sentence for part in train for sentence in part if len(sentence.words) <= MAX_WORDS])
         encode = partial(encode_spans, tokenizer=self.tokenizer, config=model.config)
-        limit = model.config.max_position_embeddings or math.inf
+        limit = model.config.max_position_embeddings
         weighted = [
             (example, weight)
             for part, weight in zip(train, data.train_weights, strict=True)
