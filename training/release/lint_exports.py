@@ -16,7 +16,7 @@ from hf_synlm.hub.flatten import flat_files
 from hf_synlm.models import ARCHITECTURES
 
 NOT_FOLLOWED = {
-    "TRF004": "the labels of a TreeLMForCausalLM stay tied where only its words were untied, which no class attribute says",
+    "TRF004": "labels of a TreeLMForCausalLM stay tied where only its words were untied: no class attribute says so",
     "TRF010": "SyntacticConfig is not strict: it is never made itself, and every configuration that is made is strict",
     "TRF018": "weights begin as in the authors' programs; what super() draws would be drawn again, with other numbers",
     "TRF022": "the layer of LSTMForCausalLM that must not be split is torch's nn.LSTM, a class of no file here",
