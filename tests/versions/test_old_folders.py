@@ -46,10 +46,11 @@ def test_the_package_gives_the_numbers_of_old_code(folder: Path):
 
 def test_old_code_is_told_and_renewed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     assert f"files, {OUTDATED}\n" in run(capsys, "info", folder)
-    report = verify_export(folder, max_new_tokens=2)
+    report = verify_export(folder, max_new_tokens=2, tolerance=1e-5)
     assert OUTDATED in report.checks[0].detail
-    # Without the package the old code reads no text in transformers 5.24.
-    assert report.passed == (CACHE == "past_key_values"), report.table()
+    # No configuration had `text_style`. Without the package the old code reads no text in transformers 5.24.
+    differing = [check.name for check in report.checks if not check.passed]
+    assert (differing == ["AutoConfig"]) == (CACHE == "past_key_values"), report.table()
     run(capsys, "export", folder, "--out", tmp_path / "new")
     report = verify_export(tmp_path / "new", max_new_tokens=2)
     assert report.passed, report.table()
