@@ -17,7 +17,8 @@ from hf_synlm.training.engine.recipe import Recipe
 
 PACKAGE = Path(hf_synlm.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
-OTHERS = {"--version", "--help", "--config", "--fixed_stack", "--multi_gpu"}  # the last two of other programs
+OTHERS = {"--version", "--help", "--config", "--list-configs", "--list_configs"}
+OTHERS |= {"--fixed_stack", "--multi_gpu"}  # of other programs
 WITH_PROPOSALS = ("perplexity", "blimp", "pairs")
 # Modules that few commands use: what they name, each of these commands must have.
 USED_BY = {

@@ -652,7 +652,8 @@ def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
 
 @pytest.mark.parametrize("named", ["train_files", "train_trees"])
 def test_only_named_text_is_read(tmp_path: Path, named: str) -> None:
-    mine, held_out = (write(tmp_path / name, "(S (PRP we) (VBP rest))\n") for name in ("mine.mrg", "held_out.mrg"))
+    trees = "(S (PRP we) (VBP rest))\n" * 2
+    mine, held_out = (write(tmp_path / name, trees) for name in ("mine.mrg", "held_out.mrg"))
     data, evaluation = gpst_arguments(f"--{named}", mine)
     assert evaluation.validation_trees is evaluation.test_trees is None
     if named == "train_trees":
@@ -768,7 +769,12 @@ def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
     ):
         config = write(tmp_path / f"{len(cases)}.yaml", content)
         cases.append((["--output_dir", str(tmp_path), "--config", config], message))
-    cases.append((["--output_dir", str(tmp_path), "--config", "no.yaml"], "There is no config file 'no.yaml'"))
+    cases.append(
+        (
+            ["--output_dir", str(tmp_path), "--config", "no.yaml"],
+            "There is no config file and no shipped configuration 'no.yaml'",
+        )
+    )
     for flags, message in cases:
         with pytest.raises(SystemExit) as stop:
             prepare.main(flags)

@@ -186,8 +186,9 @@ class GPSTConfig(SyntacticConfig):
             )
         self.check_choices(height_loss=HEIGHT_LOSSES)
         self.check_token_ids(*(f"{name}_token_id" for name in ("bos", "eos", "pad", "reduce", "cls", "sep")))
-        for name in ("reduce_token_id", "cls_token_id", "sep_token_id"):  # for reduce, the authors may use their pad id
-            others = {"bos_token_id", "eos_token_id", "reduce_token_id", "cls_token_id", "sep_token_id"} - {name}
+        # For reduce, the authors may use their pad id; texts may begin with the token of classification.
+        for name, others in (("reduce", "bos eos cls sep"), ("sep", "bos eos cls")):
+            name, others = f"{name}_token_id", [f"{other}_token_id" for other in others.split()]
             same = sorted(other for other in others if getattr(self, other) == getattr(self, name) is not None)
             if same:
                 raise ValueError(

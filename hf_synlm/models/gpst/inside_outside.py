@@ -395,6 +395,7 @@ def outside(
     inputs = [feature_NF, inside_chart.score_N, root_D, decomposition.sibling_bias()]
     run = _Run(plan, decomposition, inputs, {"accumulate": accumulate_scores})
     leaf_ND, outside_ND, message_score = _Outside.apply(run, *inputs, *run.flat)
+    leaf_ND = leaf_ND.to(root_D.dtype)  # sums of messages are in float32, heads in the type of the weights
     if not return_all:
         return leaf_ND, {}
     log_sum_exp_N = _log_sum_exp(message_score[plan.message_order], plan.message_child, plan.num_cells)

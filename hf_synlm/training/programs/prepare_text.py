@@ -200,7 +200,7 @@ class CorpusArguments:
             names = ", ".join(self.train_files) or self.dataset_name
             raise ValueError(
                 f"{names}: the text has {count or 'no'} sentence{'s' * (not count)}, and training and validation need "
-                "one each. Name a longer text, or --validation-files."
+                "one each. Name a longer text, or --validation_files."
             )
         return max(1, count // 10)
 
@@ -360,8 +360,8 @@ def _check_documents(arguments: CorpusArguments) -> None:
     texts = [source for source in sources if not isinstance(source, TreebankFiles)]
     if skipped and not any(block.text for block in read_blocks(texts, skip_documents=skipped)):
         raise ValueError(
-            f"There are too few documents to take {skipped} off for validation. Pass --validation-files, or leave out "
-            "--num-validation-documents, so that a tenth of the sentences is taken."
+            f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or leave out "
+            "--num_validation_documents, so that a tenth of the sentences is taken."
         )
 
 

@@ -79,7 +79,7 @@ class GPSTModelArguments(ModelArguments):
     model_preset: str | None = option(
         None,
         "Published size to start from: gpst-small or gpst-medium. Default: gpst-small; without --config, "
-        "--config-overrides and --model-name-or-path, what fits device and text.",
+        "--config_overrides and --model_name_or_path, what fits device and text.",
     )
     document_end_token: bool = option(
         False, "End every document with the end token, so that the model learns when to stop."
