@@ -517,7 +517,7 @@ def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenize
 def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     path = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.")
     arguments = CorpusArguments(train_files=[path], num_validation_documents=3, tokenizer_name=tokenizer_folder)
-    refused("too few documents to take 3 off.*leave out --num-validation-documents", arguments, tmp_path / "out")
+    refused("too few documents to take 3 off.*leave out --num_validation_documents", arguments, tmp_path / "out")
     text = prepare.prepare(replace(arguments, num_validation_documents=2), tmp_path / "out")
     assert (text.train.num_documents, text.validation.num_documents) == (1, 2)
     # Files of all kinds count; treebanks do not, since there is no validating on them.
