@@ -306,7 +306,7 @@ class ScoringByBeams(Scoring):
             help="Derivations kept after a word (GPST, RNNG); default: the model's own. Repeat to compare several.",
             **_BEAM,
         ),
-    ] = None  # type: ignore[assignment]
+    ] = None  # type: ignore[assignment]  # several, where Scoring takes one
 
     def by_width(self) -> dict[int | None, Scoring]:
         """The options for each width; None: the model's own."""

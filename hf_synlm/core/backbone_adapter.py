@@ -103,7 +103,7 @@ class AdapterMixin(AdapterLoading):
 
     def load_backbone(self, name: str, **access: Any) -> None:
         """Take over the weights of the backbone of this folder or Hub name."""
-        raise NotImplementedError
+        raise NotImplementedError  # a hook: every model with a backbone has its own
 
     def fingerprint(self) -> str:
         """Hash of the weights that an adapter leaves out: the first numbers of each, as bfloat16."""

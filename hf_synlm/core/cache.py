@@ -39,7 +39,7 @@ def takes_both_names(forward: Callable) -> Callable:
 
     parameters = signature.parameters.values()
     own = [part.replace(name=CACHE) if part.name == "past_key_values" else part for part in parameters]
-    renamed.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    renamed.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]  # `inspect` reads it
     return renamed
 
 
