@@ -121,7 +121,8 @@ class AdapterMixin(AdapterLoading):
     def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
         """Add LoRA to the backbone; all other weights are trained in full.
 
-        On other weights than those of the backbone, this is `add_adapter` of transformers.
+        On other weights than those of the backbone, this is `add_adapter` of transformers. Its version 5.24 asks for a
+        PEFT that is not released: take `get_peft_model`.
 
         Args:
             adapter_config: `LoraConfig` of PEFT; its `target_modules` are layers of the backbone, see `linear_layers`.
@@ -136,7 +137,7 @@ class AdapterMixin(AdapterLoading):
             return
         if self._hf_peft_config_loaded:
             raise ValueError("The model has an adapter. Save it, and load it by from_pretrained, which merges it.")
-        # As in transformers, whose version 5.24 asks for a PEFT that is not released.
+        # As in transformers, but with any PEFT.
         self._hf_peft_config_loaded = True
         peft.inject_adapter_in_model(adapter_config, self, adapter_name or "default")
         adapter_config.base_model_name_or_path = source["name"]

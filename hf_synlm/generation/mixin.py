@@ -481,7 +481,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             "Shorten the prompt or lower max_new_tokens (max_length).",
         )
 
-    # A callable as `custom_generate` would do for the decoding loop, but transformers (5.23) drops `streamer`, the
+    # A callable as `custom_generate` would do for the decoding loop, but transformers (5.24) drops `streamer`, the
     # tokenizer of stop strings, `synced_gpus` and `assistant_model` (`_extract_generation_mode_kwargs`).
     def _sample(self, input_ids: Tensor, **kwargs: Any) -> SyntacticGenerateOutput | Tensor:
         if kwargs["generation_config"].structure_mode == "marginal":

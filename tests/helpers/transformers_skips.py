@@ -61,7 +61,14 @@ SKIPS: tuple[Skip, ...] = (
         "test_(internal_model_config_and_subconfig_are_same|(?!.*non_composite).*composite_models?)",
         "no configuration contains another",
     ),
-    Skip("test_get_(text|image|audio|video)_features_.*", "no model reads images, sound or video"),
+    Skip(
+        "test_(get_(text|image|audio|video)_features_.*|multimodal_outputs_are_returned)",
+        "no model reads images, sound or video",
+    ),
+    Skip(
+        "test_bc_cache_name_forward",
+        "asks for caches of keys; ours hold a search or a recurrence and keep both names (tests/versions)",
+    ),
     # Tests of generation are not in the source distribution.
     Skip("test_generation_tester_mixin_inheritance", "tests/search/test_generation_contract.py tests the same"),
     # Attention weights and outputs of layers.

@@ -153,5 +153,6 @@ class PrefixState:
 
 def _longer_spans(old: Tensor, new: Tensor, present: Tensor) -> Tensor:
     """Add the spans [B, T + 1, d] that end with a new word to others [B, T, T, d], or make place before them."""
-    longer = torch.cat([F.pad(old, (0, 0, 0, 0, 0, 1)), new[:, :, None]], 2)
+    longer = F.pad(old, (0, 0, 0, 1, 0, 1))
+    longer[:, :, -1] = new
     return torch.where(present.view(-1, 1, 1, 1), longer, F.pad(old, (0, 0, 1, 0, 1, 0)))

@@ -187,13 +187,16 @@ def test_what_an_adapter_cannot_hold_is_refused(tmp_path):
     assert len(files) > 5 and not any(str(tmp_path).encode() in file.read_bytes() for file in files)
 
 
-def test_on_other_weights_an_adapter_is_that_of_transformers(tmp_path):
-    """Its base is the whole Tree LM, which has weights of its own."""
+def test_on_other_weights_an_adapter_is_that_of_transformers_and_peft(tmp_path, monkeypatch):
+    """Its base is the whole Tree LM, which has weights of its own. transformers 5.24 asks for a PEFT to come."""
     model = TreeLMForCausalLM.from_backbone(decoder(tmp_path / "base"), LABELS, pad_token_id=0)
     train(model, 1)
     model.save_pretrained(tmp_path / "whole")
-    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
-    model.save_pretrained(tmp_path / "lora")
+    config, passed_on = LoraConfig(r=2, target_modules=["q_proj"]), []
+    monkeypatch.setattr("transformers.PreTrainedModel.add_adapter", lambda *given: passed_on.append(given))
+    model.add_adapter(config)
+    assert passed_on == [(model, config, None)]
+    get_peft_model(model, config).save_pretrained(tmp_path / "lora")
     assert sorted(file.name for file in (tmp_path / "lora").glob("adapter*")) == [
         "adapter_config.json", "adapter_model.safetensors",
     ]  # fmt: skip
