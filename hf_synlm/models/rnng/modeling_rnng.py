@@ -30,10 +30,11 @@ from hf_synlm.core.hidden_states import (
 from hf_synlm.core.losses import linear_cross_entropy, widened
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, check_tied_words, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
-from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
+from hf_synlm.generation.labeled.classification import TreeClassifierMixin, TreeReading
+from hf_synlm.generation.labeled.mixin import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
 from hf_synlm.models.rnng.composition import AttentionComposition, LSTMComposition, chain_inputs
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
-from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
+from hf_synlm.models.rnng.particles import ParticleSearch
 from hf_synlm.models.rnng.plan import Chains, RNNGPlan, make_plan
 from hf_synlm.models.rnng.stack_lstm import StackLSTM
 from hf_synlm.models.rnng.stack_machine import RNNGStackMachine
@@ -245,7 +246,7 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
     sequential steps as trees are high and stacks deep (LSTM composition).
     """
 
-    takes_plan = True
+    takes_plan, particle_search_class = True, ParticleSearch
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RNNGConfig):

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from hf_synlm.models.rnng.configuration_rnng import LabeledTreeConfig
+from hf_synlm.search.labeled.configuration import LabeledTreeConfig
 
 STRUCTURES = ("causal", "stack_compose")
 LINEARIZATIONS = ("top_down", "binary", "no_opening")

@@ -34,9 +34,8 @@ from hf_synlm.core.losses import linear_cross_entropy, widened
 from hf_synlm.core.module_tools import evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens
-from hf_synlm.models.rnng.actions import SHIFT
-from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
-from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
+from hf_synlm.generation.labeled.classification import TreeClassifierMixin, TreeReading
+from hf_synlm.generation.labeled.mixin import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
 from hf_synlm.models.tree_lm.adapter import BackboneAdapterMixin
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import make_backbone, run_backbone
@@ -49,6 +48,7 @@ from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.word_head import rows_at_once
 from hf_synlm.trees.given import check_actions
 from hf_synlm.trees.prefixes import distinct_prefixes
+from hf_synlm.trees.transitions import SHIFT
 
 
 class TreeLMPreTrainedModel(WordFinalTokens, AdapterLoading):

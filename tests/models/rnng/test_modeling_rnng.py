@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.rnng.plan import make_plan
+from hf_synlm.trees.transitions import TransitionSystem
 from tests.models.rnng.test_rnng_derivations import SYSTEMS, batch_of, draw
 from tests.reference.rnng import naive_log_prob
 

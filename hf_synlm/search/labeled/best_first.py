@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from hf_synlm.models.rnng.actions import SHIFT
-from hf_synlm.models.rnng.fast_track import FastTrackSearch, Frontier, Limits, SetAside, WordScores
-from hf_synlm.models.rnng.fast_track_generation import FastTrackDecoder
-from hf_synlm.models.rnng.stack_machine import Phase
+from hf_synlm.search.labeled.decoder import FastTrackDecoder
+from hf_synlm.search.labeled.fast_track import FastTrackSearch, Frontier, Limits, SetAside, WordScores
+from hf_synlm.search.labeled.machine import Phase
 from hf_synlm.search.state import NEG_INF, SearchState
+from hf_synlm.trees.transitions import SHIFT
 
 # States of a step for each sentence on a CPU: enough for fast products. Elsewhere steps are as wide as the beam.
 _CPU_WIDTH = 32

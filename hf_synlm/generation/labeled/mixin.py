@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the models with labeled derivations share: `forward`, search, `parse`, generation, and which tokens end a word.
 
-`models/rnng/fast_track.py` searches; here are the methods of a model that call it. RNNG and Tree LM inherit them.
+`search/labeled/fast_track.py` searches; here are the methods of a model that call it. RNNG and Tree LM inherit them.
 
 Shapes: B sentences, T tokens, A actions, V vocabulary.
 """
@@ -21,10 +21,9 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, between_padding
 from hf_synlm.generation.mixin import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
-from hf_synlm.models.rnng.best_first import BestFirstDecoder, BestFirstSearch
-from hf_synlm.models.rnng.fast_track import FastTrackSearch
-from hf_synlm.models.rnng.fast_track_generation import FastTrackDecoder
-from hf_synlm.models.rnng.particles import ParticleSearch
+from hf_synlm.search.labeled.best_first import BestFirstDecoder, BestFirstSearch
+from hf_synlm.search.labeled.decoder import FastTrackDecoder
+from hf_synlm.search.labeled.fast_track import FastTrackSearch
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
 from hf_synlm.search.state import SyntacticCache
@@ -133,6 +132,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     generation_options = {**SYNTACTIC_GENERATION_DEFAULTS, "fast_track_size": None}
     takes_plan = False
     """Whether derivations may come with a `plan` that was made ahead."""
+    particle_search_class: type[Any] | None = None
+    """The search of `parse` with method="particle"."""
 
     def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
         """Hook: the loss of given derivations, and the other fields of the output."""
@@ -398,7 +399,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             action_beam_size: beam inside a word; default `config.action_beam_size`, at least `num_beams`.
             fast_track_size: default `config.fast_track_size`.
             num_return_sequences: number of trees per sentence, at most `num_beams`.
-            method: "search", or "particle" for the authors' variable-width beam.
+            method: "search", or "particle" for the authors' variable-width beam (RNNG only).
             num_particles: number of particles ("particle" only); default 1,000. As in the authors' code, an action that
                 gets less than half a particle is dropped, so a sentence may lose all its derivations where they are few
                 and labels many: then its `log_probs` are -inf, and it has no tree.
@@ -463,15 +464,16 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
                 fast_track_size=fast_track_size,
                 normalization=normalization,
             )
-        if method != "particle":
-            raise ValueError(f"method {method!r} is unknown. Choose 'search' or 'particle'.")
+        if method != "particle" or self.particle_search_class is None:
+            known = "'search'" if self.particle_search_class is None else "'search' or 'particle'"
+            raise ValueError(f"{type(self).__name__} has no method {method!r}. Choose {known}.")
         if any(value is not None for value in (num_beams, action_beam_size, fast_track_size)) or stepwise:
             raise ValueError(
                 "method='particle' takes num_particles instead of num_beams, action_beam_size and fast_track_size, "
                 "and gives no stepwise probabilities."
             )
         particles = DEFAULT_PARTICLES if num_particles is None else num_particles
-        return ParticleSearch(self.stack_machine_class(self, normalization), particles)
+        return self.particle_search_class(self.stack_machine_class(self, normalization), particles)
 
 
 @torch.no_grad()
