@@ -57,24 +57,24 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8330),
-    "rnng": (SHARED + SEARCH + LABELED, 8860),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5940),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3910),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4350),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3460),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3600),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8350),
+    "rnng": (SHARED + SEARCH + LABELED, 8870),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5950),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3920),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4360),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3470),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3610),
     "tree_lm": (
         SHARED + SEARCH + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        9090,
+        9110,
     ),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6150),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6160),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
-        4130,
+        4140,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3050),
-    "span_parser": ("backbone_adapter cache configuration_base module_tools outputs token_batch trees_spans", 1790),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3060),
+    "span_parser": ("backbone_adapter cache configuration_base module_tools outputs token_batch trees_spans", 1800),
 }
 
 

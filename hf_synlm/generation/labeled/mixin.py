@@ -281,11 +281,6 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         """Word-synchronous search with this model; see `labeled_search`. `renormalize` is not used."""
         return labeled_search(self, num_beams, eos_token_ids, **options)
 
-    @property
-    def reads_plain_context(self) -> bool:
-        """Whether `parse` reads plain text before a sentence, which it has not learned: on a decoder that has."""
-        return getattr(self.config, "backbone_config", None) is not None
-
     def decoding_searches(
         self, config: GenerationConfig, renormalize: bool
     ) -> tuple[FastTrackDecoder, FastTrackDecoder]:
@@ -405,7 +400,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
         refuse_empty_rows(mask)
-        if context_sentence_ids is not None and not self.reads_plain_context:
+        if context_sentence_ids is not None and self.config.reads_context is None:
             raise ValueError(_ONE_SENTENCE.format(type(self).__name__))
         if word_ends is None:
             word_ends = self.word_ends_of(input_ids.masked_fill(~mask, 0))

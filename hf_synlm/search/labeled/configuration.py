@@ -51,6 +51,7 @@ class LabeledTreeConfig(SyntacticConfig):
     """
 
     sentence_end = "tree"
+    searches = gives_labels = True
 
     nonterminals: list[str] | tuple[str, ...] | None = None
     subwords: bool = False
