@@ -25,7 +25,7 @@ from hf_synlm.search.labeled.best_first import BestFirstDecoder
 from hf_synlm.search.labeled.decoder import FastTrackDecoder
 from hf_synlm.search.labeled.fast_track import FastTrackSearch
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from hf_synlm.search.parsing import only_token_ids, parse_with_search
 from hf_synlm.search.state import SyntacticCache
 from hf_synlm.trees.given import counted_words
 
@@ -399,7 +399,6 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` and `variable_beam_search` of their code.
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        refuse_empty_rows(mask)
         if context_sentence_ids is not None and self.config.reads_context is None:
             raise ValueError(_ONE_SENTENCE.format(type(self).__name__))
         if word_ends is None:
@@ -485,7 +484,6 @@ def _default_width(config: PreTrainedConfig, action_beam_size: int | None) -> in
 @torch.no_grad()
 def best_derivations(model: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
     """Actions [B, A] of the best trees that the search with the heads of a model finds."""
-    refuse_empty_rows(mask)
     with evaluation_mode(model):
         output = parse_with_search(labeled_search(model), input_ids, mask, word_ends=word_ends)
     # In-order, the tree of one word may be the bare word: no span, but a derivation.

@@ -24,11 +24,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from hf_synlm.core.cache import CACHE
+from hf_synlm.core.rows import Rows
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width, max_positions
 from hf_synlm.models.tree_lm.linearization import relative_depths
 from hf_synlm.search.labeled.machine import COUNTS, LINKS, LabeledStackMachine, Phase, Seen, State, first_true
-from hf_synlm.search.parsing import AlignedText
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
 from hf_synlm.search.tree_attention import PathCache, columns_of
@@ -121,24 +121,24 @@ class TreeLMStackMachine(LabeledStackMachine):
         zero = torch.zeros_like(none)
         pool.append(Nodes(none, none, zero, none, none, none), *[none] * len(LINKS), *[zero] * len(COUNTS))
         if context_sentence_ids is not None:
-            self._read_context(pool, AlignedText.read(input_ids, context_sentence_ids > 0))
+            self._read_context(pool, Rows.of(input_ids, context_sentence_ids > 0))
         tokens = torch.full_like(none, self.config.bos_token_id)
         self._read(pool, pool.places(zero)[:, 0], none[:, :0], tokens[:, 0], composes=False)
         return pool, zero
 
-    def _read_context(self, pool: NodePool, text: AlignedText) -> None:
+    def _read_context(self, pool: NodePool, text: Rows) -> None:
         """Read plain text before the begin token; keep its keys and values."""
-        if text.tokens.shape[1] > self.max_with_context:
+        if text.ids.shape[1] > self.max_with_context:
             raise ValueError(
-                f"A context of {text.tokens.shape[1]} tokens leaves too few positions for a tree: give at most "
+                f"A context of {text.ids.shape[1]} tokens leaves too few positions for a tree: give at most "
                 f"{self.max_with_context:.0f}, half of those of the backbone."
             )
-        embedded = self.model.embed(text.tokens)
+        embedded = self.model.embed(text.ids)
         cache = self.model.backbone(inputs_embeds=embedded, use_cache=True)[CACHE]
         for number, layer in enumerate(cache.layers):
             both = torch.stack([layer.keys, layer.values], 1)  # [B, 2, H, C, d]
             pool.context[f"layer_{number}"] = both.permute(0, 3, 1, 2, 4).flatten(2).to(self.dtype)
-        pool.num_context = text.present.sum(1)
+        pool.num_context = text.count
 
     @in_full_precision
     def push(self, pool: NodePool, seen: Seen, actions: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
