@@ -224,11 +224,12 @@ def _evaluate_model(
     """Parse the sentences that are scored, write their trees, and score them."""
     from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+    from hf_synlm.hub.abilities import declared
 
     chosen, scorer = parsing.chosen(), parsing.scorer(model)
     if consensus:
         chosen["num_return_sequences"] = parsing.beam(scorer.model)
-    if isinstance(rule, EvalbParameters) and rule.labeled and not hasattr(scorer.model.config, "nonterminals"):
+    if isinstance(rule, EvalbParameters) and rule.labeled and not declared(scorer.model.config, "gives_labels"):
         name = scorer.model.config.model_type
         raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
     count, numbers = len(bank.sentences), _numbers_scored(bank, rule)

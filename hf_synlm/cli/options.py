@@ -351,7 +351,9 @@ class Parsing(Searching):
 
     def beam(self, model: Any, flag: str = "--consensus") -> int:
         """How many trees of a sentence the beam of a model holds; ValueError if the model has none."""
-        if not hasattr(model, "word_search"):
+        from hf_synlm.hub.abilities import declared
+
+        if not declared(model.config, "searches"):
             raise ValueError(f"{flag}: {type(model).__name__} has no beam of trees. Omit the option.")
         return self.num_beams or model.config.scoring_num_beams
 
@@ -547,7 +549,7 @@ def say_odd_texts(texts: Iterable[str]) -> None:
 
 def say_plain_context(scorer: "TextScorer", context: str) -> None:
     """Remark on documents for a model that has learned to read single sentences."""
-    if context == "document" and getattr(scorer.model, "reads_plain_context", False):
+    if context == "document" and scorer.reads_context == "plain text":
         say(
             "--context document: the words before a sentence stand as plain text before its begin token, which a Tree "
             "LM does not see in training. Compare with --context sentence"

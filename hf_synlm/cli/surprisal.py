@@ -409,7 +409,7 @@ def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -
 
     words = sum(len(item.text.split()) for item in items)
     attached = sum(len(_ATTACHED.findall(item.text)) for item in items)
-    if attached >= 0.1 * words and hasattr(scorer.model, "parse") and not has_words(scorer.tokenizer):
+    if attached >= 0.1 * words and scorer.begins_itself and not has_words(scorer.tokenizer):
         options.say(
             f"{attached / words:.0%} of the words have punctuation attached. Models of treebanks have learned it as "
             "words of their own (--tokenize ptb), others have learned without it (--tokenize no-punctuation): see the "

@@ -55,7 +55,9 @@ class TreesOptions:
         """How many trees of a sentence to ask a model for; `among_several`: models without a beam give one tree."""
         if self.num_trees in (None, 1) and not self.consensus:
             return None
-        if among_several and not hasattr(model, "word_search"):
+        from hf_synlm.hub.abilities import declared
+
+        if among_several and not declared(model.config, "searches"):
             return None
         width = parsing.beam(model, f"--num-trees {self.num_trees}" if self.num_trees else "--consensus")
         if self.num_trees and self.num_trees > width:
@@ -338,10 +340,10 @@ def generate(
     texts = _read_prompts(prompts, prompt)
     chosen = choosing.chosen()
     from hf_synlm.evaluation.generation import GeneratedText, generate_texts
+    from hf_synlm.hub.abilities import declared
 
     scorer = loading.scorer(model, gguf_file=gguf_file)
-    has_trees = getattr(scorer.model.config, "gives_trees", hasattr(scorer.model, "parse"))
-    has_trees = has_trees and chosen.get("structure_mode") != "marginal"
+    has_trees = declared(scorer.model.config, "gives_trees") and chosen.get("structure_mode") != "marginal"
     if style in ("tree", "brackets") and not has_trees:
         raise ValueError(f"--format {style}: the model gives no trees here. Choose text, table or json.")
     found = generate_texts(

@@ -36,6 +36,11 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
     # How a sentence ends: by the end token, by its tree (all closed, so that no token says so), or not at all.
     sentence_end: ClassVar[Literal["token", "tree", "none"]] = "token"
+    # Whether a beam of derivations scores and generates (`word_search`), whether trees have labels, and whether the
+    # attention to a derivation is measured (`attention_entropy`).
+    searches: ClassVar[bool] = False
+    gives_labels: ClassVar[bool] = False
+    measures_attention: ClassVar[bool] = False
     # The longest text, in tokens, that every model was tested with. Clients look for it (lm-eval reads longer texts in
     # windows of so many); it is a limit only where `has_positions`.
     max_position_embeddings = 1024
@@ -55,6 +60,11 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     def gives_trees(self) -> bool:
         """Whether the language model has trees, which its `parse` returns."""
         return True
+
+    @property
+    def reads_context(self) -> Literal["sentences", "plain text"] | None:
+        """What a search reads before a sentence."""
+        return None
 
     def __post_init__(self, **kwargs: Any):
         if self.auto_map is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from hf_synlm.core.token_batch import after_columns
+from hf_synlm.core.rows import after_columns
 
 _NO_CACHE = ("use_cache", False)
 _REMEDIES = {

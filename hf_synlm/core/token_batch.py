@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Padding: check batches of token rows and move their tokens to the left end, before a model reads them.
+"""Check batches of token rows, and tell tokens from padding, before a model reads them.
 
 Shapes: B rows, T columns.
 """
@@ -107,6 +107,15 @@ def check_columns(name: str, values_BT: Tensor, attention_mask: Tensor | None) -
         raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}, {name} {shape}. Align them.")
 
 
+def check_aligned(input_ids: Tensor, **others: Tensor | None) -> None:
+    """Raise ValueError if an input, called by its name, has not one value per input id."""
+    for name, values in others.items():
+        if values is not None and values.shape != input_ids.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(values.shape)}, input_ids {tuple(input_ids.shape)}. Give one value per id."
+            )
+
+
 def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) -> None:
     """Check that labels are ids of the vocabulary or -100, one per input id."""
     if not isinstance(labels, Tensor) or labels.shape != input_ids.shape or labels.is_floating_point():
@@ -124,33 +133,3 @@ def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
                 f"Label {labels[outside][0].item()} is outside the vocabulary ({config.vocab_size} ids). "
                 "Use -100 to leave a token out of the loss."
             )
-
-
-def tokens_first(values: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Move the tokens of every row of `values` [B, T, ...] to its left end, in their order; padding follows."""
-    if mask_BT is None:
-        return values
-    columns = (~mask_BT).to(torch.uint8).argsort(dim=1, stable=True)
-    return values.gather(1, columns.view(*columns.shape, *[1] * (values.dim() - 2)).expand_as(values))
-
-
-def after_columns(states: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Put the states [B, T + 1, ...] after 0, 1, 2, ... tokens back to the columns of the input [B, T, ...].
-
-    Inverse of `tokens_first` at the tokens; padding has the state of the column before it.
-    """
-    if mask_BT is None:
-        return states[:, 1:]
-    count = mask_BT.cumsum(1)
-    count = count.view(*count.shape, *[1] * (states.dim() - 2))
-    return states.gather(1, count.expand(-1, -1, *states.shape[2:]))
-
-
-def next_tokens(labels: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """The label [B, T] of the token after each token; -100 after the last one and at padding."""
-    if mask_BT is not None:
-        labels = tokens_first(labels.masked_fill(~mask_BT, -100), mask_BT)
-    following = F.pad(labels[:, 1:], (0, 1), value=-100)
-    if mask_BT is None:
-        return following
-    return after_columns(F.pad(following, (1, 0), value=-100), mask_BT).masked_fill(~mask_BT, -100)

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.punctuation import spell, stands_joined
 from hf_synlm.data.text import NATURAL
-from hf_synlm.models.rnng.actions import PAD
 from hf_synlm.trees.spans import check_words
+from hf_synlm.trees.transitions import PAD
 
 LABEL_PADDING = -100
 

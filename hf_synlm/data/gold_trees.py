@@ -11,11 +11,11 @@ from hf_synlm.data.punctuation import stands_joined
 from hf_synlm.data.text import NATURAL, errors_at
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.models.pushdown.tape import tree_attachments
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.tree_lm.linearization import ADDED_NODE, CHAIN
 from hf_synlm.recurrent.distances import spans_to_distances
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import Span, check_words, in_post_order
+from hf_synlm.trees.transitions import TransitionSystem
 
 
 class EncodedTree(TypedDict):

@@ -19,6 +19,7 @@ from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.text import check_list
 from hf_synlm.evaluation.text.batches import checked_batch_size
 from hf_synlm.evaluation.text.processes import progress_bar
+from hf_synlm.hub.abilities import declared
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prom
 def _check_lengths(model: PreTrainedModel, rows: Sequence[list[int]], max_new_tokens: int) -> None:
     limit = position_limit(model.config)
     # Models of this library count from the first word.
-    begin = model.config.bos_token_id if hasattr(model, "parse") else None
+    begin = model.config.bos_token_id if declared(model.config, "sentence_end") else None
     for number, row in enumerate(rows, start=1):
         length = len(row) - (row[0] == begin)
         if limit is not None and length + max_new_tokens > limit:
@@ -125,7 +126,7 @@ def _continue(
         **options,
     )
     scores: Tensor | None = getattr(output, "sequences_scores", None)
-    gives_trees = getattr(model.config, "gives_trees", True)
+    gives_trees = declared(model.config, "gives_trees")
     trees, labels = (getattr(output, name, None) if gives_trees else None for name in ("spans", "labels"))
     behind, stops = _end_ids(model, options)
     behind.add(pad)

@@ -131,15 +131,15 @@ class JointDecoder:
         context = None if context_sentence_ids is None else context_sentence_ids[::stride]
         prompt_search, self.search = model.decoding_searches(config, self.renormalize)
         state, text = start_state(prompt_search, ids, mask, context, model.config.bos_token_id)
-        longest = int((state.pool.num_context + text.present.sum(1)).max()) if text.lengths else 0
+        longest = int((state.pool.num_context + text.count).max()) if text.lengths else 0
         check_length(
             prompt_search.machine,
             longest + config.max_length - self.prompt_length,
             "Prompt and generated text",
             "Shorten the prompt or lower max_new_tokens (max_length).",
         )
-        self.offset = self.prompt_length - text.present.sum(1)  # column of the first token of every tree
-        columns = self.offset[:, None] + torch.arange(text.tokens.shape[1], device=ids.device)
+        self.offset = self.prompt_length - text.count  # column of the first token of every tree
+        columns = self.offset[:, None] + torch.arange(text.ids.shape[1], device=ids.device)
         if config.return_dict_in_generate and bool(((text.columns != columns) & text.present).any()):
             raise ValueError(
                 "attention_mask leaves padding on the right of a prompt, or holes. Pad on the left: spans of trees are "

@@ -33,7 +33,6 @@ from hf_synlm.search.parsing import (
     checked_mask,
     marginal_logits,
     parse_with_search,
-    refuse_empty_rows,
 )
 from hf_synlm.search.state import SyntacticCache, WordDecoder, check_count
 from hf_synlm.search.words import WordBeamSearch
@@ -231,7 +230,6 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             ValueError: see `parse_with_search`.
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        refuse_empty_rows(mask)
         with evaluation_mode(self):
             return parse_with_search(
                 self.word_search(num_beams),

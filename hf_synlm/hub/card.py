@@ -11,6 +11,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_downloa
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import PreTrainedConfig
 
+from hf_synlm.hub.abilities import declared
+
 TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
 # Parts of the template that only language models have, with trees, with a search over trees or without, or classifiers.
 _SECTION = re.compile(
@@ -218,8 +220,8 @@ def _sections(config: PreTrainedConfig, task: str) -> set[str]:
         return {"classifier" if task == "text-classification" else "parser"}
     return {
         "language model",
-        "search" if hasattr(config, "scoring_num_beams") else "no search",
-        "trees" if config.gives_trees else "no trees",
+        "search" if declared(config, "searches") else "no search",
+        "trees" if declared(config, "gives_trees") else "no trees",
     }
 
 

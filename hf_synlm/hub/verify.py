@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 import hf_synlm
 from hf_synlm.data.text import check_list
+from hf_synlm.hub.abilities import declared
 from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
 from hf_synlm.hub.export import check_complete, code_repositories
 from hf_synlm.hub.flatten import all_flat_files, outdated_code
@@ -105,7 +106,7 @@ def verify_export(
     except (OSError, KeyError) as error:
         raise ValueError(f"{str(folder)!r} has no tokenizer that reads texts: {error}") from error
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    beam = {"num_beams": num_beams} if hasattr(config, "scoring_num_beams") else {}
+    beam = {"num_beams": num_beams} if declared(config, "searches") else {}
     greedy = {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
     model = "AutoModelForCausalLM"
     classes = sorted((name for name in auto_map if "Model" in name), key=lambda name: name == model)  # that one last
@@ -116,7 +117,7 @@ def verify_export(
         "parse": (model, "parse", {**inputs, **beam}, ("spans", "labels", "actions", "log_probs", "token_log_probs")),
         "generate": (model, "generate", {**inputs, **greedy}, ("sequences", "actions", "spans", "labels")),
     }
-    if not getattr(config, "gives_trees", False):
+    if not declared(config, "gives_trees"):
         del calls["parse"]
     if backbone is not None and not getattr(config, "adapter_of", None):
         raise ValueError(f"{str(folder)!r} is not an adapter. Leave out the backbone {backbone!r} (--backbone).")

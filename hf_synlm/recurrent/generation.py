@@ -113,7 +113,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         if self.config.gives_trees and mask is not None:
             # A word will follow each prompt: with one, holes and padding on the right are found here.
             text = torch.cat([prompts, prompts[:, -1:]], 1), torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-            frame_sentences(self.config, *text)
+            frame_sentences(self.config, *text, may_be_empty=True)
         # The stock beam search returns the scores of sequences only together with those of all steps.
         kwargs["generation_config"] = with_scores = copy.copy(config)
         with_scores.output_scores = config.output_scores or config.num_beams > 1
@@ -134,7 +134,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         text = torch.cat([mask[row * copies, :width].bool(), _words(sequences[:, width:], config)], 1)
         spans: list[list[Span]] = [[] for _ in range(count)]
         actions = torch.full((count, 1), PAD_ACTION, device=sequences.device)
-        framed = frame_sentences(self.config, sequences, text)
+        framed = frame_sentences(self.config, sequences, text, may_be_empty=True)
         words = (framed.count_B > 0).nonzero()[:, 0]
         if len(words):
             word_ends = None

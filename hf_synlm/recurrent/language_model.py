@@ -39,7 +39,7 @@ from hf_synlm.core.hidden_states import (
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, weight_of
 from hf_synlm.core.outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
-from hf_synlm.core.token_batch import next_tokens, tokens_first
+from hf_synlm.core.rows import next_tokens, tokens_first
 from hf_synlm.recurrent.cache import RecurrentCache, columns_of, segment_mask, store_state
 from hf_synlm.recurrent.generation import RecurrentGenerationMixin
 from hf_synlm.recurrent.layers import locked_dropout
@@ -367,9 +367,6 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         (or tokens) begin to spans over words.
         """
         text = frame_sentences(self.config, input_ids, attention_mask)
-        if not bool((text.count_B > 0).all()):
-            row = int(text.count_B.argmin())
-            raise ValueError(f"Row {row} of input_ids holds no word. Leave empty sentences out.")
         ends = ends_of_words(word_ends, input_ids, text)
         with torch.no_grad(), evaluation_mode(self):
             output = self.model(text.input_ids, attention_mask=text.mask, return_dict=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from hf_synlm.core.token_batch import attended_tokens, tokens_first
+from hf_synlm.core.rows import Rows, check_rows
+from hf_synlm.core.token_batch import attended_tokens, check_aligned
 from hf_synlm.trees.spans import Span, right_branching
 
 
@@ -39,8 +40,10 @@ class FramedSentences(NamedTuple):
         return scores.gather(1, place.clamp(0, scores.shape[1] - 1)).masked_fill(~scored, 0)
 
 
-def frame_sentences(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None) -> FramedSentences:
-    """Put every sentence between a begin token and an end token, unless its row has them; sentences may be empty.
+def frame_sentences(
+    config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None, may_be_empty: bool = False
+) -> FramedSentences:
+    """Put every sentence between a begin token and an end token, unless its row has them.
 
     Without `attention_mask`, runs of `pad_token_id` at both ends are padding.
     """
@@ -51,16 +54,14 @@ def frame_sentences(config: PreTrainedConfig, input_ids: Tensor, attention_mask:
     last = words & (words.flip(1).long().cumsum(1) == 1).flip(1)
     closing = last & (input_ids == end)
     words = words & ~closing
-    first_B, count_B = words.long().argmax(1), words.sum(1)
-    column = torch.arange(input_ids.shape[1], device=input_ids.device)
-    if not torch.equal(words, (column >= first_B[:, None]) & (column < (first_B + count_B)[:, None])):
-        raise ValueError("attention_mask leaves holes inside a sentence: its tokens must stand side by side.")
-    ids = F.pad(tokens_first(input_ids.long(), words)[:, : int(count_B.max())], (1, 1))
+    check_rows(words, may_be_empty=may_be_empty)
+    rows = Rows.of(input_ids, words)
+    count_B, ids = rows.count, F.pad(rows.ids, (1, 1))
     place = torch.arange(ids.shape[1], device=ids.device)
     ids = torch.where(place == count_B[:, None] + 1, end, ids)
     ids = torch.where(place == 0, begin, ids)
     mask = place <= count_B[:, None] + 1
-    return FramedSentences(ids.masked_fill(~mask, 0), mask, first_B, count_B, closing.any(1))
+    return FramedSentences(ids.masked_fill(~mask, 0), mask, rows.first, count_B, closing.any(1))
 
 
 def ends_of_words(word_ends: Tensor | None, input_ids: Tensor, text: FramedSentences) -> list[list[int]]:
@@ -71,8 +72,7 @@ def ends_of_words(word_ends: Tensor | None, input_ids: Tensor, text: FramedSente
     counts = text.count_B.tolist()
     if word_ends is None:
         return [list(range(1, count + 1)) for count in counts]
-    if word_ends.shape != input_ids.shape:
-        raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(input_ids.shape)}.")
+    check_aligned(input_ids, word_ends=word_ends)
     rows = []
     for row, (flags, first, count) in enumerate(zip(word_ends.tolist(), text.first_B.tolist(), counts, strict=True)):
         ends = [place + 1 for place in range(count) if flags[first + place]]

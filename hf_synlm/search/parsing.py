@@ -5,7 +5,6 @@ Shapes: B sentences, T input columns, W words (tokens that count, moved to the l
 V vocabulary. Log-probabilities in nats, float32.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_synlm.core.outputs import ParseOutput
-from hf_synlm.core.token_batch import check_tokens, first_token_mask, padding_mask
+from hf_synlm.core.rows import Rows, check_rows
+from hf_synlm.core.token_batch import check_aligned, check_tokens, first_token_mask, padding_mask
 from hf_synlm.search.actions import read_by_actions
 from hf_synlm.search.state import (
     NEG_INF,
@@ -26,48 +26,6 @@ from hf_synlm.search.state import (
     WordSearch,
     check_count,
 )
-
-
-@dataclass
-class AlignedText:
-    """Tokens of a batch, moved to the left end of their rows.
-
-    Fields:
-        tokens: [B, W] token ids; arbitrary after the last token.
-        columns: [B, W] input column of each.
-        present: [B, W] True = token.
-        lengths: number of tokens per row, on the host.
-    """
-
-    tokens: Tensor
-    columns: Tensor
-    present: Tensor
-    lengths: list[int]
-
-    @classmethod
-    def read(cls, input_ids: Tensor, mask: Tensor) -> "AlignedText":
-        """Align the tokens under `mask` [B, T]."""
-        count = mask.sum(1)
-        lengths = count.tolist()
-        width = max(lengths, default=0)
-        columns = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
-        present = torch.arange(width, device=mask.device) < count[:, None]
-        # Any id may stand at padding: it is looked up, but its result is not used.
-        tokens = input_ids.long().masked_fill(~mask, 0).gather(1, columns)
-        return cls(tokens, columns, present, lengths)
-
-    def align(self, values: Tensor) -> Tensor:
-        """Bring [B, T] to [B, W]."""
-        return values.gather(1, self.columns)
-
-    def restore(self, values: Tensor, width: int) -> Tensor:
-        """Bring [B, W] back to `width` input columns, 0 elsewhere."""
-        full = values.new_zeros(len(values), width)
-        return full.scatter(1, self.columns, values.masked_fill(~self.present, 0))
-
-    def active(self, step: int) -> Tensor | None:
-        """Rows that have a token at `step` [B]; None = all."""
-        return None if min(self.lengths) > step else self.present[:, step]
 
 
 def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -126,27 +84,20 @@ def checked_mask(config: Any, input_ids: Tensor, attention_mask: Tensor | None) 
     return mask
 
 
-def _check_word_ends(word_ends: Tensor | None, input_ids: Tensor) -> None:
-    if word_ends is not None and word_ends.shape != input_ids.shape:
-        raise ValueError(
-            f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
-        )
-
-
 def start_state(
     search: WordSearch,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     context_sentence_ids: Tensor | None = None,
     bos_token_id: int | None = None,
-) -> tuple[SearchState, AlignedText]:
+) -> tuple[SearchState, Rows]:
     """State before the first word of a text, and the words to read; padding may stand left or right.
 
     `context_sentence_ids` [B, T] are > 0 at tokens of complete sentences before the text. A `bos_token_id` that is a
     row's first token is the beginning itself.
     """
     mask, context = _split_inputs(search.machine.config, input_ids, attention_mask, context_sentence_ids, bos_token_id)
-    text = AlignedText.read(input_ids, mask)
+    text = Rows.of(input_ids, mask)
     total = max(text.lengths, default=0)
     arguments = {}
     if context is not None and bool((context > 0).any()):
@@ -173,25 +124,17 @@ def cache_after_context(
     return cache
 
 
-def read_text(search: WordSearch, state: SearchState, text: AlignedText) -> SearchState:
+def read_text(search: WordSearch, state: SearchState, text: Rows) -> SearchState:
     """Read all words of a text. Rows of different lengths have the state after their own last word."""
-    for step in range(text.tokens.shape[1]):
+    for step in range(text.ids.shape[1]):
         active = text.active(step)
-        chosen = search.propose(state, text.tokens[:, step], active=active)
-        wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
+        chosen = search.propose(state, text.ids[:, step], active=active)
+        wanted = text.present[:, step + 1] if step + 1 < text.ids.shape[1] else None
         state, _ = search.commit(state, chosen, active, wanted)
     return state
 
 
 # ------------------------------------------------------------------------------------------------------- parsing
-def refuse_empty_rows(mask: Tensor) -> None:
-    """Raise ValueError if a row of `mask` [B, T], True = token, is empty."""
-    empty_B = ~mask.any(1)
-    if bool(empty_B.any()):
-        row = int(empty_B.nonzero()[0])
-        raise ValueError(f"Row {row} of input_ids has no token (besides a begin token). Leave empty texts out.")
-
-
 @torch.no_grad()
 def parse_with_search(
     search: WordSearch,
@@ -224,34 +167,30 @@ def parse_with_search(
     for name, value in (("stepwise", stepwise), ("lexical", lexical)):
         if value and not synchronous:
             raise ValueError(f"{name}=True needs a word-synchronous beam; leave synchronous=True")
-    _check_word_ends(word_ends, input_ids)
+    check_aligned(input_ids, word_ends=word_ends)
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     if context_sentence_ids is not None and min(text.lengths) == 0:
         raise ValueError(
             f"context_sentence_ids: row {text.lengths.index(0)} is context only; leave the tokens to parse at 0"
         )
-    offsets = text.columns[:, 0].tolist() if text.columns.shape[1] else [0] * len(input_ids)
-    expected = torch.tensor(offsets, device=input_ids.device)[:, None] + torch.arange(
-        text.tokens.shape[1], device=input_ids.device
-    )
-    if bool(((text.columns != expected) & text.present).any()):
-        raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side")
+    check_rows(text.mask, may_be_empty=bos_token_id is not None)  # a lone begin token is the empty text
+    offsets = text.first.tolist()
     if word_ends is not None:
         ends = text.align(word_ends.bool()) | ~text.present
         last = text.present & ~F.pad(text.present[:, 1:], (0, 1))
         state.edges = WordEdges.from_ends(ends | last)
     if not synchronous:
-        state = read_by_actions(search, state, text.tokens, text.present.sum(1))  # type: ignore[arg-type]  # GPST only
+        state = read_by_actions(search, state, text.ids, text.count)  # type: ignore[arg-type]  # GPST only
         output = _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
         output.input_ids = input_ids
         return output
-    edges, notes = state.edges, _Notes(input_ids.shape[1])
+    edges, notes = state.edges, _Notes()
     shared = _SharedPrefixes(text, edges, context_sentence_ids is not None)
-    for step in range(text.tokens.shape[1]):
+    for step in range(text.ids.shape[1]):
         rows = shared.split(state, step)
         if edges is not None:
             state.edges = edges.select_rows(rows)
-        tokens, present = text.tokens[rows, step], text.present[rows]
+        tokens, present = text.ids[rows, step], text.present[rows]
         active = None if text.active(step) is None else present[:, step]
         block = None
         if stepwise:
@@ -261,7 +200,7 @@ def parse_with_search(
         chosen = search.propose(state, tokens, block, active)
         words = search.log_probs_of_candidates(state, chosen) if lexical else None
         # Level sizes may leave out sentences that are over: `close` counts again.
-        wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
+        wanted = text.present[:, step + 1] if step + 1 < text.ids.shape[1] else None
         if wanted is not None:
             wanted = torch.zeros_like(tokens).index_add_(0, shared.place, wanted.long()) > 0
         state, order = search.commit(state, chosen, active, wanted)
@@ -280,9 +219,9 @@ class _SharedPrefixes:
     With `alone`, no two of them share anything, because they have contexts.
     """
 
-    def __init__(self, text: AlignedText, edges: WordEdges | None, alone: bool) -> None:
-        batch = torch.arange(len(text.tokens), device=text.tokens.device)
-        keys = text.tokens.masked_fill(~text.present, -1)[..., None]
+    def __init__(self, text: Rows, edges: WordEdges | None, alone: bool) -> None:
+        batch = torch.arange(len(text.ids), device=text.ids.device)
+        keys = text.ids.masked_fill(~text.present, -1)[..., None]
         if edges is not None:
             keys = torch.cat([keys, edges.is_end[..., None]], 2)
         differs = (keys[:, None] != keys).any(3).cummax(2).values
@@ -308,8 +247,7 @@ class _SharedPrefixes:
 class _Notes:
     """Statistics of the beam after every word."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self) -> None:
         self.marginal: list[Tensor] = []
         self.entropy: list[Tensor] = []
         self.structural: list[Tensor] = []
@@ -348,13 +286,13 @@ class _Notes:
             before = (state.scores - words.gather(1, order)).nan_to_num(nan=NEG_INF, posinf=NEG_INF).logsumexp(1)
             self.lexical.append((marginal - before).nan_to_num(nan=NEG_INF)[place])
 
-    def write(self, output: ParseOutput, text: AlignedText) -> None:
+    def write(self, output: ParseOutput, text: Rows) -> None:
         """Put the statistics into the output, in input columns."""
 
         def columns(values: list[Tensor]) -> Tensor:
             if not values:
-                return torch.zeros(len(text.tokens), self.width, device=text.tokens.device)
-            return text.restore(torch.stack(values, 1), self.width)
+                return torch.zeros(text.mask.shape, device=text.mask.device)
+            return text.restore(torch.stack(values, 1))
 
         before = [torch.zeros_like(self.marginal[0]), *self.marginal[:-1]] if self.marginal else []
         # After an impossible word both marginals are -inf; the later words then count 0.
@@ -373,7 +311,7 @@ class _Notes:
 def _parse_output(
     search: WordSearch,
     state: SearchState,
-    text: AlignedText,
+    text: Rows,
     offsets: list[int],
     num_return_sequences: int,
     word_ends: Tensor | None,
@@ -435,16 +373,16 @@ def marginal_logits(
     """
     cache = SyntacticCache(search.num_beams, search.eos_token_ids) if cache is None else cache
     mask = _new_columns(search.machine.config, input_ids, attention_mask, cache)
-    _check_word_ends(word_ends, input_ids)
+    check_aligned(input_ids, word_ends=word_ends)
     if isinstance(logits_to_keep, int) and logits_to_keep < 0:
         raise ValueError(f"logits_to_keep={logits_to_keep} must not be negative: the number of last columns, 0 = all")
     batch, width = input_ids.shape
-    text = AlignedText.read(input_ids, mask)
+    text = Rows.of(input_ids, mask)
     if cache.state is None:
         cache.state, cache.begun = search.begin(batch, input_ids.device), torch.zeros_like(mask[:, 0])
     state = cache.state
     begins = text.align(first_token_mask(input_ids, mask, bos_token_id)) & ~cache.begun[:, None]
-    total = state.num_tokens + text.present.sum(1) - begins.sum(1)
+    total = state.num_tokens + text.count - begins.sum(1)
     check_length(
         search.machine, int(total.max()), "A text",
         "Shorten it; in generate, shorten the prompt or lower max_new_tokens.",
@@ -464,12 +402,12 @@ def marginal_logits(
     # One column more takes what belongs to no kept position.
     logits = torch.full((batch, len(kept) + 1, size), -torch.tensor(float(size)).log().item(), device=input_ids.device)
     rows = torch.arange(batch, device=input_ids.device)
-    for step in range(text.tokens.shape[1]):
+    for step in range(text.ids.shape[1]):
         present, active = text.present[:, step], text.active(step)
         if step == 0 and first_begins:
             active = present & ~begins[:, 0]
         if active is None or step > 0 or bool(active.any()):
-            chosen = search.propose(state, text.tokens[:, step], state.block, active)
+            chosen = search.propose(state, text.ids[:, step], state.block, active)
             state, _ = search.commit(state, chosen, active)
         if wanted_steps[step]:
             log_probs = search.next_token_log_probs(state)
@@ -500,11 +438,11 @@ def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, 
 
 
 def _extend_edges(
-    machine: StackMachine, state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None
+    machine: StackMachine, state: SearchState, text: Rows, begins: Tensor, word_ends: Tensor | None
 ) -> None:
     """Add the word edges of new columns; where none are given, those that the model knows, or every token is a word."""
     present = text.present & ~begins
-    known = machine.word_ends_of(text.tokens) if word_ends is None else text.align(word_ends.bool())
+    known = machine.word_ends_of(text.ids) if word_ends is None else text.align(word_ends.bool())
     ends = torch.ones_like(present) if known is None else known | ~present
     if state.edges is None:
         size = int(state.num_tokens.max()) if len(state.num_tokens) else 0

@@ -2,8 +2,8 @@
 """Word-synchronous beam search over the derivations of a syntactic language model.
 
 A derivation builds a tree together with the words: between two words it may take structural actions. Here a state has
-one structural successor (COMP for GPST); `models/rnng/fast_track.py` is for systems with many. "Word-synchronous": the
-hypotheses of the beam are compared only when all of them have generated the same words, so that
+one structural successor (COMP for GPST); `search/labeled/fast_track.py` is for systems with many. "Word-synchronous":
+the hypotheses of the beam are compared only when all of them have generated the same words, so that
 
     m_t = logsumexp_k log p(x_1..t, y_k)
 

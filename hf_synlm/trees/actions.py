@@ -9,7 +9,7 @@ GPST (Hu et al. 2024, section 3) builds binary trees bottom-up on a stack:
 n tokens take n GEN and n - 1 COMP actions, 2n - 1 in all, and end with one item on the stack. The order of the actions
 is the post-order of the tree. Action sequences are padded on the right with PAD_ACTION (-1).
 
-The actions of RNNG, which build labeled trees, are in `models/rnng/actions.py`. A, in costs, is the length of a
+The actions of RNNG, which build labeled trees, are in `trees/transitions.py`. A, in costs, is the length of a
 sequence.
 """
 

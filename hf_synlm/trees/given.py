@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None = None, padding: int = 0) -> None:
-    """Check the shapes of derivations, their padding, and that the tokens stand side by side.
+    """Check the shapes of derivations, and their padding.
 
     Derivations are [B, A] with padding at the right end only; `mask` and `word_ends` are [B, T].
     """
@@ -23,8 +23,6 @@ def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None = None
         raise ValueError(f"actions hold {int(actions.min())}: ids below the padding ({padding}) are not allowed.")
     if bool(((actions[:, :-1] == padding) & (actions[:, 1:] != padding)).any()):
         raise ValueError(f"actions have padding ({padding}) before other actions. Pad them at the right end only.")
-    if bool((mask[:, 1:] & ~mask[:, :-1]).sum(1).add(mask[:, 0]).gt(1).any()):
-        raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side.")
 
 
 def counted_words(input_ids: Tensor, labels: Tensor | None, mask_BT: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ from hf_synlm.data.text import read_lines, split_sentences
 from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.data.treebank import WORD_TAGS, clean_label, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
-from hf_synlm.models.rnng.actions import FINISH, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.trees.spans import validate_spans
+from hf_synlm.trees.transitions import FINISH, REDUCE, SHIFT, TransitionSystem
 
 # Treebank
 

@@ -11,7 +11,7 @@ from hf_synlm.data.punctuation import spell, stands_joined
 from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.data.treebank import parse_treebank, read_treebank
-from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.trees.transitions import TransitionSystem
 
 TEXT = "It's late (again). I don't know; you cannot say \"no\", can you? The dog's barking."
 

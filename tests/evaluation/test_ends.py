@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.words import EncodedText
-from hf_synlm.models.rnng.actions import FINISH, REDUCE
+from hf_synlm.trees.transitions import FINISH, REDUCE
 from tests.helpers import scoring_models
 
 LIMITS = {"nonterminals": ["S", "X"], "max_open_nonterminals": 2, "max_consecutive_nonterminals": 2}

@@ -20,7 +20,7 @@ from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
-from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.pretend_gpu import PretendGPU
 
 Inputs = dict[str, torch.Tensor]

@@ -34,9 +34,9 @@ from hf_synlm.hub.checkpoint import (
 )
 from hf_synlm.hub.export import check_complete, export_model
 from hf_synlm.hub.info import describe_model
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.trees.actions import spans_to_actions
 from hf_synlm.trees.binary import actions_to_spans
+from hf_synlm.trees.transitions import TransitionSystem
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.reference.trees import stack_depths
 

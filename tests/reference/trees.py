@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import product
 
-from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.trees.transitions import TransitionSystem
 
 
 def all_binary_trees(start: int, end: int) -> list:

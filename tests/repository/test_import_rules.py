@@ -41,41 +41,45 @@ SHIPPING = {
 }
 ALLOWED_TOP = {"torch", "transformers", "safetensors", "hf_synlm", *sys.stdlib_module_names}
 
-# Tree LM has RNNG's derivations: its actions, its search and what calls it.
 # URNNG has RNNG's LSTM over stacks.
-BUILDS_ON = {"tree_lm": {"rnng"}, "urnng": {"rnng"}}
+BUILDS_ON = {"urnng": {"rnng"}}
 # What ships with each architecture, besides its own files; the lines of all, at most.
-SHARED = "cache configuration_base hidden_states losses matrix_products module_tools outputs token_batch trees_spans "
+SHARED = (
+    "cache configuration_base hidden_states losses matrix_products module_tools outputs rows token_batch trees_spans "
+)
 SEARCH = "trees_actions generation_actions generation_joint generation_mixin generation_words "
 SEARCH += "search_actions search_outputs search_parsing search_proposals search_stack search_state search_word_head "
 SEARCH += "search_words "
 RECURRENT = "trees_actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
-LABELED_SEARCH = (
-    "configuration_rnng rnng_actions rnng_classification rnng_composition rnng_fast_track rnng_fast_track_generation "
+LABELED = (
+    "trees_given trees_transitions search_labeled_configuration search_labeled_machine search_labeled_fast_track "
+    "search_labeled_best_first search_labeled_decoder generation_labeled_mixin generation_labeled_classification "
 )
-LABELED_SEARCH += "rnng_best_first rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnng_stack_machine "
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8330),
-    "rnng": (SHARED + SEARCH + "trees_given", 8790),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5940),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3910),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4350),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3460),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3600),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8370),
+    "rnng": (SHARED + SEARCH + LABELED, 8910),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5990),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4020),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3710),
     "tree_lm": (
-        SHARED + SEARCH + LABELED_SEARCH + "backbone_adapter trees_given search_tree_attention trees_prefixes",
-        10190,
+        SHARED + SEARCH + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
+        9140,
     ),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6150),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6200),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
-        4130,
+        4230,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3050),
-    "span_parser": ("backbone_adapter cache configuration_base module_tools outputs token_batch trees_spans", 1790),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3170),
+    "span_parser": (
+        "backbone_adapter cache configuration_base module_tools outputs rows token_batch trees_spans",
+        1900,
+    ),
 }
 
 

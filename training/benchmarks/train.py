@@ -21,10 +21,10 @@ from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.training.programs.train_pushdown import AttachmentCollator
 from hf_synlm.training.tasks.tree_batches import TreeCollator
+from hf_synlm.trees.transitions import TransitionSystem
 
 SENTENCE_LENGTHS = (8, 45)  # tokens per sentence of the training contexts, half-open
 QUARTER = {

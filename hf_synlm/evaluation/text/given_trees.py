@@ -30,8 +30,8 @@ from hf_synlm.evaluation.text.surprisal import WordScores, by_words, words_of
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.evaluation.text.words import EncodedText, Word
-from hf_synlm.models.rnng.actions import PAD, SHIFT
 from hf_synlm.trees.actions import GEN, PAD_ACTION, spans_to_actions
+from hf_synlm.trees.transitions import PAD, SHIFT
 
 
 class _Row(NamedTuple):

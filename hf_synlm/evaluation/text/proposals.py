@@ -35,9 +35,9 @@ from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.models.pushdown.tape import tree_attachments
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.trees.spans import Span
+from hf_synlm.trees.transitions import TransitionSystem
 
 # Most tokens of a call of the model: a Tree LM that reads beginnings once has numbers for all pairs of them.
 _MAX_TOKENS = 1024

@@ -20,14 +20,13 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 """
 
 import copy
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
 from hf_synlm.data.files import find_model
@@ -46,6 +45,7 @@ from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
 from hf_synlm.evaluation.text.readers import AttentionEntropy, Entropy, LogitReader, SearchReader
 from hf_synlm.evaluation.text.token_scores import TokenScores, joined
 from hf_synlm.evaluation.text.words import EncodedText, encode_sentences, has_words, word_starts
+from hf_synlm.hub.abilities import declared, parse_options
 from hf_synlm.hub.checkpoint import load_pretrained
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
@@ -108,12 +108,12 @@ class TextScorer:
         self.batch_size, self.details, self.entropy = checked_batch_size(batch_size, model), details, entropy
         self.attention_entropy = attention_entropy
         self.name, self.revision = name or model.config._name_or_path, revision
-        self.searches = hasattr(model, "word_search")
+        self.searches = bool(declared(model.config, "searches"))
         self.text_style = getattr(model.config, "text_style", None)
         self.search_options = {k: v for k, v in (search_options or {}).items() if v is not None}
         self.num_beams = num_beams
         self.cuts = {"texts_in_windows": 0, "contexts_cut": 0}
-        if attention_entropy is not None and not hasattr(model, "attention_entropy"):
+        if attention_entropy is not None and not declared(model.config, "measures_attention"):
             raise ValueError(
                 f"attention_entropy {attention_entropy!r} (--attention-entropy): {type(model).__name__} does not "
                 "attend to derivations; Tree LM and Transformer Grammars do. Leave it out."
@@ -195,8 +195,7 @@ class TextScorer:
             raise ValueError(f"estimator {estimator!r}: for {name} choose {' or '.join(map(repr, allowed))}")
         given = {**self.search_options, **({} if self.num_beams is None else {"num_beams": self.num_beams})}
         # `parse` of models that do not search takes a beam, too, which changes nothing.
-        known = inspect.signature(self.model.parse).parameters if hasattr(self.model, "parse") else {}
-        unknown = sorted(set(given) - set(known))
+        unknown = sorted(set(given) - parse_options(self.model))
         if unknown:
             flags = ", ".join(f"{option} (--{option.replace('_', '-')})" for option in unknown)
             raise ValueError(f"{flags}: not an option of {name}. Leave it out.")
@@ -229,12 +228,8 @@ class TextScorer:
 
     @property
     def _sentence_end(self) -> str | None:
-        """`sentence_end` of a model of this library; None for others.
-
-        The code of folders that earlier versions exported may lack the field, or be wrong: the installed class counts.
-        """
-        kind = self.model.config.model_type
-        return getattr(CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None, "sentence_end", None)
+        """`sentence_end` of a model of this library; None for others."""
+        return declared(self.model.config, "sentence_end")
 
     @property
     def end_ids(self) -> list[int]:
@@ -296,7 +291,7 @@ class TextScorer:
         if self.searches:
             search = self.model.word_search(self.num_beams, **self.search_options)
             beam = {"num_beams": search.num_beams, **self.search_options}
-            if "action_beam_size" in inspect.signature(self.model.parse).parameters:
+            if declared(self.model.config, "gives_labels"):
                 beam = {name: value for name, value in beam.items() if name != "fast_track_size"} | search.options
                 beam.setdefault("normalization", self.model.config.normalization)
         begin = None if self.begin_id is None else self.tokenizer.convert_ids_to_tokens(self.begin_id)
@@ -403,10 +398,9 @@ class TextScorer:
         return max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
 
     @property
-    def reads_context(self) -> bool:
-        """Whether the model reads complete sentences before the one that it parses."""
-        known = self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
-        return known and getattr(self.model, "reads_plain_context", True)
+    def reads_context(self) -> str | None:
+        """As what the model reads sentences before the one that it parses; see `SyntacticConfig`."""
+        return declared(self.model.config, "reads_context")
 
     def _windows(self, text: EncodedText) -> list[Window]:
         """Pieces of a text that the model can read; `cuts` counts texts and contexts that do not fit."""

@@ -38,6 +38,7 @@ from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.evaluation.text.words import EncodedText, Word, encode_rows, encode_sentences, split_words, word_starts
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
+from hf_synlm.hub.abilities import declared
 from hf_synlm.recurrent.distances import spans_to_distances
 from hf_synlm.trees.spans import Span
 
@@ -133,7 +134,7 @@ def iterate_words(
     groups = _documents(items) if reads_documents else [[k] for k in range(len(items))]
     encoded = _encode(scorer, encode, as_written, words, items, groups, context)
     starts = word_correction and can_correct_words(scorer)
-    has_one_tree = scorer.details and hasattr(scorer.model, "parse") and not scorer.searches
+    has_one_tree = scorer.details and declared(scorer.model.config, "gives_trees") and not scorer.searches
     block = 8 * scorer.batch_size if first_texts_first else len(items)
     trees: dict[int, Tensor] = {}
     results: dict[int, WordScores] = {}
@@ -207,7 +208,7 @@ def why_sentences_alone(scorer: TextScorer) -> str | None:
     is_grammar = scorer.model.config.model_type == "pcfg"  # nothing follows its end token
     if is_grammar or (scorer.searches and not scorer.reads_context):
         return f"{type(scorer.model).__name__} reads one sentence"
-    if scorer.end_of_text == "not modeled" or getattr(scorer.model, "reads_plain_context", False):
+    if scorer.end_of_text == "not modeled" or scorer.reads_context == "plain text":
         return f"{type(scorer.model).__name__} is trained on single sentences"
     return None
 
@@ -234,11 +235,11 @@ def _encode(
         return encode(sentences)
     if not scorer.reads_context and (reason := why_sentences_alone(scorer)):
         raise ValueError(f"{reason}: choose the context 'sentence'")
-    if not scorer.reads_context and not hasattr(scorer.model, "parse"):
+    if not scorer.reads_context and not scorer.begins_itself:
         return encode([[word for k in group for word in sentences[k]] for group in groups])
     texts = encode(sentences)
     if scorer.reads_context:
-        is_plain = getattr(scorer.model, "reads_plain_context", False)
+        is_plain = scorer.reads_context == "plain text"
         for group in _documents(items):
             parts = [texts[k].ids for k in group]
             parts = _running_text(as_written, [sentences[k] for k in group]) if is_plain else parts

@@ -6,7 +6,6 @@ words before they are scored.
 """
 
 import dataclasses
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
@@ -33,6 +32,7 @@ from hf_synlm.evaluation.trees.parsing import (
     branching_baselines,
     unlabeled_f1,
 )
+from hf_synlm.hub.abilities import declared, parse_options
 from hf_synlm.trees.spans import Span, escape_word
 
 PUNCTUATION = {
@@ -202,14 +202,12 @@ def parse_sentences(
             shares one. Nothing is parsed then.
     """
     name = type(model).__name__
-    if not hasattr(model, "parse"):
-        raise ValueError(f"{name} has no parse(): use a syntactic language model of hf_synlm")
-    if not getattr(model.config, "gives_trees", True):
+    if not declared(model.config, "gives_trees"):
         raise ValueError(
-            "linearization='no_opening': labels do not say where constituents begin, so there are no trees. Train a "
-            "Tree LM with another linearization."
+            f"{name} gives no trees (of Tree LMs, one with linearization='no_opening'): use another syntactic language "
+            "model of hf_synlm"
         )
-    known = set(inspect.signature(model.parse).parameters) - {"input_ids", "attention_mask", "word_ends"}
+    known = parse_options(model)
     if unknown := ", ".join(sorted(set(options) - known)):
         raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")
     check_list("sentences", sentences)
@@ -262,7 +260,7 @@ def parse_encoded(
 ) -> list[ParsedSentence]:
     """`parse_sentences` of sentences whose tokens are known, at least one each."""
     unique = list(dict.fromkeys(sentences))
-    searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
+    searches = declared(model.config, "searches") and options.get("method", "search") == "search"
     width = model.word_search(options.get("num_beams")).num_beams if searches else 1
     computed = iterate_batches(
         partial(_parse_batch, model, options),
@@ -299,7 +297,7 @@ def _encode(
 def _check_lengths(
     model: PreTrainedModel, sentences: Sequence[Sequence[str]], encoded: Sequence[tuple[list[int], list[bool]]]
 ) -> None:
-    if not hasattr(model, "word_search"):
+    if not declared(model.config, "searches"):
         return  # recurrent models read any length
     limit = model.word_search(1).machine.max_tokens
     long = [number for number, (ids, _) in enumerate(encoded) if len(ids) > limit]

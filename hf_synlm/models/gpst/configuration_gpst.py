@@ -5,7 +5,7 @@ One flat dataclass: sizes of the five parts (parser, composition, decomposition,
 training objective with every ablation of the paper, and the special token ids.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
@@ -90,6 +90,7 @@ class GPSTConfig(SyntacticConfig):
     presets = PRESETS
     sentence_end = "none"  # its end token ends documents, and only with `document_end_token`
     has_positions = True
+    searches = True
     attribute_map = {"n_embd": "hidden_size", "n_head": "num_attention_heads"}
 
     vocab_size: int = 50264
@@ -151,6 +152,11 @@ class GPSTConfig(SyntacticConfig):
     reduce_token_id: int = 50257
     cls_token_id: int | None = 50259
     sep_token_id: int | None = 50263
+
+    @property
+    def reads_context(self) -> Literal["sentences"]:
+        """Complete sentences, each with a tree of its own."""
+        return "sentences"
 
     def __post_init__(self, **kwargs: Any):
         if "gptconfig" in kwargs:

@@ -44,7 +44,7 @@ from hf_synlm.models.gpst.stack_machine import GPSTStackMachine
 from hf_synlm.models.gpst.tokens import ContextBatch
 from hf_synlm.models.gpst.trees import WHOLE_SENTENCE_METHODS, TreeInduction, chart_tensors
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from hf_synlm.search.parsing import only_token_ids, parse_with_search
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.trees.prefixes import PATH_COST, distinct_prefixes
 
@@ -535,7 +535,6 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         Source: GPST section 3.3; `R2D2GenFastBeamSearcher` of the authors' code.
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        refuse_empty_rows(mask)
         if method == "search":
             with evaluation_mode(self):
                 return parse_with_search(

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from hf_synlm.core.token_batch import attended_tokens
+from hf_synlm.core.rows import check_rows, count_runs
+from hf_synlm.core.token_batch import attended_tokens, check_aligned
 from hf_synlm.models.gpst.chart import TreeNodes
-from hf_synlm.search.parsing import refuse_empty_rows
 
 
 class ContextBatch:
@@ -31,25 +31,19 @@ class ContextBatch:
         word_ends: Tensor | None,
     ) -> "ContextBatch":
         """Check the inputs of `forward` and bring them into this form."""
-        for name, value in (("sentence_ids", sentence_ids), ("word_ends", word_ends)):
-            if value is not None and value.shape != input_ids.shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
+        check_aligned(input_ids, sentence_ids=sentence_ids, word_ends=word_ends)
         mask = attended_tokens(config, input_ids, attention_mask, sentence_ids)
-        length_B, shift_B = mask.sum(1), mask.long().argmax(1)
-        column = torch.arange(mask.shape[1], device=mask.device)
-        between = (column >= shift_B[:, None]) & (column < (shift_B + length_B)[:, None])
+        length_B, shift_B, runs_B = mask.sum(1), mask.long().argmax(1), count_runs(mask)
         # One copy to the host: every one waits for the device.
-        facts = [length_B.min(), length_B.max(), shift_B.max(), (mask != between).sum()]
-        shortest, longest, largest_shift, num_holes = torch.stack(facts).tolist()
-        if shortest == 0:
-            refuse_empty_rows(mask)
+        facts = [(runs_B != 1).sum(), length_B.max(), shift_B.max()]
+        num_wrong, longest, largest_shift = torch.stack(facts).tolist()
+        if num_wrong:
+            check_rows(mask, "attention_mask or sentence_ids")
         if longest > config.max_position_embeddings:
             raise ValueError(
                 f"A context of {longest} tokens does not fit max_position_embeddings="
                 f"{config.max_position_embeddings}. Shorten it."
             )
-        if num_holes:
-            raise ValueError("attention_mask or sentence_ids leave holes between tokens. Pad at one end only.")
         sentence_ids = mask.long() if sentence_ids is None else _number_runs(sentence_ids) * mask
         word_index = None
         if word_ends is not None:
@@ -58,7 +52,7 @@ class ContextBatch:
         if text.moved:
             text.ids, text.sentence_ids = text.align(input_ids), text.align(sentence_ids)
             text.word_index = None if word_index is None else text.align(word_index)
-        text.ids = text.ids.masked_fill(column >= length_B[:, None], 0)
+        text.ids = text.ids.masked_fill(text.sentence_ids == 0, 0)
         return text
 
     def align(self, values_BT: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
 from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.core.module_tools import is_adapted, saved_whole, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
-from hf_synlm.core.token_batch import after_columns, attended_tokens, tokens_first
+from hf_synlm.core.rows import after_columns, tokens_first
+from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.lstm.configuration_lstm import LSTMConfig
 from hf_synlm.recurrent.cache import RecurrentCache, check_cache, columns_of, segment_mask
 from hf_synlm.recurrent.generation import RecurrentGenerationMixin

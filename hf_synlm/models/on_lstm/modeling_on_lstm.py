@@ -23,7 +23,7 @@ from transformers import initialization as init
 from transformers.generation import GenerationMixin
 
 from hf_synlm.core.hidden_states import state_at_columns
-from hf_synlm.core.token_batch import after_columns
+from hf_synlm.core.rows import after_columns
 from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.models.on_lstm.layer import LayerStates, ONLSTMLayer, ONLSTMLayers
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel

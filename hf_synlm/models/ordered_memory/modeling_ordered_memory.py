@@ -22,7 +22,7 @@ from transformers import initialization as init
 from transformers.generation import GenerationMixin
 
 from hf_synlm.core.hidden_states import state_at_columns
-from hf_synlm.core.token_batch import after_columns
+from hf_synlm.core.rows import after_columns
 from hf_synlm.models.ordered_memory.configuration_ordered_memory import OrderedMemoryConfig
 from hf_synlm.models.ordered_memory.layer import MemoryState, OrderedMemoryLayer
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel

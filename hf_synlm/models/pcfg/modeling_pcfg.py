@@ -37,6 +37,7 @@ from hf_synlm.core.losses import check_shares, share_of
 from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode
 from hf_synlm.core.outputs import InFieldOrder, ParseOutput, SyntacticLMOutput
+from hf_synlm.core.token_batch import check_aligned
 from hf_synlm.models.pcfg.cache import PCFGCache, next_token_log_probs
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.generation import PCFGGenerationMixin
@@ -147,7 +148,7 @@ class PCFGModel(PCFGPreTrainedModel):
         """Mean and log variance [B, Z] of q(z | sentence); None without z."""
         if self.encoder is None:
             return None, None
-        mean, log_variance = self.encoder(text.ids, text.lengths)
+        mean, log_variance = self.encoder(text.ids, text.count)
         wide = torch.promote_types(mean.dtype, torch.float32)
         return mean.to(wide), log_variance.to(wide)
 
@@ -175,7 +176,7 @@ class PCFGModel(PCFGPreTrainedModel):
         refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(others))
         text = read_whole_rows(self.config, input_ids, attention_mask)
         grammar, log_emission = self.at_mean(text)
-        log_prob, posteriors = span_posteriors(grammar, log_emission, text.lengths)
+        log_prob, posteriors = span_posteriors(grammar, log_emission, text.count)
         return PCFGModelOutput(text.at_columns(posteriors), log_prob)
 
     @torch.no_grad()
@@ -270,7 +271,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             text = read_rows(self.config, input_ids, attention_mask)
             columns = torch.arange(input_ids.shape[1], device=input_ids.device)
             kept = columns[-logits_to_keep:] if isinstance(logits_to_keep, int) else logits_to_keep
-            result.logits = self._next_tokens(text, text.columns.cumsum(1)[:, kept], text.ended[:, kept])
+            result.logits = self._next_tokens(text, text.mask.cumsum(1)[:, kept], text.ended[:, kept])
             if result.logits.requires_grad:
                 result.logits.register_hook(functools.partial(_refuse_smoothing, result.logits.detach()))
         if labels is not None:
@@ -341,11 +342,11 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         counted = self._counted(input_ids, labels, text)
         if not counted.any():
             raise ValueError("No sentence of the batch counts: all have one word, or labels of -100.")
-        shape = (len(text.lengths), self.config.latent_size)
+        shape = (len(text.count), self.config.latent_size)
         if noise is not None and noise.shape != shape:
             raise ValueError(f"latent_noise has shape {tuple(noise.shape)}, but z of the batch {shape}. Align them.")
         mean, log_variance = self.model.infer(text)
-        latent, divergence = None, torch.zeros_like(text.lengths)
+        latent, divergence = None, torch.zeros_like(text.count)
         if mean is not None:
             if noise is None:
                 noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
@@ -364,16 +365,16 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         """Log p(x) or log p(x | z) [B]."""
         grammar = self.model.make_grammar(None if latent is None else latent.to(self.model.dtype))
         chart = inside(grammar, text.emission(grammar.of_words(text.ids)))
-        return chart.whole.gather(1, text.lengths[:, None] - 1).squeeze(1)
+        return chart.whole.gather(1, text.count[:, None] - 1).squeeze(1)
 
     def _counted(self, input_ids: Tensor, labels: Tensor, text: Sentences) -> Tensor:
         """Rows [B] that count in the loss: sentences of two or more words, with labels."""
-        words = counted_words(input_ids, labels, text.columns).sum(1)
-        if ((words > 0) & (words < text.lengths)).any():
+        words = counted_words(input_ids, labels, text.mask).sum(1)
+        if ((words > 0) & (words < text.count)).any():
             raise ValueError(
                 "labels leave out single words, but a sentence counts as a whole. Set all to -100, or none."
             )
-        return (words > 1).to(text.lengths.device)
+        return (words > 1).to(text.count.device)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """How many sentences the parts of the loss are means over.
@@ -470,9 +471,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if num_return_sequences < 1 or (num_return_sequences > 1 and method != "sample"):
             raise ValueError(f"num_return_sequences is {num_return_sequences}: give 1, or more with method='sample'.")
         text = read_whole_rows(self.config, input_ids, attention_mask)
-        if word_ends is not None and word_ends.shape != input_ids.shape:
-            raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(input_ids.shape)}.")
-        if word_ends is not None and not bool(word_ends[text.columns].all()):
+        check_aligned(input_ids, word_ends=word_ends)
+        if word_ends is not None and not bool(word_ends[text.mask].all()):
             raise ValueError("word_ends: a word has several tokens, but the grammar is over words. Use its tokenizer.")
         with evaluation_mode(self):
             output = self._parse(text, method, num_return_sequences)
@@ -486,12 +486,12 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
     def _parse(self, text: Sentences, method: str, count: int) -> PCFGParseOutput:
         """Trees and their log-probabilities."""
         grammar, log_emission = self.model.at_mean(text)
-        log_prob, posteriors = span_posteriors(grammar, log_emission, text.lengths)
+        log_prob, posteriors = span_posteriors(grammar, log_emission, text.count)
         rows = log_prob.isfinite().nonzero()[:, 0]  # sentences of one word, and others of probability 0, have no tree
-        derivations = [[Derivation([], [], [])] * count if n == 1 else [] for n in text.lengths.tolist()]
-        scores = log_prob.new_full((len(text.lengths), count), -torch.inf)
+        derivations = [[Derivation([], [], [])] * count if n == 1 else [] for n in text.lengths]
+        scores = log_prob.new_full((len(text.count), count), -torch.inf)
         if len(rows):
-            given = grammar.of_rows(rows), log_emission[rows], text.lengths[rows]
+            given = grammar.of_rows(rows), log_emission[rows], text.count[rows]
             if method == "mbr":
                 trees = best_trees(posteriors[rows], given[2])
                 found = [Derivation(tree, [], []) for tree in trees]
@@ -512,7 +512,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
     def _with_trees(self, text: Sentences, derivations: list[list[Derivation]], scores: Tensor) -> PCFGParseOutput:
         """Trees over columns, with their actions."""
-        offsets, lengths = text.first.tolist(), text.lengths.tolist()
+        offsets, lengths = text.first.tolist(), text.lengths
         width, device = 2 * max(lengths) - 1, scores.device
         actions = torch.full((len(lengths), scores.shape[1], width), PAD_ACTION)
         for row, (trees, length) in enumerate(zip(derivations, lengths, strict=True)):
@@ -536,10 +536,10 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         share = math.log(len(found))
         prefix = torch.stack([prefix for *_, prefix in found]).logsumexp(0) - share
         whole = torch.stack([chart.whole for _, chart, *_ in found]).logsumexp(0) - share
-        whole = whole.gather(1, text.lengths[:, None] - 1).squeeze(1)
-        steps = F.pad(prefix.diff(dim=1), (1, 0)).gather(1, text.columns.cumsum(1))
-        end = whole - prefix.gather(1, text.lengths[:, None]).squeeze(1)
-        output.token_log_probs = torch.where(text.columns, steps, torch.where(text.closing, end[:, None], 0.0))
+        whole = whole.gather(1, text.count[:, None] - 1).squeeze(1)
+        steps = F.pad(prefix.diff(dim=1), (1, 0)).gather(1, text.mask.cumsum(1))
+        end = whole - prefix.gather(1, text.count[:, None]).squeeze(1)
+        output.token_log_probs = torch.where(text.mask, steps, torch.where(text.closing, end[:, None], 0.0))
         output.text_log_probs = whole
 
 

@@ -4,39 +4,28 @@
 Shapes: B rows, T columns, N words of the longest row.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hf_synlm.core.token_batch import attended_tokens, tokens_first
+from hf_synlm.core.rows import Rows, check_rows
+from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 
 
-class Sentences(NamedTuple):
-    """The words of rows, at their left ends, and where they stand."""
+@dataclass
+class Sentences(Rows):
+    """The words of rows, and where the sentences end."""
 
-    ids: Tensor
-    """[B, N]."""
-    mask: Tensor
-    """[B, N]."""
-    lengths: Tensor
-    """[B]."""
-    columns: Tensor
-    """[B, T] columns of words."""
     ended: Tensor
     """[B, T] columns from the end token on."""
     closing: Tensor
     """[B, T] columns of end tokens, and of all tokens behind."""
 
-    @property
-    def first(self) -> Tensor:
-        """[B] column of the first word."""
-        return self.columns.long().argmax(1)
-
     def at_columns(self, spans: Tensor) -> Tensor:
         """Values [B, N + 1, N + 1] of spans of words, as spans of columns [B, T + 1, T + 1]; 0 elsewhere."""
-        size, width = spans.shape[1], self.columns.shape[1] + 1
+        size, width = spans.shape[1], self.mask.shape[1] + 1
         moved = spans.new_zeros(len(spans), width + size, width + size)
         places = torch.arange(size, device=spans.device)
         for values, row, first in zip(moved, spans, self.first.tolist(), strict=True):
@@ -45,7 +34,7 @@ class Sentences(NamedTuple):
 
     def emission(self, log_emission: Tensor) -> Tensor:
         """Log p(X -> word) [B, N, X]; padding has any finite value."""
-        return log_emission.masked_fill(~self.mask.unsqueeze(-1), 0.0)
+        return log_emission.masked_fill(~self.present.unsqueeze(-1), 0.0)
 
 
 def read_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Sentences:
@@ -56,25 +45,16 @@ def read_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | No
         ended = ((input_ids == config.eos_token_id) & attended).cumsum(1) > 0
     columns = attended & ~ended
     refuse_silent_words(config, input_ids, columns)
-    lengths = columns.sum(1)
-    # A graph that is exported depends on the shape only.
-    size = input_ids.shape[1] if torch.compiler.is_compiling() else max(1, int(lengths.max()))
-    ids = tokens_first(input_ids.long().masked_fill(~columns, 0), columns)[:, :size]
-    mask = torch.arange(size, device=ids.device) < lengths[:, None]
-    return Sentences(ids, mask, lengths, columns, ended, ended & attended)
+    return Sentences(**vars(Rows.of(input_ids, columns, least=1)), ended=ended, closing=ended & attended)
 
 
 def read_whole_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Sentences:
     """As `read_rows`, for sentences as wholes: no row is empty, has holes, or goes on after its end token."""
     text = read_rows(config, input_ids, attention_mask)
-    holes = (text.columns[:, 1:] & ~text.columns[:, :-1]).sum(1) + text.columns[:, 0] > 1
-    if holes.any():
-        raise ValueError("attention_mask leaves holes inside a sentence: its tokens must stand side by side.")
-    for row, (words, others) in enumerate(zip(text.lengths.tolist(), text.closing.sum(1).tolist(), strict=True)):
+    check_rows(text.mask)
+    for row, others in enumerate(text.closing.sum(1).tolist()):
         if others > 1:
             raise ValueError(f"Row {row} of input_ids goes on after its end token. Give one sentence per row.")
-        if not words:
-            raise ValueError(f"Row {row} of input_ids holds no word. Leave empty sentences out.")
     return text
 
 

@@ -24,7 +24,7 @@ from transformers import initialization as init
 from transformers.generation import GenerationMixin
 
 from hf_synlm.core.hidden_states import state_at_columns
-from hf_synlm.core.token_batch import after_columns, tokens_first
+from hf_synlm.core.rows import after_columns, tokens_first
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.parser import (
     FAR,

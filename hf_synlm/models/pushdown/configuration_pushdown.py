@@ -43,6 +43,7 @@ class PushdownConfig(SyntacticConfig):
 
     model_type = "pushdown"
     presets = PRESETS
+    searches = True
     model_classes = ("Model", "ForCausalLM")
 
     vocab_size: int = 50259

@@ -32,14 +32,15 @@ from hf_synlm.core.hidden_states import (
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
-from hf_synlm.core.token_batch import after_columns, attended_tokens, tokens_first
+from hf_synlm.core.rows import after_columns, check_rows, tokens_first
+from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
 from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
 from hf_synlm.models.pushdown.layers import AttachmentHead, DepthEmbedding, FeedForwardLinear, PushdownLayer
 from hf_synlm.models.pushdown.search import PushdownMachine, PushdownSearch
 from hf_synlm.models.pushdown.tape import stack_tape
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from hf_synlm.search.parsing import only_token_ids, parse_with_search
 from hf_synlm.trees.given import counted_words
 from hf_synlm.trees.prefixes import PATH_COST, distinct_prefixes
 
@@ -133,7 +134,7 @@ class PushdownModel(PushdownPreTrainedModel):
                 f"attachments are {attachments.dtype} {tuple(attachments.shape)}, input_ids {tuple(input_ids.shape)}. "
                 "Give one position per input id."
             )
-        refuse_empty_rows(mask)
+        check_rows(mask)
         ids = F.pad(tokens_first(input_ids.masked_fill(~mask, 0), mask), (1, 0), value=self.config.bos_token_id)
         decisions = F.pad(tokens_first(attachments.masked_fill(~mask, IGNORED), mask), (1, 0), value=IGNORED)
         place = torch.arange(ids.shape[1], device=ids.device)

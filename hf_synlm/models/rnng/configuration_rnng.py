@@ -4,108 +4,20 @@
 One flat dataclass: sizes, transition system and composition, the labels of the nonterminals, and the search.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from hf_synlm.core.configuration_base import SyntacticConfig
+from hf_synlm.search.labeled.configuration import LabeledTreeConfig
 
 TRANSITION_SYSTEMS = ("top_down", "in_order")
 COMPOSITIONS = ("lstm", "attention")
-LOSS_NORMALIZATIONS = ("batch", "sum", "action", "token")
-NORMALIZATIONS = ("search", "train")
-
-# The constituent labels of the Penn Treebank.
-PTB_NONTERMINALS = (
-    "ADJP ADVP CONJP FRAG INTJ LST NAC NP NX PP PRN PRT QP RRC S SBAR SBARQ SINV SQ UCP VP WHADJP WHADVP WHNP WHPP X"
-).split()
 
 # Sizes published with the paper: a word model of 15 M parameters and a subword model of 35 M.
 PRESETS: dict[str, dict[str, Any]] = {
     "rnng-15m": {},
     "rnng-35m": {"vocab_size": 30720, "embedding_size": 656, "hidden_size": 656, "subwords": True},
 }
-
-
-def check_labels(nonterminals: Sequence[str]) -> None:
-    """Raise ValueError unless the labels of nonterminals are distinct words without brackets, at least one."""
-    if not nonterminals or len(set(nonterminals)) < len(nonterminals):
-        raise ValueError(f"nonterminals must be distinct labels, at least one, and are {nonterminals}.")
-    for label in nonterminals:
-        if not label or set(label) & set("() \t\n"):
-            raise ValueError(f"The nonterminal {label!r} is empty or holds brackets or white space. Rename it.")
-
-
-class LabeledTreeConfig(SyntacticConfig):
-    """Base of the configurations of RNNG and Tree LM: labels, search and special tokens.
-
-    Fields:
-        nonterminals: labels; action ids follow their order.
-        subwords: tokens are pieces of words, and the model holds which tokens end a word (`word_final`). All pieces
-            of a word are children of its parent, and nothing but SHIFT is allowed between them.
-        loss_normalization: the summed loss is divided by the number of sentences ("batch"), by 1 ("sum"), by the number
-            of actions ("action"; Tree LM: the mean over the tokens of the linearized tree, as in the paper), or of
-            tokens ("token").
-        scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
-        action_beam_size: derivations kept after each action inside a word.
-        fast_track_size: derivations that reach the next word although they are not among the best.
-        search_order: of the states inside a word. "steps" takes all of them one action further at a time, as RNNG's
-            authors do; "best_first" executes the best ones first and needs fewer (`fast_track_size` has no effect).
-            None = "best_first" for a Tree LM on a backbone, else "steps".
-        search_slack: "best_first" drops states that would have to make a word more than exp(search_slack) times as
-            probable as it was after the best one; None = none are dropped.
-        normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
-            RNNG's authors do; "train" leaves it where it is, so that scores are those of the training loss.
-        output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and
-            `compute_metrics` see them. They cost a search per batch, many times the loss.
-        max_open_nonterminals: maximum number of constituents that are open at once; without openings, that end
-            after the same word.
-    """
-
-    sentence_end = "tree"
-
-    nonterminals: list[str] | tuple[str, ...] | None = None
-    subwords: bool = False
-    loss_normalization: str = "batch"
-    scoring_num_beams: int = 10
-    action_beam_size: int = 100
-    fast_track_size: int = 1
-    search_order: str | None = None
-    search_slack: float | int | None = None
-    normalization: str = "search"
-    output_marginal_logits: bool = False
-    max_open_nonterminals: int = 100
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    pad_token_id: int = 0
-    eos_token_id: int | None = 0
-
-    def __post_init__(self, **kwargs: Any):
-        self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
-        super().__post_init__(**kwargs)
-
-    @property
-    def num_actions(self) -> int:
-        """Number of action ids, padding included."""
-        return self.first_nonterminal + len(self.nonterminals)
-
-    @property
-    def searches_best_first(self) -> bool:
-        """Whether the search executes the best states of a word first."""
-        return self.search_order == "best_first"
-
-    def check_search(self) -> None:
-        """Raise ValueError for bad fields of this class, and a bad dropout."""
-        self.check_least(1, "scoring_num_beams", "action_beam_size", "max_open_nonterminals")
-        self.check_least(0, "fast_track_size")
-        self.check_dropout("dropout")
-        self.check_choices(loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS)
-        self.check_choices(search_order=(None, "steps", "best_first"))
-        if self.search_slack is not None and not self.search_slack > 0:
-            raise ValueError(f"search_slack is {self.search_slack}, in nats. Choose a positive number, or None.")
-        check_labels(self.nonterminals)
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @strict

@@ -30,10 +30,12 @@ from hf_synlm.core.hidden_states import (
 from hf_synlm.core.losses import linear_cross_entropy, widened
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, check_tied_words, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
-from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
+from hf_synlm.core.rows import check_rows, columns_of_tokens
+from hf_synlm.generation.labeled.classification import TreeClassifierMixin, TreeReading
+from hf_synlm.generation.labeled.mixin import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
 from hf_synlm.models.rnng.composition import AttentionComposition, LSTMComposition, chain_inputs
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
-from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
+from hf_synlm.models.rnng.particles import ParticleSearch
 from hf_synlm.models.rnng.plan import Chains, RNNGPlan, make_plan
 from hf_synlm.models.rnng.stack_lstm import StackLSTM
 from hf_synlm.models.rnng.stack_machine import RNNGStackMachine
@@ -117,6 +119,7 @@ class RNNGModel(DerivationStates, RNNGPreTrainedModel):
     ) -> RNNGPlan:
         """Lay out given derivations [B, A] on the device of the model; see `make_plan` in models/rnng/plan.py."""
         check_actions(actions, mask, word_ends)
+        check_rows(mask)
         rows = [[action for action in row if action] for row in actions.tolist()]
         ends = None
         if word_ends is not None:
@@ -245,7 +248,7 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
     sequential steps as trees are high and stacks deep (LSTM composition).
     """
 
-    takes_plan = True
+    takes_plan, particle_search_class = True, ParticleSearch
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RNNGConfig):
@@ -342,8 +345,7 @@ def _score_derivations(
 
 def _word_places(plan: RNNGPlan, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and columns [W] of the words of a plan in the input."""
-    column = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
-    return plan.word_row, column[plan.word_row, plan.word_position]
+    return plan.word_row, columns_of_tokens(mask)[plan.word_row, plan.word_position]
 
 
 # ---------------------------------------------------------------------------------------------- classification

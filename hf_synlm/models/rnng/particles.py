@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.models.rnng.actions import SHIFT
-from hf_synlm.models.rnng.fast_track import Continuations, FastTrackSearch, SetAside, own_places
-from hf_synlm.models.rnng.stack_machine import Phase, RNNGStackMachine
+from hf_synlm.search.labeled.fast_track import Continuations, FastTrackSearch, SetAside, own_places
+from hf_synlm.search.labeled.machine import LabeledStackMachine, Phase
 from hf_synlm.search.state import NEG_INF, Candidates, SearchState, check_count
+from hf_synlm.trees.transitions import SHIFT
 
 
 class ParticleSearch(FastTrackSearch):
     """Particle filter with the interface of the beam search for given words."""
 
-    def __init__(self, machine: RNNGStackMachine, num_particles: int) -> None:
+    def __init__(self, machine: LabeledStackMachine, num_particles: int) -> None:
         check_count("num_particles", num_particles)
         super().__init__(machine, num_particles, num_particles, 0)
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.models.rnng.actions import REDUCE, SHIFT, TransitionSystem
+from hf_synlm.trees.transitions import REDUCE, SHIFT, TransitionSystem
 
 
 @dataclass

@@ -30,6 +30,7 @@ class SpanParserConfig(SyntacticConfig):
     """
 
     model_type = "span_parser"
+    gives_labels = True
     model_classes = ("ForTokenClassification",)
     has_positions = True
     sub_configs = {"encoder_config": AutoConfig}

@@ -29,7 +29,8 @@ from transformers.utils import ModelOutput
 from hf_synlm.core.backbone_adapter import AdapterMixin
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.core.outputs import ParseOutput
-from hf_synlm.core.token_batch import attended_tokens, tokens_first
+from hf_synlm.core.rows import columns_of_tokens, tokens_first
+from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.span_parser.chart import best_trees
 from hf_synlm.models.span_parser.configuration_span_parser import SpanParserConfig
 
@@ -168,7 +169,7 @@ class SpanParserForTokenClassification(AdapterMixin):
         mask = (place <= num_tokens + 1).long()
         states = self.encoder(input_ids=rows, attention_mask=mask).last_hidden_state
         # Columns of the last pieces of words, in their order; what follows them is not a word.
-        last = (~ends).to(torch.uint8).argsort(dim=1, stable=True)[:, :most_words] + 1
+        last = columns_of_tokens(ends)[:, :most_words] + 1
         at = F.pad(last, (1, 0))[:, :, None].expand(-1, -1, states.shape[2])
         before, after = states.gather(1, at), states.gather(1, at + 1)
         fences = self.dropout(torch.cat([before, after], 2))

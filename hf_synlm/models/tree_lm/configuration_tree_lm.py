@@ -4,12 +4,12 @@
 One flat dataclass: sizes, the structure that attention sees, the labels of the nonterminals, and the search.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from hf_synlm.models.rnng.configuration_rnng import LabeledTreeConfig
+from hf_synlm.search.labeled.configuration import LabeledTreeConfig
 
 STRUCTURES = ("causal", "stack_compose")
 LINEARIZATIONS = ("top_down", "binary", "no_opening")
@@ -74,6 +74,7 @@ class TreeLMConfig(LabeledTreeConfig):
     bos_token_id: int = 0
 
     in_order = False
+    measures_attention = True
 
     def __post_init__(self, **kwargs: Any):
         if isinstance(self.backbone_config, dict):
@@ -124,6 +125,11 @@ class TreeLMConfig(LabeledTreeConfig):
     def is_bottom_up(self) -> bool:
         """Whether labels stand after their words only."""
         return self.linearization != "top_down"
+
+    @property
+    def reads_context(self) -> Literal["plain text"] | None:
+        """Plain text, which a backbone has learned to read and trees never show."""
+        return None if self.backbone_config is None else "plain text"
 
     @property
     def gives_trees(self) -> bool:

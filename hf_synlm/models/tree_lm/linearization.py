@@ -37,8 +37,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from hf_synlm.models.rnng.actions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.trees.prefixes import Prefixes
+from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 
 BEGIN = -1  # the begin token, where it stands among actions
 ADDED_NODE = "@"  # label of the nodes that binarization adds

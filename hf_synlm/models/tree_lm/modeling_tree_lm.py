@@ -33,10 +33,10 @@ from hf_synlm.core.hidden_states import (
 from hf_synlm.core.losses import linear_cross_entropy, widened
 from hf_synlm.core.module_tools import evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
+from hf_synlm.core.rows import check_rows, tokens_first
 from hf_synlm.core.token_batch import attended_tokens
-from hf_synlm.models.rnng.actions import SHIFT
-from hf_synlm.models.rnng.classification import TreeClassifierMixin, TreeReading
-from hf_synlm.models.rnng.generation import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
+from hf_synlm.generation.labeled.classification import TreeClassifierMixin, TreeReading
+from hf_synlm.generation.labeled.mixin import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
 from hf_synlm.models.tree_lm.adapter import BackboneAdapterMixin
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import make_backbone, run_backbone
@@ -49,6 +49,7 @@ from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.word_head import rows_at_once
 from hf_synlm.trees.given import check_actions
 from hf_synlm.trees.prefixes import distinct_prefixes
+from hf_synlm.trees.transitions import SHIFT
 
 
 class TreeLMPreTrainedModel(WordFinalTokens, AdapterLoading):
@@ -180,10 +181,10 @@ class TreeLMModel(DerivationStates, TreeLMPreTrainedModel):
     def lay_out(self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None) -> Linearization:
         """Check derivations [B, A] and linearize them; `word_ends` = None: every token is a word."""
         check_actions(actions, mask, word_ends)
-        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
-        ends = None if word_ends is None else word_ends.gather(1, order)
+        check_rows(mask)
+        ends = None if word_ends is None else tokens_first(word_ends, mask)
         check_derivations(actions, mask.sum(1), ends, self.config)
-        return linearize(actions, input_ids.long().masked_fill(~mask, 0).gather(1, order), self.config)
+        return linearize(actions, tokens_first(input_ids.long().masked_fill(~mask, 0), mask), self.config)
 
     def states_of(
         self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None, wanted: frozenset[int]

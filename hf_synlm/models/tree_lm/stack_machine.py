@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stack machine of Tree LM for the search: legal actions are those of RNNG, states come from a Transformer.
+"""The stack machine of Tree LM for the search: actions as for all labeled trees, states come from a Transformer.
 
 A state is a node of the pool. Under "causal" it attends to all nodes of its derivation, under "stack_compose" to those
 on its stack. Their keys and values are gathered, so that hypotheses share them: once for all states of a call that have
@@ -24,16 +24,16 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from hf_synlm.core.cache import CACHE
-from hf_synlm.models.rnng.actions import REDUCE
-from hf_synlm.models.rnng.stack_machine import COUNTS, LINKS, Phase, RNNGStackMachine, Seen, State, first_true
+from hf_synlm.core.rows import Rows
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width, max_positions
 from hf_synlm.models.tree_lm.linearization import relative_depths
-from hf_synlm.search.parsing import AlignedText
+from hf_synlm.search.labeled.machine import COUNTS, LINKS, LabeledStackMachine, Phase, Seen, State, first_true
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
 from hf_synlm.search.tree_attention import PathCache, columns_of
 from hf_synlm.search.word_head import PackedWordHead, rows_at_once
+from hf_synlm.trees.transitions import REDUCE
 
 # Numbers that are gathered for one call of a layer: memory does not grow with the beam.
 _GATHERED_ELEMENTS = 1 << 24
@@ -81,14 +81,13 @@ def split_words(logits: Tensor, config: PreTrainedConfig) -> tuple[Tensor, Tenso
     return logits.logsumexp(1), finish
 
 
-class TreeLMStackMachine(RNNGStackMachine):
-    """Runs a Tree LM with heads on node pools; arguments as for `RNNGStackMachine`."""
+class TreeLMStackMachine(LabeledStackMachine):
+    """Runs a Tree LM with heads on node pools; arguments as for `LabeledStackMachine`."""
 
     def _prepare(self, model: Any) -> None:
         self.label_logits, self.composes = model.label_logits, self.config.structure_attention == "stack_compose"
         self._watches = False
         self._products: Tensor | None = None
-        self._make_tables()
 
     def watch_attention(self, kind: str) -> None:
         """Note the attention entropy of every word, "projected" or "raw"."""
@@ -122,28 +121,28 @@ class TreeLMStackMachine(RNNGStackMachine):
         zero = torch.zeros_like(none)
         pool.append(Nodes(none, none, zero, none, none, none), *[none] * len(LINKS), *[zero] * len(COUNTS))
         if context_sentence_ids is not None:
-            self._read_context(pool, AlignedText.read(input_ids, context_sentence_ids > 0))
+            self._read_context(pool, Rows.of(input_ids, context_sentence_ids > 0))
         tokens = torch.full_like(none, self.config.bos_token_id)
         self._read(pool, pool.places(zero)[:, 0], none[:, :0], tokens[:, 0], composes=False)
         return pool, zero
 
-    def _read_context(self, pool: NodePool, text: AlignedText) -> None:
+    def _read_context(self, pool: NodePool, text: Rows) -> None:
         """Read plain text before the begin token; keep its keys and values."""
-        if text.tokens.shape[1] > self.max_with_context:
+        if text.ids.shape[1] > self.max_with_context:
             raise ValueError(
-                f"A context of {text.tokens.shape[1]} tokens leaves too few positions for a tree: give at most "
+                f"A context of {text.ids.shape[1]} tokens leaves too few positions for a tree: give at most "
                 f"{self.max_with_context:.0f}, half of those of the backbone."
             )
-        embedded = self.model.embed(text.tokens)
+        embedded = self.model.embed(text.ids)
         cache = self.model.backbone(inputs_embeds=embedded, use_cache=True)[CACHE]
         for number, layer in enumerate(cache.layers):
             both = torch.stack([layer.keys, layer.values], 1)  # [B, 2, H, C, d]
             pool.context[f"layer_{number}"] = both.permute(0, 3, 1, 2, 4).flatten(2).to(self.dtype)
-        pool.num_context = text.present.sum(1)
+        pool.num_context = text.count
 
     @in_full_precision
     def push(self, pool: NodePool, seen: Seen, actions: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
-        """Take one structural action from each of R states; see `RNNGStackMachine.push`."""
+        """Take one structural action from each of R states; see `LabeledStackMachine.push`."""
         reduces = (actions == REDUCE) & live
         sizes = self._sizes(pool, seen.nodes, live, reduces)
         rows = sizes.rows
@@ -168,7 +167,7 @@ class TreeLMStackMachine(RNNGStackMachine):
         edges: WordEdges | None,
         live: Tensor,
     ) -> Tensor:
-        """Generate a word from each of R states; see `RNNGStackMachine.shift`."""
+        """Generate a word from each of R states; see `LabeledStackMachine.shift`."""
         own, reduces = self._append_words(pool, nodes, tokens, num_tokens, edges), torch.zeros_like(live)
         sizes = self._sizes(pool, nodes, live, reduces)
         self._execute(pool, nodes, own, tokens, reduces, live, sizes, are_words=True)

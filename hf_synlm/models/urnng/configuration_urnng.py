@@ -38,6 +38,7 @@ class URNNGConfig(SyntacticConfig):
 
     model_type = "urnng"
     presets = PRESETS
+    searches = True
     model_classes = ("Model", "ForCausalLM")
     attribute_map = {"num_hidden_layers": "num_layers"}
 

@@ -37,7 +37,7 @@ from hf_synlm.models.urnng.layers import BinaryTreeLSTM, URNNGStackLSTM
 from hf_synlm.models.urnng.plan import URNNGPlan, make_plan
 from hf_synlm.models.urnng.stack_machine import URNNGStackMachine, URNNGWordSearch
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from hf_synlm.search.parsing import only_token_ids, parse_with_search
 from hf_synlm.search.words import WordBeamSearch
 from hf_synlm.trees.actions import GEN, PAD_ACTION
 from hf_synlm.trees.given import counted_words
@@ -145,7 +145,6 @@ class URNNGModel(URNNGPreTrainedModel):
         if actions is None:
             if not self.has_heads:
                 raise ValueError("actions are missing: parse of the model around this URNNGModel finds them.")
-            refuse_empty_rows(mask)
             with evaluation_mode(self):
                 actions = parse_with_search(self.word_search(), input_ids, mask).actions[:, 0]
         plan = make_plan(actions, mask)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_synlm.core.rows import check_rows
 from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION
 from hf_synlm.trees.given import check_actions
 
@@ -47,6 +48,7 @@ def make_plan(actions: Tensor, mask: Tensor) -> URNNGPlan:
     device = actions.device
     actions, mask = actions.cpu(), mask.cpu()
     check_actions(actions, mask, padding=PAD_ACTION)
+    check_rows(mask)
     rows, count = actions.shape
     shape = (rows, count + 1)
     below, depth, height = (torch.zeros(shape, dtype=torch.long) for _ in range(3))

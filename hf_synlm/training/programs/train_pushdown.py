@@ -22,10 +22,10 @@ from hf_synlm.core.losses import share_of
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING, pad_inputs
 from hf_synlm.data.gold_trees import gold_attachments
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.programs.train_rnng import RNNGModelArguments, RNNGRecipe
 from hf_synlm.trees.spans import fold_tokens
+from hf_synlm.trees.transitions import TransitionSystem
 
 
 @dataclass

@@ -30,7 +30,6 @@ from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import pad_inputs
 from hf_synlm.data.punctuation import keep_words
 from hf_synlm.evaluation.trees.parsing import binarized_gold, branching_baselines, unlabeled_f1
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.training.engine.arguments import ModelArguments, check_minimum
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
@@ -61,6 +60,7 @@ from hf_synlm.training.tasks.variational import (
 )
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.trees.spans import Span
+from hf_synlm.trees.transitions import TransitionSystem
 
 NETWORK = "inference_network"
 

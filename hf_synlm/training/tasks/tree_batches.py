@@ -28,7 +28,6 @@ from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.punctuation import Punctuation, has_penn_tags
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
 from hf_synlm.models.rnng.plan import make_plan
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
@@ -41,6 +40,7 @@ from hf_synlm.training.tasks.sentence_files import (
     Sentences,
     check_minimum,
 )
+from hf_synlm.trees.transitions import TransitionSystem
 
 TREE_FEATURES = {
     "words": List(Value("string")),

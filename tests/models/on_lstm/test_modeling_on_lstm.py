@@ -206,7 +206,7 @@ class TestParse:
             ({"layer": 3}, "Layer 3"),
             ({"word_ends": torch.ones(1, 3)}, "word_ends"),
             ({"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
-            ({"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids holds no word"),
+            ({"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids has no token"),
         ],
     )
     def test_bad_options(self, options, message):

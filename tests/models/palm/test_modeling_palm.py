@@ -168,7 +168,7 @@ class TestParse:
             tiny().parse(ids, method="distance")
         with pytest.raises(ValueError, match="span_attention=False"):
             tiny(span_attention=False).parse(ids)
-        with pytest.raises(ValueError, match="no word"):
+        with pytest.raises(ValueError, match="no token"):
             tiny().parse(torch.zeros(1, 2, dtype=torch.long))
 
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.rnng.plan import make_plan
+from hf_synlm.trees.transitions import TransitionSystem
 from tests.models.rnng.test_rnng_derivations import SYSTEMS, batch_of, draw
 from tests.reference.rnng import naive_log_prob
 
@@ -290,7 +290,7 @@ TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
         ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "hold no token"),
         ({"input_ids": torch.tensor([[5, 6, 99]])}, "99"),
         ({"input_ids": torch.tensor([[5, 6, 3, 7]]), "attention_mask": torch.tensor([[1, 1, 0, 1]])}, "holes"),
-        ({"input_ids": TWO, "actions": ACTIONS.repeat(2, 1)}, "row 1: 3 SHIFT actions for 0 tokens"),
+        ({"input_ids": TWO, "actions": ACTIONS.repeat(2, 1)}, "Row 1 of input_ids has no token"),
         ({"actions": ACTIONS.repeat(2, 1)}, "for 1 rows"),
         ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, r"actions hold -1: ids below the padding .0. are"),
         ({"actions": torch.tensor([[0, 3, 1, 1, 1, 2]])}, "padding.*right end"),

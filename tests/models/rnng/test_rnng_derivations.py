@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.rnng.forest_lstm import forest_lstm
 from hf_synlm.models.rnng.plan import make_plan
+from hf_synlm.trees.transitions import TransitionSystem
 from tests.reference.rnng import (
     naive_derivation,
     naive_forest_lstm,

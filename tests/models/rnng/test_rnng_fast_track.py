@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_synlm import RNNGForCausalLM
-from hf_synlm.models.rnng.actions import TransitionSystem
+from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.search_models import INSIDE, assert_same, hypotheses, padded
 from tests.helpers.search_models import rnng as make_model
 from tests.reference.rnng_search import Grammar, log_sum_exp

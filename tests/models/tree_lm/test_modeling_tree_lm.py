@@ -22,12 +22,12 @@ from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.card import fill_card
-from hf_synlm.models.rnng.actions import TransitionSystem
 from hf_synlm.models.tree_lm.backbone import PackedProducts
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine
 from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine
 from hf_synlm.search import tree_attention
+from hf_synlm.trees.transitions import TransitionSystem
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
 from tests.reference.rnng_search import Grammar, log_sum_exp
 from tests.reference.tree_lm import log_probs, positions

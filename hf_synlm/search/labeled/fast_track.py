@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.models.rnng.actions import SHIFT
-from hf_synlm.models.rnng.stack_machine import Phase, RNNGStackMachine, Seen
+from hf_synlm.search.labeled.machine import LabeledStackMachine, Phase, Seen
 from hf_synlm.search.stack import Nodes
 from hf_synlm.search.state import NEG_INF, Candidates, SearchState, WordSearch, check_count, keep_frozen
+from hf_synlm.trees.transitions import SHIFT
 
 # States whose word is scored at once besides those that matter for sure: rows cost less than another product.
 _MORE_WORDS = 3
@@ -141,7 +141,7 @@ class _GivenWords:
     states can matter.
     """
 
-    def __init__(self, machine: RNNGStackMachine, tokens: Tensor, fast_track_size: int) -> None:
+    def __init__(self, machine: LabeledStackMachine, tokens: Tensor, fast_track_size: int) -> None:
         self.machine, self.tokens, self.fast_track_size = machine, tokens, fast_track_size
 
     def __call__(self, frontier: Frontier, base: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,7 +178,7 @@ class FastTrackSearch(WordSearch):
 
     def __init__(
         self,
-        machine: RNNGStackMachine,
+        machine: LabeledStackMachine,
         num_beams: int,
         action_beam_size: int,
         fast_track_size: int,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the models with labeled derivations share: `forward`, search, `parse`, generation, and which tokens end a word.
 
-`models/rnng/fast_track.py` searches; here are the methods of a model that call it. RNNG and Tree LM inherit them.
+`search/labeled/fast_track.py` searches; here are the methods of a model that call it. RNNG and Tree LM inherit them.
 
 Shapes: B sentences, T tokens, A actions, V vocabulary.
 """
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import can_return_tuple
 
 from hf_synlm.core.hidden_states import HiddenStateChoice, refuse_arguments, refuse_layer_outputs
@@ -21,12 +21,11 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, between_padding
 from hf_synlm.generation.mixin import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
-from hf_synlm.models.rnng.best_first import BestFirstDecoder, BestFirstSearch
-from hf_synlm.models.rnng.fast_track import FastTrackSearch
-from hf_synlm.models.rnng.fast_track_generation import FastTrackDecoder
-from hf_synlm.models.rnng.particles import ParticleSearch
+from hf_synlm.search.labeled.best_first import BestFirstDecoder
+from hf_synlm.search.labeled.decoder import FastTrackDecoder
+from hf_synlm.search.labeled.fast_track import FastTrackSearch
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from hf_synlm.search.parsing import only_token_ids, parse_with_search
 from hf_synlm.search.state import SyntacticCache
 from hf_synlm.trees.given import counted_words
 
@@ -133,6 +132,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     generation_options = {**SYNTACTIC_GENERATION_DEFAULTS, "fast_track_size": None}
     takes_plan = False
     """Whether derivations may come with a `plan` that was made ahead."""
+    particle_search_class: type[Any] | None = None
+    """The search of `parse` with method="particle"."""
 
     def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
         """Hook: the loss of given derivations, and the other fields of the output."""
@@ -275,33 +276,10 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         num_beams: int | None = None,
         eos_token_ids: Tensor | None = None,
         renormalize: bool = False,
-        *,
-        action_beam_size: int | None = None,
-        fast_track_size: int | None = None,
-        normalization: str | None = None,
+        **options: Any,
     ) -> FastTrackDecoder:
-        """Word-synchronous search with this model; None = the fields of the configuration, made to fit each other.
-
-        `eos_token_ids` [E] stand for the end of a sentence; None = sentences go on. `renormalize` is not used: see
-        `normalization`.
-        """
-        width = self._default_width(action_beam_size) if num_beams is None else num_beams
-        if action_beam_size is None:
-            action_beam_size = max(self.config.action_beam_size, width if isinstance(width, int) else 0)
-        track = self.config.fast_track_size if fast_track_size is None else fast_track_size
-        machine = self.stack_machine_class(self, normalization, eos_token_ids)
-        kind = BestFirstDecoder if self.config.searches_best_first else FastTrackDecoder
-        return kind(machine, width, action_beam_size, track, eos_token_ids)
-
-    @property
-    def reads_plain_context(self) -> bool:
-        """Whether `parse` reads plain text before a sentence, which it has not learned: on a decoder that has."""
-        return getattr(self.config, "backbone_config", None) is not None
-
-    def _default_width(self, action_beam_size: int | None) -> int:
-        """Word beam where none is asked for."""
-        width = self.config.scoring_num_beams
-        return width if not isinstance(action_beam_size, int) else max(1, min(width, action_beam_size))
+        """Word-synchronous search with this model; see `labeled_search`. `renormalize` is not used."""
+        return labeled_search(self, num_beams, eos_token_ids, **options)
 
     def decoding_searches(
         self, config: GenerationConfig, renormalize: bool
@@ -312,7 +290,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         and word in proportion to them.
         """
         options = self._search_options(config)
-        width = max(self._default_width(config.action_beam_size), config.num_beams)
+        width = max(_default_width(self.config, config.action_beam_size), config.num_beams)
         return (
             self.word_search(width, **options),
             self.word_search(config.num_beams, self.own_end(config), **options),
@@ -326,7 +304,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         }
 
     def _new_cache(self, config: GenerationConfig) -> SyntacticCache:
-        width, ends = self._default_width(config.action_beam_size), self.own_end(config)
+        width, ends = _default_width(self.config, config.action_beam_size), self.own_end(config)
         return SyntacticCache(width, ends, **self._search_options(config))
 
     def _fit_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
@@ -398,7 +376,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             action_beam_size: beam inside a word; default `config.action_beam_size`, at least `num_beams`.
             fast_track_size: default `config.fast_track_size`.
             num_return_sequences: number of trees per sentence, at most `num_beams`.
-            method: "search", or "particle" for the authors' variable-width beam.
+            method: "search", or "particle" for the authors' variable-width beam (RNNG only).
             num_particles: number of particles ("particle" only); default 1,000. As in the authors' code, an action that
                 gets less than half a particle is dropped, so a sentence may lose all its derivations where they are few
                 and labels many: then its `log_probs` are -inf, and it has no tree.
@@ -421,8 +399,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` and `variable_beam_search` of their code.
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        refuse_empty_rows(mask)
-        if context_sentence_ids is not None and not self.reads_plain_context:
+        if context_sentence_ids is not None and self.config.reads_context is None:
             raise ValueError(_ONE_SENTENCE.format(type(self).__name__))
         if word_ends is None:
             word_ends = self.word_ends_of(input_ids.masked_fill(~mask, 0))
@@ -463,26 +440,52 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
                 fast_track_size=fast_track_size,
                 normalization=normalization,
             )
-        if method != "particle":
-            raise ValueError(f"method {method!r} is unknown. Choose 'search' or 'particle'.")
+        if method != "particle" or self.particle_search_class is None:
+            known = "'search'" if self.particle_search_class is None else "'search' or 'particle'"
+            raise ValueError(f"{type(self).__name__} has no method {method!r}. Choose {known}.")
         if any(value is not None for value in (num_beams, action_beam_size, fast_track_size)) or stepwise:
             raise ValueError(
                 "method='particle' takes num_particles instead of num_beams, action_beam_size and fast_track_size, "
                 "and gives no stepwise probabilities."
             )
         particles = DEFAULT_PARTICLES if num_particles is None else num_particles
-        return ParticleSearch(self.stack_machine_class(self, normalization), particles)
+        return self.particle_search_class(self.stack_machine_class(self, normalization), particles)
+
+
+def labeled_search(
+    model: Any,
+    num_beams: int | None = None,
+    eos_token_ids: Tensor | None = None,
+    *,
+    action_beam_size: int | None = None,
+    fast_track_size: int | None = None,
+    normalization: str | None = None,
+) -> FastTrackDecoder:
+    """Word-synchronous search with a model that has heads; None = the fields of its configuration, made to fit.
+
+    `eos_token_ids` [E] stand for the end of a sentence; None = sentences go on.
+    """
+    config = model.config
+    width = _default_width(config, action_beam_size) if num_beams is None else num_beams
+    if action_beam_size is None:
+        action_beam_size = max(config.action_beam_size, width if isinstance(width, int) else 0)
+    track = config.fast_track_size if fast_track_size is None else fast_track_size
+    machine = model.stack_machine_class(model, normalization, eos_token_ids)
+    kind = BestFirstDecoder if config.searches_best_first else FastTrackDecoder
+    return kind(machine, width, action_beam_size, track, eos_token_ids)
+
+
+def _default_width(config: PreTrainedConfig, action_beam_size: int | None) -> int:
+    """Word beam where none is asked for."""
+    width = config.scoring_num_beams
+    return width if not isinstance(action_beam_size, int) else max(1, min(width, action_beam_size))
 
 
 @torch.no_grad()
 def best_derivations(model: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
     """Actions [B, A] of the best trees that the search with the heads of a model finds."""
-    refuse_empty_rows(mask)
-    config, kind = model.config, BestFirstSearch if model.config.searches_best_first else FastTrackSearch
-    width = max(config.action_beam_size, config.scoring_num_beams)
     with evaluation_mode(model):
-        search = kind(model.stack_machine_class(model), config.scoring_num_beams, width, config.fast_track_size)
-        output = parse_with_search(search, input_ids, mask, word_ends=word_ends)
+        output = parse_with_search(labeled_search(model), input_ids, mask, word_ends=word_ends)
     # In-order, the tree of one word may be the bare word: no span, but a derivation.
     missing = [row for row, trees in enumerate(output.spans) if not trees]
     if missing:

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from hf_synlm.models.rnng.actions import SHIFT
-from hf_synlm.models.rnng.fast_track import FastTrackSearch, Frontier, Limits, SetAside, WordScores
-from hf_synlm.models.rnng.fast_track_generation import FastTrackDecoder
-from hf_synlm.models.rnng.stack_machine import Phase
+from hf_synlm.search.labeled.decoder import FastTrackDecoder
+from hf_synlm.search.labeled.fast_track import Frontier, Limits, SetAside, WordScores
+from hf_synlm.search.labeled.machine import Phase
 from hf_synlm.search.state import NEG_INF, SearchState
+from hf_synlm.trees.transitions import SHIFT
 
 # States of a step for each sentence on a CPU: enough for fast products. Elsewhere steps are as wide as the beam.
 _CPU_WIDTH = 32
@@ -50,8 +50,8 @@ class _Waiting(NamedTuple):
         return type(self)(scores, *(values.gather(1, index) for values in joined[1:]))
 
 
-class BestFirstSearch(FastTrackSearch):
-    """`FastTrackSearch` whose words are searched best-first; `fast_track_size` has no effect."""
+class BestFirstDecoder(FastTrackDecoder):
+    """`FastTrackDecoder` whose words are searched best-first; `fast_track_size` has no effect."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -101,7 +101,3 @@ class BestFirstSearch(FastTrackSearch):
         row = (index // total.shape[2]).clamp(max=total.shape[1] - 1)  # of moves that do not exist, any
         parents, origin = (values.gather(1, row) for values in (frontier.seen.nodes, frontier.origin))
         return _Waiting(scores, parents, index % total.shape[2], origin)
-
-
-class BestFirstDecoder(BestFirstSearch, FastTrackDecoder):
-    """`BestFirstSearch` that also generates words which are not given."""

@@ -3,7 +3,7 @@
 
 `TransitionSystem` says which actions are legal, and turns trees into actions and back. The ids are those of the
 authors' checkpoints, where PAD is 0. `models/rnng/plan.py` lays out its steps for batched computation; the
-batched machine of the search is in `models/rnng/stack_machine.py`. The slow and obvious version is `stacks_of` in
+batched machine of the search is in `search/labeled/machine.py`. The slow and obvious version is `stacks_of` in
 tests/reference/trees.py.
 
 A, in costs, is the length of an action sequence.

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
-from hf_synlm.models.rnng.actions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.trees.actions import COMP, GEN, spans_to_actions
 from hf_synlm.trees.spans import right_branching
+from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 from tests.helpers.goldens import GOLDENS, read_case
 from tests.reference.rnng import over_pieces, random_binary_tree, random_word_ends
 from tests.reference.trees import (

@@ -13,7 +13,7 @@ from transformers.utils import can_return_tuple
 from hf_synlm.core.hidden_states import HiddenStateChoice, refuse_arguments
 from hf_synlm.core.outputs import SyntacticClassifierOutput
 from hf_synlm.core.token_batch import attended_tokens
-from hf_synlm.models.rnng.generation import best_derivations
+from hf_synlm.generation.labeled.mixin import best_derivations
 from hf_synlm.search.parsing import only_token_ids
 
 

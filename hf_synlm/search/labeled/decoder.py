@@ -20,11 +20,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hf_synlm.models.rnng.actions import SHIFT
-from hf_synlm.models.rnng.fast_track import FastTrackSearch, Frontier, Limits, own_places
-from hf_synlm.models.rnng.stack_machine import Phase, Seen
+from hf_synlm.search.labeled.fast_track import FastTrackSearch, Frontier, Limits, own_places
+from hf_synlm.search.labeled.machine import Phase, Seen
 from hf_synlm.search.proposals import NEGLIGIBLE, Process, draw_index
 from hf_synlm.search.state import NEG_INF, Candidates, SearchState
+from hf_synlm.trees.transitions import SHIFT
 
 # Numbers in one table of word scores: memory does not grow with the beam.
 _TABLE_ELEMENTS = 1 << 24
