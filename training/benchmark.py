@@ -15,7 +15,7 @@ import fnmatch
 import functools
 import json
 import multiprocessing
-import resource
+import re
 import statistics
 import subprocess
 from collections.abc import Callable
@@ -302,10 +302,11 @@ def milliseconds(step: Step) -> float:
 
 def grown_mib(case: str, side: int) -> int:
     """How much the resident set of this process grows while it runs one step (Linux)."""
-    step = TABLE[case]()[side]
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    status, step = Path("/proc/self/status"), TABLE[case]()[side]
+    before = status.read_text()
     step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10) - (before >> 20)
+    now, then = re.findall(r"VmHWM:\s+(\d+)", status.read_text()), re.findall(r"VmRSS:\s+(\d+)", before)
+    return (int(now[0]) - int(then[0])) >> 10
 
 
 def resources(case: str, side: int, step: Step) -> dict[str, Any]:
