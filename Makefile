@@ -80,7 +80,6 @@ gpu: $(VENV)/.test
 	$(BIN)/python training/benchmark.py --device cuda
 	$(BIN)/python training/benchmark.py --device cuda --precision tf32
 	$(BIN)/python training/benchmark.py --device cuda --precision bf16
-	$(BIN)/python training/benchmark.py --device cuda --gradients
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

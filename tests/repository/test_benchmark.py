@@ -1,70 +1,63 @@
-"""The benchmarks: every row is measured, and says where it comes from."""
+"""The benchmarks: every kind of case is built and runs, and a row says where it comes from."""
 
+import fnmatch
 import json
 
+import benchmark
 import pytest
 import torch
-from benchmarks import cases, lengths, search, train
-from benchmarks.sides import Sides, measure, origin
+
+SMALL_GPST = {**benchmark.QUARTER, "vocab_size": 60, "num_type_layers": 1, "num_token_layers": 1}
 
 
-def rows_of(capsys: pytest.CaptureFixture, *arguments: str) -> list[dict]:
-    assert cases.main(list(arguments)) == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
-def test_cases_are_listed_and_measured(capsys, monkeypatch):
-    assert [row["case"] for row in rows_of(capsys, "--list")] == list(cases.CASES)
-    monkeypatch.setattr(cases, "peak_memory", lambda name, side=0: 5.0)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_case_is_measured(capsys, monkeypatch, precision):
     weight, seen = torch.nn.Linear(2, 1), set()
 
     def step() -> None:
         seen.add(weight(torch.ones(1, 2)).dtype)
-        weight(torch.ones(1, 2)).sum().backward()
 
-    def wrong() -> None:
-        raise AssertionError("one is two")
+    monkeypatch.setattr(benchmark, "TABLE", {"one": lambda: (step, step), "other": pytest.fail})
+    monkeypatch.setattr(benchmark, "resources", lambda case, side, step: {"peak_mib": 5})
+    benchmark.main(["--case", "on*", "--runs", "2", "--precision", precision])
+    row = json.loads(capsys.readouterr().out)
+    assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"] and row["runs"] == 2 and row["precision"] == precision
+    assert [cost["peak_mib"] for cost in row["costs"]] == [5, 5]
+    assert all(row[name] for name in ("device", "threads", "torch", "transformers", "hf_synlm", "commit"))
+    assert seen == {torch.float32 if precision == "float32" else torch.bfloat16}
 
-    built = {"good": Sides(step, step, step, weight), "bad": Sides(step, step, wrong)}
-    monkeypatch.setattr(cases, "CASES", {name: cases.Case(name, "", lambda s=s: s) for name, s in built.items()})
-    (row,) = rows_of(capsys, "--case", "good", "--runs", "1")
-    assert row["ratio"] > 0 and row["runs"] == 1 and row["peak_memory_mib"] == [5, 5] and row["commit"]
-    assert rows_of(capsys, "--case", "good", "--runs", "1", "--precision", "bf16")[0]["precision"] == "bf16"
-    assert seen == {torch.float32, torch.bfloat16} and rows_of(capsys, "--list", "--precision", "tf32")
-    assert torch.backends.cuda.matmul.allow_tf32
-    assert rows_of(capsys, "--gradients")[0]["bf16"]["zeros"]["weight"] == 0
-    assert cases.main(["--case", "bad"]) == 1
-    assert "one is two" in json.loads(capsys.readouterr().out)["error"]
+
+def test_memory_grows_by_what_a_step_holds(monkeypatch):
+    monkeypatch.setattr(benchmark, "TABLE", {"x": lambda: (lambda: torch.ones(64 << 18), None)})
+    assert benchmark.grown_mib("x", 0) >= 60
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments"),
+    [
+        (benchmark.gpst_train, (SMALL_GPST, 1, 60)),
+        (benchmark.gpst_parse, (SMALL_GPST,)),
+        (benchmark.rnng_train, (2,)),
+        (benchmark.pcfg_growth, ("loss", 3, "tensor", 4, 2)),
+        (benchmark.pcfg_growth, ("logits", 3, "simple", 4)),
+        (benchmark.gpst_growth, (3, 2)),
+        (benchmark.length_train, ("ordered-memory", 4, 4)),
+        (benchmark.length_train, ("urnng", 4, 4)),
+    ],
+)
+def test_both_sides_of_a_case_run(build, arguments):
+    for step in build(*arguments):
+        step()
 
 
 def test_rnng_is_timed_without_its_plan(monkeypatch):
-    sides = train.rnng_train(2)
+    ours, _ = benchmark.rnng_train(2)
     monkeypatch.setattr("hf_synlm.models.rnng.modeling_rnng.make_plan", lambda *plan, **options: pytest.fail("a plan"))
-    sides.ours()
+    ours()
 
 
-def test_growth_by_beam_and_length(capsys, monkeypatch):
-    monkeypatch.setattr(search, "BEAMS", (2, 4))
-    monkeypatch.setattr(search, "LENGTHS", (3, 5))
-    rows = list(search.gpst_growth(1, lambda build: 5.0))
-    assert [row["search"] for row in rows] == [f"gpst, {n} tokens, beam {k}" for n in (3, 5) for k in (2, 4)]
-    assert all(row["seconds"] > 0 and row["mib"] == 5 for row in rows)
-
-
-def test_time_by_length(monkeypatch):
-    monkeypatch.setattr(lengths, "VOCABULARY", 60)
-    models = {**lengths.MODELS, "URNNG": lengths.MODELS["URNNG"]._replace(longest=4)}
-    monkeypatch.setattr(lengths, "MODELS", models)
-    rows = list(lengths.time_by_length(1, (4, 8), 16, 60_000))
-    assert {(row["model"], row["tokens of a sentence"]) for row in rows} == {
-        (name, length) for name in models for length in (4, 8) if (name, length) != ("URNNG", 8)
-    }
-    near = {row["model"] for row in rows if abs(row["parameters"] - 60_000) < 16_000}
-    assert near == set(models) - {"GPST"}  # the widths of which are 48 apart
-
-
-def test_an_origin_names_machine_versions_and_commit():
-    found = origin()
-    assert found["torch"] == torch.__version__ and found["device"] == "cpu"
-    assert all(found[name] for name in ("machine", "python", "transformers", "hf_synlm", "commit"))
-    assert measure(lambda: torch.ones(3).sum(), 2)["ms"] > 0
+def test_models_of_a_length_are_of_one_size():
+    with torch.device("meta"):
+        sizes = {name: sum(p.numel() for p in make().parameters()) for name, make in benchmark.EIGHT_MILLION.items()}
+    assert all(6_900_000 < size < 8_900_000 for size in sizes.values())
+    assert fnmatch.filter(benchmark.TABLE, "length-urnng-*") == ["length-urnng-128", "length-urnng-256"]
