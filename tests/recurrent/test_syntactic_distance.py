@@ -1,10 +1,8 @@
 """Trees and distances: exact facts about all small trees, decoders against recursion, the ranking loss pair by pair."""
 
 import itertools
-import json
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +12,11 @@ from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.recurrent.distances import distances_to_spans, ranking_loss, spans_to_distances
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import validate_spans
+from tests.helpers.goldens import read_meta
 from tests.reference import on_lstm as reference
 from tests.reference.trees import all_binary_trees
 
-CASES = json.loads((Path(__file__).parents[1] / "goldens" / "onlstm" / "trees" / "meta.json").read_text())
+CASES = read_meta("onlstm/trees")
 DECODERS = ["unbiased", "biased"]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -24,16 +23,16 @@ from hf_synlm.training.tasks.treereg import (
     tree_regularization_loss,
 )
 from tests.helpers.finetuning import tiny_gpt2, trainer_arguments
+from tests.helpers.goldens import read_meta, read_tensors
 from tests.helpers.training_runs import sample_files
 
-GOLDENS = Path(__file__).parents[1] / "goldens" / "treereg"
 CASES = ("01_words", "02_pieces", "03_edges", "04_llama")
 FULL = TreeRegArguments(treereg_part=1.0)
 
 
 def read(case: str, offset: int = 0) -> tuple[list[dict[str, Any]], dict[str, Tensor], dict[str, Tensor]]:
     """Sentences, tensors and trees of a golden; the first token stands at `offset`."""
-    sentences = json.loads((GOLDENS / case / "meta.json").read_text())["sentences"]
+    sentences = read_meta(f"treereg/{case}")["sentences"]
     rows = []
     for sentence in sentences:
         begins = [place for place, starts in enumerate(sentence["word_starts"]) if starts]
@@ -44,7 +43,7 @@ def read(case: str, offset: int = 0) -> tuple[list[dict[str, Any]], dict[str, Te
     batch = TreeRegCollator(0)(rows)
     return (
         sentences,
-        load_file(GOLDENS / case / "io.safetensors"),
+        read_tensors(f"treereg/{case}", "io"),
         {key: batch[key] for key in ("word_spans", "splits")},
     )
 
@@ -74,9 +73,9 @@ def test_trees_are_those_of_the_authors(case: str) -> None:
 
 def test_gradient_of_a_language_model_with_the_loss() -> None:
     _, golden, trees = read("04_llama", offset=1)
-    meta = json.loads((GOLDENS / "04_llama" / "meta.json").read_text())
+    meta = read_meta("treereg/04_llama")
     model = LlamaForCausalLM(LlamaConfig(**meta["llama_config"])).eval()
-    model.load_state_dict(load_file(GOLDENS / "04_llama" / "state.safetensors"), strict=False)
+    model.load_state_dict(read_tensors("treereg/04_llama", "state"), strict=False)
     ids, mask = golden["input_ids"], golden["attention_mask"]
     targets = torch.cat([ids[:, 1:], ids[:, :1]], 1)
     last = mask.sum(1, keepdim=True) - 1
@@ -87,7 +86,7 @@ def test_gradient_of_a_language_model_with_the_loss() -> None:
     loss = loss + tree_regularization_loss(read_vectors(out.hidden_states), **trees)
     torch.testing.assert_close(loss, golden["loss/total"].view(()), atol=1e-5, rtol=1e-5)
     loss.backward()
-    grads = load_file(GOLDENS / "04_llama" / "grads.safetensors")
+    grads = read_tensors("treereg/04_llama", "grads")
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, grads[name], atol=1e-5, rtol=1e-4, msg=name)
 

@@ -12,7 +12,7 @@ from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
 from hf_synlm.trees.actions import COMP, GEN, spans_to_actions
 from hf_synlm.trees.spans import right_branching
 from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
-from tests.helpers.goldens import GOLDENS, read_case
+from tests.helpers.goldens import cases_of, read_case
 from tests.reference.rnng import over_pieces, random_binary_tree, random_word_ends
 from tests.reference.trees import (
     all_labeled_trees,
@@ -225,7 +225,7 @@ def test_labeled_spans_that_are_no_tree_are_named(name, spans, num_tokens, word_
         TransitionSystem(name, 2).spans_to_actions(spans, num_tokens, word_ends)
 
 
-@pytest.mark.parametrize("case", [folder.name for folder in (GOLDENS / "rnng").glob("*/")])
+@pytest.mark.parametrize("case", cases_of("rnng"))
 def test_actions_and_stack_depths_of_the_authors(case):
     _, golden, meta = read_case(f"rnng/{case}")
     labels = meta["config"]["nonterminals"]

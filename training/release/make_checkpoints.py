@@ -37,6 +37,7 @@ from typing import Any
 import yaml
 from release.model_table import write_model_tables
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import AutoConfig
 
 import hf_synlm  # noqa: F401  # registers the architectures
@@ -187,9 +188,11 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
             copy = partial / file.relative_to(model)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
-            if copy.suffix == ".safetensors" and checkpoint.get("stored") == "float16":
-                # Half the size; the configuration says that float32 is loaded.
-                save_file({key: value.half() for key, value in load_file(copy).items()}, copy, {"format": "pt"})
+            if copy.suffix == ".safetensors":  # half the size; the configuration says that float32 is loaded
+                tensors = load_file(copy).items()
+                save_file({k: t.half() if t.is_floating_point() else t for k, t in tensors}, copy, {"format": "pt"})
+            elif copy.name == "tokenizer.json":
+                Tokenizer.from_file(str(copy)).save(str(copy), pretty=False)
         size, limit = sum(file.stat().st_size for file in partial.rglob("*.*")), checkpoint["max_bytes"]
         if size >= limit:
             raise ValueError(f"{name} has {size} bytes, of {limit} allowed. Make the model smaller.")

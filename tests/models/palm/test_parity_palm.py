@@ -8,7 +8,7 @@ from hf_synlm.conversion.palm import convert_palm, rename_tensors
 from hf_synlm.models.palm.span_attention import gold_attention, span_states, split_by_scores
 from hf_synlm.recurrent import layers as recurrent_layers
 from hf_synlm.recurrent.cache import RecurrentCache
-from tests.helpers.goldens import GOLDENS, read_case
+from tests.helpers.goldens import read_bytes, read_case
 
 CASES = ["u_small_m", "u_large_m", "s_small_m", "s_large_m", "rb"]
 
@@ -217,10 +217,11 @@ def test_other_forms_of_a_checkpoint():
 
 
 def test_pickled_checkpoint_is_refused(tmp_path):
-    weights, output = tmp_path / "model.pt", tmp_path / "model"
+    weights, meta, output = tmp_path / "model.pt", tmp_path / "meta.json", tmp_path / "model"
+    meta.write_bytes(read_bytes("palm/rb", "meta.json"))
     torch.save([torch.nn.Linear(2, 2)], weights)
     with pytest.raises(ValueError, match="max_span_length is needed"):
-        convert_files("palm", weights, [GOLDENS / "palm" / "rb" / "meta.json"], output)
+        convert_files("palm", weights, [meta], output)
 
 
 def test_number_of_spans_is_asked_for():

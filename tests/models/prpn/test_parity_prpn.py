@@ -8,9 +8,9 @@ from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.models.prpn.parser import FAR
 from hf_synlm.recurrent.cache import RecurrentCache
 from hf_synlm.recurrent.distances import distances_to_spans
-from tests.helpers.goldens import GOLDENS, read_case
+from tests.helpers.goldens import cases_of, read_case
 
-CASES = sorted(folder.name for folder in (GOLDENS / "prpn").iterdir() if folder.is_dir())
+CASES = cases_of("prpn")
 STREAMS = [case for case in CASES if case.startswith("lm_")]
 SENTENCES = [case for case in CASES if case.startswith("up_")]
 SEGMENTS = [(case, segment) for case in CASES for segment in ("seg1", "seg2") if (case, segment[-1]) in

@@ -7,9 +7,9 @@ from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.conversion.rnng import RULES
 from hf_synlm.models.rnng.stack_machine import RNNGStackMachine
-from tests.helpers.goldens import GOLDENS, read_case, read_tensors
+from tests.helpers.goldens import cases_of, read_case, read_tensors
 
-CASES = sorted(folder.name for folder in (GOLDENS / "rnng").iterdir() if folder.is_dir())
+CASES = cases_of("rnng")
 BEAMS = [(10, 10, 1), (50, 10, 1), (100, 10, 5)]  # action beam, word beam, fast-track
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
 SEARCH_TOLERANCE = {"rtol": 0, "atol": 1e-4}

@@ -3,15 +3,12 @@
 import copy
 import functools
 import itertools
-import json
 import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from hf_synlm import TreeLMConfig, TreeLMForCausalLM, TreeLMForSequenceClassification, TreeLMModel
@@ -28,11 +25,11 @@ from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine
 from hf_synlm.search import tree_attention
 from hf_synlm.trees.transitions import TransitionSystem
+from tests.helpers.goldens import cases_of, read_meta, read_tensors
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
 from tests.reference.rnng_search import Grammar, log_sum_exp
 from tests.reference.tree_lm import log_probs, positions
 
-GOLDENS = Path(__file__).parents[2] / "goldens" / "tree_lm"
 TINY = {
     "vocab_size": 19, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
     "nonterminals": ["NP", "S", "VP"], "scoring_num_beams": 4, "action_beam_size": 12, "dropout": 0.0,
@@ -80,7 +77,7 @@ def structure(request):
 
 # --------------------------------------------------------------------------------------------- the authors' numbers
 def meta_of(case):
-    return json.loads((GOLDENS / case / "meta.json").read_text())
+    return read_meta(f"tree_lm/{case}")
 
 
 def derivation(text, meta):
@@ -156,7 +153,7 @@ def golden_model(case, **more):
         max_relative_position=sizes.get("max_relative_position") or 62, **more,
     )  # fmt: skip
     model = TreeLMForCausalLM(config).eval()
-    state = renamed(load_file(GOLDENS / case / "state.safetensors"), config)
+    state = renamed(read_tensors(f"tree_lm/{case}", "state"), config)
     missing = model.load_state_dict(state, strict=False)
     tied = [] if not config.tie_word_embeddings else ["lm_head.weight", "label_head.weight"]
     assert missing.missing_keys == tied and not missing.unexpected_keys
@@ -164,9 +161,9 @@ def golden_model(case, **more):
     return model, meta
 
 
-@pytest.mark.parametrize("case", [case.name for case in GOLDENS.glob("mask_*")])
+@pytest.mark.parametrize("case", [case for case in cases_of("tree_lm") if case.startswith("mask_")])
 def test_masks_and_positions_of_the_authors(case):
-    meta, io = meta_of(case), load_file(GOLDENS / case / "io.safetensors")
+    meta, io = meta_of(case), read_tensors(f"tree_lm/{case}", "io")
     actions, words = derivation(meta["text"], meta)
     plan = linearize(actions, words, config_of(meta, min_relative_position=-20))
     size = plan.tokens.shape[1]
@@ -181,7 +178,7 @@ def test_masks_and_positions_of_the_authors(case):
 def test_numbers_of_the_authors(case):
     """Log-probabilities, loss and gradients. Of the causal case two pieces: its memory is as long as one."""
     model, meta = golden_model(case)
-    io = load_file(GOLDENS / case / "io.safetensors")
+    io = read_tensors(f"tree_lm/{case}", "io")
     whole = model.config.structure_attention == "stack_compose"
     pieces, loss = io["inputs"].shape[0], torch.zeros(())
     for row, text in enumerate(meta["texts"]):
@@ -201,7 +198,7 @@ def test_numbers_of_the_authors(case):
         return
     torch.testing.assert_close(loss.detach(), io["loss_sum"][0], rtol=1e-6, atol=1e-5)
     loss.backward()
-    for name, value in renamed(load_file(GOLDENS / case / "grads.safetensors"), model.config).items():
+    for name, value in renamed(read_tensors(f"tree_lm/{case}", "grads"), model.config).items():
         own = model.get_parameter(name).grad
         torch.testing.assert_close(own, value, rtol=0, atol=1e-5 * max(1.0, float(value.abs().max())))
 
@@ -221,7 +218,7 @@ class _FewLabels(TreeLMStackMachine):
 @pytest.mark.parametrize("number", range(6))
 def test_search_of_the_prototype(number):
     """Prefix probabilities of beams, and exact ones; the words are all ids but the four special ones."""
-    case = json.loads((GOLDENS / "tg_trained_L2" / "search.json").read_text())["cases"][number]
+    case = read_meta("tree_lm/tg_trained_L2", "search")["cases"][number]
     model, meta = golden_model("tg_trained_L2", max_consecutive_nonterminals=case["max_consecutive_openings"])
     model.stack_machine_class = _FewLabels
     if case["renormalize"]:
@@ -238,7 +235,7 @@ def test_search_of_the_prototype(number):
 
 def test_proposal_trees_of_the_authors():
     model, meta = golden_model("tg_trained_L2")
-    proposals = json.loads((GOLDENS / "tg_trained_L2" / "proposals.json").read_text())
+    proposals = read_meta("tree_lm/tg_trained_L2", "proposals")
     for text, expected in zip(proposals["trees"], proposals["log_joint"], strict=True):
         actions, words = derivation(text, meta)
         assert float(model(words, actions=actions).joint_log_prob) == pytest.approx(expected, abs=1e-4)
