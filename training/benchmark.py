@@ -34,10 +34,10 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import hf_synlm
 from hf_synlm.data import collate, gold_trees, samples, treebank, vocabulary
-from hf_synlm.trees.transitions import TransitionSystem
 from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.training.programs.train_pushdown import AttachmentCollator
 from hf_synlm.training.tasks import inference_network, tree_batches, variational
+from hf_synlm.trees.transitions import TransitionSystem
 
 Step = Callable[[], Any]
 Sides = tuple[Step, Step]  # one step of what is measured, and of its baseline
