@@ -358,7 +358,7 @@ def test_strings_of_labels_have_no_trees():
     taken = [action for action in output.actions[0, 0].tolist() if action]
     assert taken.count(1) == 3 and taken[-1] == 3 and taken[-2] >= 4
     tokenizer = word_tokenizer([("a", "b")], min_count=1)
-    with pytest.raises(ValueError, match="there are no trees"):
+    with pytest.raises(ValueError, match="gives no trees"):
         parse_sentences(model, tokenizer, ["a b"])
     (text,) = generate_texts(model, tokenizer, ["a b"], max_new_tokens=2)
     assert text.tree.hypotheses == () and text.num_new_tokens <= 2
