@@ -279,24 +279,6 @@ class TreeLMStackMachine(LabeledStackMachine):
         return PackedWordHead(self.lm_head)
 
     # --------------------------------------------------------------------------------------------- probabilities
-    def action_log_probs(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
-        """Log-probabilities [B, R, A] of the next action, -inf where illegal.
-
-        Ends of words that are given tell what comes next: what they bar is lost, and not spread over what may come.
-        """
-        if self.config.subwords:
-            return super().action_log_probs(seen, num_tokens, phase)
-        log_probs = super().action_log_probs(self.with_known_ends(seen), num_tokens, phase)
-        return log_probs.masked_fill(~self.legal_actions(seen, num_tokens, phase), NEG_INF)
-
-    def with_known_ends(self, seen: Seen) -> Seen:
-        """States without ends of words, unless the model knows them by `subwords`."""
-        if self.config.subwords:
-            return seen
-        fields = seen.fields.clone()
-        fields[:, :, 0, State._fields.index("inside_word")] = 0
-        return seen._replace(fields=fields)
-
     def action_logits(self, seen: Seen) -> Tensor:
         """Logits [B, R, A] of the next action, float32."""
         hidden, (shift, finish) = self._known(seen.predictor.flatten(0, 1))
