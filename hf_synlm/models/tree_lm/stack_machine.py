@@ -28,7 +28,7 @@ from hf_synlm.core.rows import Rows
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width, max_positions
 from hf_synlm.models.tree_lm.linearization import relative_depths
-from hf_synlm.search.labeled.machine import COUNTS, LINKS, LabeledStackMachine, Phase, Seen, State, first_true
+from hf_synlm.search.labeled.machine import COUNTS, LINKS, LabeledStackMachine, Seen, first_true
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
 from hf_synlm.search.tree_attention import PathCache, columns_of
