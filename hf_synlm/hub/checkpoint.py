@@ -5,6 +5,7 @@ Nothing here runs code that lies in a folder, and nothing unpickles more than te
 before memory is taken: shard names stay inside the folder, headers can be read, shapes are those of the configuration.
 """
 
+import json
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
@@ -81,11 +82,16 @@ def store_as(folder: Path, wanted: Mapping[str, StoredTensor]) -> None:
     """Rewrite the weights of a folder in other types, of fewer bytes say. Loaded is still what config.json says."""
     here = {name: tensor.dtype for name, tensor in stored_tensors(folder).items()}
     there = {name: tensor.dtype for name, tensor in wanted.items() if name in here and tensor.dtype in _FLOATS}
-    other = {name for name, dtype in there.items() if dtype != here[name]}
+    other, size = {name for name, dtype in there.items() if dtype != here[name]}, 0
     for file in _weight_files(folder) if other else ():
         tensors = load(file.read_bytes())  # not `load_file`, which leaves them in the file that is replaced
         tensors |= {name: tensors[name].to(_FLOATS[there[name]]) for name in tensors.keys() & other}
         save_file(tensors, file, {"format": "pt"})
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    if other and (folder / INDEX_FILE).is_file():
+        index = read_json(folder / INDEX_FILE)
+        index["metadata"]["total_size"] = size
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:

@@ -56,6 +56,8 @@ class Grammar:
         self.first = 4 if self.finishes else 3
         self.labels = range(self.first, self.first + len(config.nonterminals))
         self.max_open, self.max_consecutive = config.max_open_nonterminals, config.max_consecutive_nonterminals
+        # Ends that the model does not know: what they bar is lost.
+        self.is_told = self.word_ends is not None and not config.subwords
         if self.word_ends is None:
             final = self.model.model.word_final.tolist() if config.subwords else [True] * config.vocab_size
             self.word_ends = [final[token] for token in self.tokens]
@@ -97,10 +99,10 @@ class Grammar:
             c.previous = action
         return c
 
-    def legal(self, actions: Actions, phase: str) -> list[int]:
-        """Legal actions after a prefix."""
+    def legal(self, actions: Actions, phase: str, anywhere: bool = False) -> list[int]:
+        """Legal actions after a prefix; `anywhere`, inside words as well."""
         c = self.counters(actions)
-        if c.inside_word and phase != END:
+        if c.inside_word and phase != END and not anywhere:
             return [SHIFT]
         if self.is_binary:
             composes, ends = c.depth > 1, c.depth == 1 and phase != CONTINUE
@@ -181,7 +183,8 @@ class Grammar:
             log_probs = logits.log_softmax(0)
         else:
             log_probs = torch.full_like(logits, -math.inf)
-            log_probs[legal] = logits[legal].log_softmax(0) if legal else logits[legal]
+            chosen_from = sorted({*legal, *(self.legal(actions, phase, anywhere=True) if self.is_told else ())})
+            log_probs[legal] = logits[legal] - logits[chosen_from].logsumexp(0)
         return {action: float(log_probs[action]) for action in legal}
 
     def _action_logits(self, actions: Actions) -> torch.Tensor:
@@ -272,8 +275,9 @@ class Grammar:
         for place, action in enumerate(actions):
             prefix = actions[:place]
             self.learn([prefix])
-            inside = self.counters(prefix).inside_word
-            legal = sorted({*self.legal(prefix, CONTINUE), *([] if inside else self.legal(prefix, END))})
+            inside = self.counters(prefix).inside_word and not self.is_told
+            legal = {*self.legal(prefix, CONTINUE), *([] if inside else self.legal(prefix, END))}
+            legal = sorted(legal | {*self.legal(prefix, CONTINUE, anywhere=True)} if self.is_told else legal)
             logits = self._action_logits(prefix)
             total += float(logits[action] - logits[legal].logsumexp(0))
             if action == SHIFT:

@@ -28,7 +28,7 @@ from hf_synlm.core.rows import Rows
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width, max_positions
 from hf_synlm.models.tree_lm.linearization import relative_depths
-from hf_synlm.search.labeled.machine import COUNTS, LINKS, LabeledStackMachine, Phase, Seen, State, first_true
+from hf_synlm.search.labeled.machine import COUNTS, LINKS, LabeledStackMachine, Seen, first_true
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
 from hf_synlm.search.tree_attention import PathCache, columns_of
@@ -279,24 +279,6 @@ class TreeLMStackMachine(LabeledStackMachine):
         return PackedWordHead(self.lm_head)
 
     # --------------------------------------------------------------------------------------------- probabilities
-    def action_log_probs(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
-        """Log-probabilities [B, R, A] of the next action, -inf where illegal.
-
-        Ends of words that are given tell what comes next: what they bar is lost, and not spread over what may come.
-        """
-        if self.config.subwords:
-            return super().action_log_probs(seen, num_tokens, phase)
-        log_probs = super().action_log_probs(self.with_known_ends(seen), num_tokens, phase)
-        return log_probs.masked_fill(~self.legal_actions(seen, num_tokens, phase), NEG_INF)
-
-    def with_known_ends(self, seen: Seen) -> Seen:
-        """States without ends of words, unless the model knows them by `subwords`."""
-        if self.config.subwords:
-            return seen
-        fields = seen.fields.clone()
-        fields[:, :, 0, State._fields.index("inside_word")] = 0
-        return seen._replace(fields=fields)
-
     def action_logits(self, seen: Seen) -> Tensor:
         """Logits [B, R, A] of the next action, float32."""
         hidden, (shift, finish) = self._known(seen.predictor.flatten(0, 1))

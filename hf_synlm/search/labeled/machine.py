@@ -277,18 +277,29 @@ class LabeledStackMachine(StackMachine):
     @in_full_precision
     def action_log_probs(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Log-probabilities [B, R, A] of the next action, -inf where illegal in this phase."""
-        logits = self.action_logits(seen)
-        illegal = ~self.legal_actions(seen, num_tokens, phase)
-        if self.normalization == "train":
-            return logits.log_softmax(-1).masked_fill(illegal, NEG_INF)
-        log_probs = logits.masked_fill(illegal, NEG_INF).log_softmax(-1)
-        return log_probs.masked_fill(illegal, NEG_INF)  # a state without a legal action has no distribution
+        logits, legal = self.action_logits(seen), self.legal_actions(seen, num_tokens, phase)
+        if self.normalization == "search":
+            logits = logits.masked_fill(~self._chosen_from(legal, seen, num_tokens, phase), NEG_INF)
+        return logits.log_softmax(-1).masked_fill(~legal, NEG_INF)  # some states have no legal action
+
+    def _chosen_from(self, legal: Tensor, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
+        """Actions [B, R, A] that share one probability: `legal` ones, and those that ends of words bar.
+
+        Ends that the model does not know by `subwords` tell what comes next: what they bar is lost, and not spread over
+        what may come.
+        """
+        if self.config.subwords:
+            return legal
+        fields = seen.fields.clone()
+        fields[:, :, 0, State._fields.index("inside_word")] = 0
+        return legal | self.legal_actions(seen._replace(fields=fields), num_tokens, phase)
 
     def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Which actions states may take [B, R, A]: the rules of the authors' search.
 
         Their limits of storage are left out, but for that of the derivation's length at the end of a sentence: before,
-        they depend on how long it will be.
+        they depend on how long it will be. In-order, a state that is full may still open constituents. It closes none
+        before the next word, or with `max_open_nonterminals` before the last one: `generate` does not end the sentence.
         """
         now = seen.state(0)
         ending = phase is Phase.END
@@ -337,18 +348,17 @@ class LabeledStackMachine(StackMachine):
         for _ in range(max(pool.field("length", nodes).flatten().tolist(), default=0)):
             last = pool.nodes(nodes)
             is_over, nodes = is_over & (last.action != SHIFT), last.predecessor.clamp(min=0)
-            seen = self.with_known_ends(self.look(pool, nodes))
-            logits, inside = self.action_logits(seen), seen.column("inside_word")[..., None] > 0
-            goes_on, ends = (self.legal_actions(seen, num_tokens, phase) for phase in (Phase.CONTINUE, Phase.END))
+            seen = self.look(pool, nodes)
+            logits, inside = self.action_logits(seen), seen.column("inside_word")[..., None] * self.config.subwords > 0
+            goes_on, ends = (
+                self._chosen_from(self.legal_actions(seen, num_tokens, phase), seen, num_tokens, phase)
+                for phase in (Phase.CONTINUE, Phase.END)
+            )
             log_probs = logits.masked_fill(~(goes_on | (ends & ~inside)), NEG_INF).log_softmax(2)
             certain = torch.where(is_over[..., None], ends, goes_on)
             chance = log_probs.masked_fill(~certain, NEG_INF).logsumexp(2)
             price = torch.where(last.predecessor < 0, price, price + chance)
         return price
-
-    def with_known_ends(self, seen: Seen) -> Seen:
-        """States as the model knows them: without ends of words that were given to the search alone."""
-        return seen
 
     def end_action(self, seen: Seen) -> tuple[int, Tensor]:
         """The action that ends a sentence, and in which states [B, R] it does."""
