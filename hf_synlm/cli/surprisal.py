@@ -107,6 +107,18 @@ class MeasureOptions:
             "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are."
         ),
     ] = None
+    belief_update: Annotated[
+        Literal["old", "new"] | None,
+        typer.Option(
+            help="GPST, RNNG, Tree LM, URNNG, Pushdown: add belief_update_bits, how much a word changes the weights of "
+            "the derivations in the beam (Renyi divergence), and belief_cut, the share of the weight after the word "
+            "that the beam has dropped. old: of derivations before the word, which change to those of all their "
+            "extensions. new: of derivations that have taken the word, before and after its own probability counts."
+        ),
+    ] = None
+    belief_order: Annotated[
+        float | None, typer.Option(min=0, help="Order of --belief-update, also inf; default: 1, Kullback-Leibler.")
+    ] = None
     frequencies: Annotated[
         Path | None,
         typer.Option(
@@ -121,7 +133,9 @@ class MeasureOptions:
     ] = True
 
     def check(self, texts: Sequence[Path], several_beams: bool) -> None:
-        """Refuse what the columns of lm-zoo cannot hold."""
+        """Refuse what the columns of lm-zoo cannot hold, and an order of nothing."""
+        if self.belief_order is not None and self.belief_update is None:
+            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: add it, or leave both out")
         if not self.lmzoo:
             return
         if len(texts) > 1 or texts[0].is_dir():
@@ -131,13 +145,15 @@ class MeasureOptions:
         if several_beams or self.frequencies or any(self.entropies.values()):
             raise ValueError(
                 "--lmzoo has four columns: give one --num-beams, and neither --entropy nor --attention-entropy nor "
-                "--frequencies"
+                "--belief-update nor --frequencies"
             )
 
     @property
     def entropies(self) -> dict[str, Any]:
-        """What kinds of entropy are asked for, by option."""
-        return {"entropy": self.entropy, "attention_entropy": self.attention_entropy}
+        """What kinds of entropy and belief update are asked for, by argument of `TextScorer`."""
+        order = 1.0 if self.belief_order is None else self.belief_order
+        beliefs = None if self.belief_update is None else (self.belief_update, order)
+        return {"entropy": self.entropy, "attention_entropy": self.attention_entropy, "belief_update": beliefs}
 
     def counts(self) -> Mapping[str, float] | None:
         """How often words occur, if --frequencies says it."""
@@ -198,7 +214,7 @@ class TreeOptions:
                 raise ValueError("--unknown-labels belongs to --trees: leave it out")
             return
         unused: dict[str, object] = {"context": measures.context != "sentence"}
-        unused |= {name: getattr(measures, name) for name in ("word_correction", "tokenize", "entropy")}
+        unused |= {name: getattr(measures, name) for name in ("word_correction", "tokenize", "entropy", "belief_update")}
         names = ("num_beams", *options.SEARCH_OPTIONS, "estimator", "cache", "num_processes")
         unused |= {name: getattr(scoring, name) for name in names}
         if given := [name for name, value in unused.items() if value]:
@@ -286,6 +302,8 @@ def surprisal(
         scores = _with_frequencies(scores, counts_of_words)
     data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
+    if beliefs := settings["belief_update"]:  # JSON has no inf
+        settings["belief_update"] = [beliefs[0], f"order {beliefs[1]:g}"]
     settings |= {"seed": scoring.seed, **described}
     seconds = time.perf_counter() - start
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)

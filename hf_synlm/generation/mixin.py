@@ -209,6 +209,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         num_return_sequences: int = 1,
         stepwise: bool = False,
         lexical: bool = False,
+        belief_update: tuple[str, float] | None = None,
+        belief_ends: Tensor | None = None,
     ) -> ParseOutput:
         """Parse given text: n-best binary trees, and prefix probabilities.
 
@@ -222,6 +224,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             num_return_sequences: trees per sentence, at most `num_beams`.
             stepwise: also compute `stepwise_log_probs`.
             lexical: also compute `lexical_log_probs`.
+            belief_update: kind ("old" or "new") and order: also compute `belief_update` and `belief_cut`.
+            belief_ends: [B, T], True where a word ends for these two; None = `word_ends`, or every token is a word.
 
         Returns:
             `ParseOutput`.
@@ -239,6 +243,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 num_return_sequences=num_return_sequences,
                 stepwise=stepwise,
                 lexical=lexical,
+                belief_update=belief_update,
+                belief_ends=belief_ends,
             )
 
     @torch.no_grad()

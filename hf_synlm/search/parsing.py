@@ -5,6 +5,7 @@ Shapes: B sentences, T input columns, W words (tokens that count, moved to the l
 V vocabulary. Log-probabilities in nats, float32.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.rows import Rows, check_rows
 from hf_synlm.core.token_batch import check_aligned, check_tokens, first_token_mask, padding_mask
 from hf_synlm.search.actions import read_by_actions
+from hf_synlm.search.beliefs import BeliefUpdates
 from hf_synlm.search.state import (
     NEG_INF,
     Candidates,
@@ -148,14 +150,16 @@ def parse_with_search(
     synchronous: bool = True,
     stepwise: bool = False,
     lexical: bool = False,
+    belief_update: tuple[str, float] | None = None,
+    belief_ends: Tensor | None = None,
 ) -> ParseOutput:
     """n-best trees of given text with their joint probabilities, and prefix probabilities.
 
     `synchronous=False` selects among actions instead of words (the paper's "w/o sync"): the K best derivations with
-    equally many actions, COMP forbidden before the softmax; only `log_probs` and trees are returned then. `stepwise`
-    and `lexical` fill the fields of `ParseOutput` of these names: the first computes the distribution over the whole
-    vocabulary at every word, the second scores every word once more. The other arguments and what is refused: see
-    `parse` of the models.
+    equally many actions, COMP forbidden before the softmax; only `log_probs` and trees are returned then. `stepwise`,
+    `lexical` and `belief_update` fill the fields of `ParseOutput` of these names: the first computes the distribution
+    over the whole vocabulary at every word, the others score every word once more. The other arguments and what is
+    refused: see `parse` of the models.
 
     Cost: W words, each about one pass of the layers that predict words over up to 4 K rows.
     Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
@@ -164,10 +168,10 @@ def parse_with_search(
     check_count("num_return_sequences", num_return_sequences)
     if num_return_sequences > search.num_beams:
         raise ValueError(f"num_return_sequences={num_return_sequences} must be at most num_beams={search.num_beams}")
-    for name, value in (("stepwise", stepwise), ("lexical", lexical)):
+    for name, value in (("stepwise", stepwise), ("lexical", lexical), ("belief_update", belief_update)):
         if value and not synchronous:
-            raise ValueError(f"{name}=True needs a word-synchronous beam; leave synchronous=True")
-    check_aligned(input_ids, word_ends=word_ends)
+            raise ValueError(f"{name}={value} needs a word-synchronous beam; leave synchronous=True")
+    check_aligned(input_ids, word_ends=word_ends, belief_ends=belief_ends)
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     if context_sentence_ids is not None and min(text.lengths) == 0:
         raise ValueError(
@@ -184,7 +188,12 @@ def parse_with_search(
         output = _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
         output.input_ids = input_ids
         return output
-    edges, notes = state.edges, _Notes()
+    edges, notes, beliefs = state.edges, _Notes(), None
+    if belief_update is not None:
+        ends = word_ends if belief_ends is None else belief_ends
+        ends = torch.ones_like(text.present) if ends is None else text.align(ends.bool())
+        beliefs = BeliefUpdates(*belief_update, ends, search.num_beams)
+    search.keeps_scored = beliefs is not None
     shared = _SharedPrefixes(text, edges, context_sentence_ids is not None)
     for step in range(text.ids.shape[1]):
         rows = shared.split(state, step)
@@ -198,17 +207,21 @@ def parse_with_search(
             notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1)[shared.place])
             block = state.block
         chosen = search.propose(state, tokens, block, active)
-        words = search.log_probs_of_candidates(state, chosen) if lexical else None
+        words = search.log_probs_of_candidates(state, chosen) if lexical or beliefs is not None else None
         # Level sizes may leave out sentences that are over: `close` counts again.
         wanted = text.present[:, step + 1] if step + 1 < text.ids.shape[1] else None
         if wanted is not None:
             wanted = torch.zeros_like(tokens).index_add_(0, shared.place, wanted.long()) > 0
-        state, order = search.commit(state, chosen, active, wanted)
-        notes.add(search, state, chosen, order, shared.place, words)
+        before, (state, order) = state, search.commit(state, chosen, active, wanted)
+        notes.add(search, state, chosen, order, shared.place, words if lexical else None)
+        if beliefs is not None:
+            beliefs.add(before, chosen, words, state, order, shared.place)
     state.select_rows(shared.place)
     state.edges = edges
     output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)
     notes.write(output, text)
+    if beliefs is not None:
+        output.belief_update, output.belief_cut = (_columns(text, v) for v in (beliefs.values, beliefs.cut))
     output.input_ids = input_ids
     return output
 
@@ -242,6 +255,13 @@ class _SharedPrefixes:
                 state.select_rows(self.place[self._rows])
             self.place = torch.tensor([rows.index(leader) for leader in leaders], device=self.place.device)
         return self._rows
+
+
+def _columns(text: Rows, values: list[Tensor]) -> Tensor:
+    """Values [B] of every token as input columns [B, T]."""
+    if not values:
+        return torch.zeros(text.mask.shape, device=text.mask.device)
+    return text.restore(torch.stack(values, 1))
 
 
 class _Notes:
@@ -288,12 +308,7 @@ class _Notes:
 
     def write(self, output: ParseOutput, text: Rows) -> None:
         """Put the statistics into the output, in input columns."""
-
-        def columns(values: list[Tensor]) -> Tensor:
-            if not values:
-                return torch.zeros(text.mask.shape, device=text.mask.device)
-            return text.restore(torch.stack(values, 1))
-
+        columns = functools.partial(_columns, text)
         before = [torch.zeros_like(self.marginal[0]), *self.marginal[:-1]] if self.marginal else []
         # After an impossible word both marginals are -inf; the later words then count 0.
         ratios = [(m - p).nan_to_num(nan=0.0, neginf=NEG_INF) for m, p in zip(self.marginal, before, strict=True)]

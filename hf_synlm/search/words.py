@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_synlm.search.beliefs import believed
 from hf_synlm.search.proposals import NEGLIGIBLE, WordProposals
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.search.state import (
@@ -50,6 +51,7 @@ from hf_synlm.search.state import (
     Block,
     BlockTable,
     Candidates,
+    Scored,
     SearchState,
     WordSearch,
     check_count,
@@ -243,8 +245,8 @@ class WordBeamSearch(WordProposals, WordSearch):
 
     def _select_given(
         self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
-    ) -> Selection:
-        """`select` for one given word per sentence [B]."""
+    ) -> tuple[Selection, Tensor]:
+        """`select` for one given word per sentence [B], and the scores of all rows [B, R]; -inf = not scored."""
         head = None
         if block.word_log_probs is None and block.nodes.numel() >= _BOUNDED_ROWS:
             head = self.machine.packed_word_head
@@ -255,7 +257,8 @@ class WordBeamSearch(WordProposals, WordSearch):
             words = self.log_probs_of(state, block.nodes, given)
         else:
             words = block.word_log_probs.gather(2, given[..., None]).squeeze(2)
-        return self.select(block, (block.scores + block.log_probs[..., 0] + words)[..., None], synced, first_id)
+        scores = block.scores + block.log_probs[..., 0] + words
+        return self.select(block, scores[..., None], synced, first_id), scores
 
     def _select_by_bounds(
         self,
@@ -265,7 +268,7 @@ class WordBeamSearch(WordProposals, WordSearch):
         tokens: Tensor,
         synced: tuple[Tensor, Tensor],
         first_id: int,
-    ) -> Selection:
+    ) -> tuple[Selection, Tensor]:
         """The same, but few words are scored, which costs much of a search.
 
         The selection begins with upper bounds. The rows whose word it has selected are scored, and it starts again,
@@ -280,10 +283,15 @@ class WordBeamSearch(WordProposals, WordSearch):
             rows = (ids.masked_fill(scored == NEG_INF, -1) - first_id).clamp(min=-1) + 1
             wanted = open_rows & torch.zeros_like(F.pad(open_rows, (1, 0))).scatter_(1, rows, True)[:, 1:]
             chosen = wanted.nonzero(as_tuple=True)
-            if not len(chosen[0]):
-                return selection
-            scores[chosen] = base[chosen] + head.log_probs(features[chosen], tokens[chosen[0]])
-            open_rows = open_rows & ~wanted
+            is_over = not len(chosen[0])
+            if is_over and self.keeps_scored:
+                wanted = open_rows & believed(state, base)
+                chosen = wanted.nonzero(as_tuple=True)
+            if len(chosen[0]):
+                scores[chosen] = base[chosen] + head.log_probs(features[chosen], tokens[chosen[0]])
+                open_rows = open_rows & ~wanted
+            if is_over:
+                return selection, scores.masked_fill(open_rows, NEG_INF)
 
     def next_block_state(self, state: SearchState, block: Block, moved: Tensor) -> SearchState | None:
         """Execute the structural actions that survive a block: the first level of the next one, or None.
@@ -319,15 +327,19 @@ class WordBeamSearch(WordProposals, WordSearch):
         `block` holds all structural successors, if they are laid out already. `active` is not used: the levels leave
         out finished sentences.
         """
-        table, frontier = BlockTable(), state
+        table, frontier, scored = BlockTable(), state, []
         synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
         while frontier is not None:
             block = block or self.expand(frontier, max_rows=self.max_rows)
-            selection = self._select_given(state, block, tokens, synced, table.num_rows)
+            selection, scores = self._select_given(state, block, tokens, synced, table.num_rows)
             table.blocks.append(block)
+            scored.append((block.scores + block.log_probs[..., 0], scores, block.origin))
             frontier = self.next_block_state(frontier, block, selection.moved) if block.cut else None
             synced, block = selection.words, None
-        return table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
+        chosen = table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
+        if self.keeps_scored:
+            chosen.scored = Scored(*(torch.cat(values, 1) for values in zip(*scored, strict=True)))
+        return chosen
 
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from transformers import PreTrainedModel
 
+from hf_synlm.data.collate import word_ends_from_word_ids
 from hf_synlm.evaluation.text.processes import Text
 from hf_synlm.evaluation.text.words import EncodedText
 
@@ -25,6 +26,7 @@ class Window(NamedTuple):
     context: tuple[tuple[int, ...], ...]
     skip: int
     word_ends: tuple[bool, ...] = ()  # of models that do not know themselves which tokens end a word
+    belief_ends: tuple[bool, ...] = ()  # of the words that have a belief update
 
     @property
     def num_tokens(self) -> int:
@@ -33,7 +35,11 @@ class Window(NamedTuple):
 
 
 def cut_windows(
-    text: EncodedText, limit: int | None, with_context: float | None = None, with_word_ends: bool = False
+    text: EncodedText,
+    limit: int | None,
+    with_context: float | None = None,
+    with_word_ends: bool = False,
+    with_belief_ends: bool = False,
 ) -> list[Window]:
     """Cut a text into pieces of at most `limit` tokens, which overlap by half; keep as much of its context as fits.
 
@@ -41,17 +47,18 @@ def cut_windows(
     """
     context, length = tuple(map(tuple, text.context)), len(text.ids)
     ends = tuple(text.word_ends) if with_word_ends else ()
+    beliefs = tuple(word_ends_from_word_ids(text.word_of_token)) if with_belief_ends else ()
     if limit is None or length <= limit:
         room = limit if with_context is None else with_context
         while context and room is not None and sum(map(len, context)) + length > room:
             context = context[1:]
-        return [Window(tuple(text.ids), context, 0, ends)]
+        return [Window(tuple(text.ids), context, 0, ends, beliefs)]
     stride = max(1, limit // 2)
     windows, stop = [], 0
     while stop < length:
         start = max(0, stop - (limit - stride))
         part = slice(start, start + limit)
-        windows.append(Window(tuple(text.ids[part]), (), stop - start, ends[part]))
+        windows.append(Window(tuple(text.ids[part]), (), stop - start, ends[part], beliefs[part]))
         stop = start + limit
     return windows
 

@@ -11,7 +11,10 @@ from hf_synlm.evaluation.text.batches import Window
 from hf_synlm.evaluation.text.cache import Result
 
 # Fields of `TokenScores` with one value per token.
-_PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy", "attention_entropy")
+_PER_TOKEN = (
+    "log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy", "attention_entropy",
+    "belief_update", "belief_cut",
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -26,6 +29,8 @@ class TokenScores:
         stack_depth: [n] expected number of trees on the stack after the token, or None.
         entropy: [n] entropy in nats of the token given everything before it, or None.
         attention_entropy: [n] expected normalized attention entropy where the token is read, or None.
+        belief_update: [n] belief update in nats, at the last token of each word, or None.
+        belief_cut: [n] likewise the share of the beliefs that the beam has dropped, or None.
         end: log p(the text ends | text) in nats, or None.
         word_start: [n + 1] log p(the next token begins a word or ends the text) before every token and at the end.
     """
@@ -37,6 +42,8 @@ class TokenScores:
     stack_depth: Tensor | None = None
     entropy: Tensor | None = None
     attention_entropy: Tensor | None = None
+    belief_update: Tensor | None = None
+    belief_cut: Tensor | None = None
     end: float | None = None
     word_start: Tensor | None = None
 

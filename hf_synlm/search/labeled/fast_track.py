@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_synlm.search.beliefs import believed
 from hf_synlm.search.labeled.machine import LabeledStackMachine, Phase, Seen
 from hf_synlm.search.stack import Nodes
-from hf_synlm.search.state import NEG_INF, Candidates, SearchState, WordSearch, check_count, keep_frozen
+from hf_synlm.search.state import NEG_INF, Candidates, Scored, SearchState, WordSearch, check_count, keep_frozen
 from hf_synlm.trees.transitions import SHIFT
 
 # States whose word is scored at once besides those that matter for sure: rows cost less than another product.
@@ -141,8 +142,9 @@ class _GivenWords:
     states can matter.
     """
 
-    def __init__(self, machine: LabeledStackMachine, tokens: Tensor, fast_track_size: int) -> None:
+    def __init__(self, machine: LabeledStackMachine, tokens: Tensor, fast_track_size: int, keeps: bool) -> None:
         self.machine, self.tokens, self.fast_track_size = machine, tokens, fast_track_size
+        self._seen: list[tuple[Tensor, ...]] | None = [] if keeps else None
 
     def __call__(self, frontier: Frontier, base: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
         ids = self.tokens[:, None].expand_as(base)
@@ -150,7 +152,19 @@ class _GivenWords:
             scores = self._scores_that_matter(frontier.seen.predictor, base, least)
         else:
             scores = base + self.machine.log_probs_of(frontier.seen.predictor, self.tokens, base > NEG_INF)
+        if self._seen is not None:
+            self._seen.append((base, scores, frontier.origin, frontier.seen.predictor))
         return scores[..., None], ids[..., None]
+
+    def scored(self, state: SearchState) -> Scored | None:
+        """All continuations of `state`, if they were kept; on a CPU those that bounds left out are scored now."""
+        if self._seen is None:
+            return None
+        before, after, origin, predictor = (torch.cat(values, 1) for values in zip(*self._seen, strict=True))
+        if before.device.type == "cpu":
+            late = believed(state, before) & (after == NEG_INF)
+            after = torch.where(late, before + self.machine.log_probs_of(predictor, self.tokens, late), after)
+        return Scored(before, after, origin)
 
     def _scores_that_matter(self, predictor: Tensor, base: Tensor, least: Tensor) -> Tensor:
         bound = base + self.machine.log_probs_bound(predictor, self.tokens)
@@ -334,8 +348,9 @@ class FastTrackSearch(WordSearch):
         """
         if active is not None:
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
-        words = _GivenWords(self.machine, tokens, self.fast_track_size)
-        return self._reach(state, Phase.CONTINUE, words).candidates(True, self.num_beams)
+        words = _GivenWords(self.machine, tokens, self.fast_track_size, self.keeps_scored)
+        chosen = self._reach(state, Phase.CONTINUE, words).candidates(True, self.num_beams)
+        return replace(chosen, scored=words.scored(state))
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
         """Log-probability [B, K] of the word of every candidate, without the actions before it."""
