@@ -110,10 +110,9 @@ class MeasureOptions:
     belief_update: Annotated[
         Literal["old", "new"] | None,
         typer.Option(
-            help="GPST, RNNG, Tree LM, URNNG, Pushdown: add belief_update_bits, how much a word changes the weights of "
-            "the derivations in the beam (Renyi divergence), and belief_cut, the share of the weight after the word "
-            "that the beam has dropped. old: of derivations before the word, which change to those of all their "
-            "extensions. new: of derivations that have taken the word, before and after its own probability counts."
+            help="Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
+            "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
+            "word. new: of those that have taken it, before and after the word's own probability counts."
         ),
     ] = None
     belief_order: Annotated[
@@ -135,7 +134,7 @@ class MeasureOptions:
     def check(self, texts: Sequence[Path], several_beams: bool) -> None:
         """Refuse what the columns of lm-zoo cannot hold, and an order of nothing."""
         if self.belief_order is not None and self.belief_update is None:
-            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: add it, or leave both out")
+            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
         if not self.lmzoo:
             return
         if len(texts) > 1 or texts[0].is_dir():
@@ -151,8 +150,7 @@ class MeasureOptions:
     @property
     def entropies(self) -> dict[str, Any]:
         """What kinds of entropy and belief update are asked for, by argument of `TextScorer`."""
-        order = 1.0 if self.belief_order is None else self.belief_order
-        beliefs = None if self.belief_update is None else (self.belief_update, order)
+        beliefs = self.belief_update and (self.belief_update, 1.0 if self.belief_order is None else self.belief_order)
         return {"entropy": self.entropy, "attention_entropy": self.attention_entropy, "belief_update": beliefs}
 
     def counts(self) -> Mapping[str, float] | None:
@@ -214,7 +212,9 @@ class TreeOptions:
                 raise ValueError("--unknown-labels belongs to --trees: leave it out")
             return
         unused: dict[str, object] = {"context": measures.context != "sentence"}
-        unused |= {name: getattr(measures, name) for name in ("word_correction", "tokenize", "entropy", "belief_update")}
+        unused |= {
+            name: getattr(measures, name) for name in ("word_correction", "tokenize", "entropy", "belief_update")
+        }
         names = ("num_beams", *options.SEARCH_OPTIONS, "estimator", "cache", "num_processes")
         unused |= {name: getattr(scoring, name) for name in names}
         if given := [name for name, value in unused.items() if value]:

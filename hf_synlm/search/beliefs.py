@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Belief update: how much a word changes the weights of the derivations, as a Renyi divergence of order a,
+"""Belief update: how much a word changes the weights of the derivations.
+
+It is a Renyi divergence, of order a = 0, 1, infinity or any other number that is not negative:
 
     D_a(q || p) = 1/(a - 1) log sum_y q(y)^a p(y)^(1 - a)      D_1 = sum_y q(y) log q(y) / p(y)
     D_0 = -log sum_{q(y) > 0} p(y)                             D_inf = log max_y q(y) / p(y)
@@ -13,8 +15,7 @@ The own probability of a word is that of all its tokens, given that a word comes
 multiplied by one number under all derivations. Where the search loses nothing and the sentence cannot end, "old" sums
 up the p and q of "new" over the extensions of a derivation, so it is never larger.
 
-The weights are those of all candidates that the search has scored, before it keeps the best; and what it need not score
-(because bounds say that it cannot be kept) is scored if it has a share of `_LEAST_SHARE` before the word.
+The weights are those of all candidates that the search has reached, before it keeps the best.
 
 The idea is that of Zhou, Stanojevic and Hale 2026 (arXiv 2606.27206); the definitions are ours.
 
@@ -28,23 +29,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_synlm.search.state import NEG_INF, Candidates, SearchState
-
-_LEAST_SHARE = 1e-4
-
-
-def check_belief_update(kind: str, order: float) -> None:
-    """Raise ValueError for an unknown kind of belief update, or a negative order."""
-    if kind not in ("old", "new") or not order >= 0:
-        raise ValueError(
-            f"belief_update ({kind!r}, {order}) (--belief-update, --belief-order): give a kind, 'old' or 'new', and an "
-            "order that is not negative, such as 1."
-        )
-
-
-def believed(state: SearchState, before: Tensor) -> Tensor:
-    """Which candidates [B, C] have a share of the beliefs, by their log weights `before` the word."""
-    least = state.scores.logsumexp(1, keepdim=True) + math.log(_LEAST_SHARE)
-    return (before >= least) & (before > NEG_INF)
 
 
 def renyi_divergence(log_q: Tensor, log_p: Tensor, order: float) -> Tensor:
@@ -69,7 +53,10 @@ class BeliefUpdates:
     """
 
     def __init__(self, kind: str, order: float, ends: Tensor, num_beams: int) -> None:
-        check_belief_update(kind, order)
+        if kind not in ("old", "new") or not order >= 0:
+            raise ValueError(
+                f"belief_update {(kind, order)} (--belief-update, --belief-order): give 'old' or 'new', and an order >= 0."
+            )
         self.kind, self.order, self.num_beams, self.ends = kind, order, num_beams, ends
         self._starts = F.pad(ends[:, :-1], (1, 0), value=True)
         self.values: list[Tensor] = []
@@ -99,9 +86,9 @@ class BeliefUpdates:
             log_p = scored.before[place].double() - self._own.gather(1, origin)
             log_p = log_p.masked_fill(log_q == NEG_INF, NEG_INF)
         else:
-            log_p, most = self._before, log_q.amax(1, keepdim=True).clamp(min=torch.finfo(log_q.dtype).min)
-            extensions = self._root.gather(1, origin), (log_q - most).exp()
-            log_q = torch.zeros_like(log_p).scatter_add(1, *extensions).log()
+            most = log_q.amax(1, keepdim=True).clamp(min=torch.finfo(log_q.dtype).min)
+            log_p, weights = self._before, (log_q - most).exp()
+            log_q = torch.zeros_like(log_p).scatter_add(1, self._root.gather(1, origin), weights).log()
         ends = self.ends[:, len(self.values)]
         self.values.append(renyi_divergence(log_q, log_p, self.order).masked_fill(~ends, 0.0))
         kept = new.scores.logsumexp(1) - scored.after.logsumexp(1) + (0.0 if scored.kept is None else scored.kept)

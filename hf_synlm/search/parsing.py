@@ -150,8 +150,7 @@ def parse_with_search(
     synchronous: bool = True,
     stepwise: bool = False,
     lexical: bool = False,
-    belief_update: tuple[str, float] | None = None,
-    belief_ends: Tensor | None = None,
+    belief_update: tuple[Any, ...] | None = None,
 ) -> ParseOutput:
     """n-best trees of given text with their joint probabilities, and prefix probabilities.
 
@@ -171,7 +170,7 @@ def parse_with_search(
     for name, value in (("stepwise", stepwise), ("lexical", lexical), ("belief_update", belief_update)):
         if value and not synchronous:
             raise ValueError(f"{name}={value} needs a word-synchronous beam; leave synchronous=True")
-    check_aligned(input_ids, word_ends=word_ends, belief_ends=belief_ends)
+    check_aligned(input_ids, word_ends=word_ends)
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     if context_sentence_ids is not None and min(text.lengths) == 0:
         raise ValueError(
@@ -190,9 +189,10 @@ def parse_with_search(
         return output
     edges, notes, beliefs = state.edges, _Notes(), None
     if belief_update is not None:
-        ends = word_ends if belief_ends is None else belief_ends
+        kind, order, ends = belief_update if len(belief_update) > 2 else (*belief_update, word_ends)
+        check_aligned(input_ids, belief_update=ends)
         ends = torch.ones_like(text.present) if ends is None else text.align(ends.bool())
-        beliefs = BeliefUpdates(*belief_update, ends, search.num_beams)
+        beliefs = BeliefUpdates(kind, order, ends, search.num_beams)
     search.keeps_scored = beliefs is not None
     shared = _SharedPrefixes(text, edges, context_sentence_ids is not None)
     for step in range(text.ids.shape[1]):

@@ -43,7 +43,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.search.beliefs import believed
 from hf_synlm.search.proposals import NEGLIGIBLE, WordProposals
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.search.state import (
@@ -245,13 +244,13 @@ class WordBeamSearch(WordProposals, WordSearch):
 
     def _select_given(
         self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
-    ) -> tuple[Selection, Tensor]:
-        """`select` for one given word per sentence [B], and the scores of all rows [B, R]; -inf = not scored."""
+    ) -> tuple[Selection, Tensor | None]:
+        """`select` for one given word per sentence [B], and scores with the word [B, R]; None = of few rows."""
         head = None
-        if block.word_log_probs is None and block.nodes.numel() >= _BOUNDED_ROWS:
+        if block.word_log_probs is None and block.nodes.numel() >= _BOUNDED_ROWS and not self.keeps_scored:
             head = self.machine.packed_word_head
         if head is not None:
-            return self._select_by_bounds(state, block, head, tokens, synced, first_id)
+            return self._select_by_bounds(state, block, head, tokens, synced, first_id), None
         given = tokens[:, None].expand_as(block.nodes)
         if block.word_log_probs is None:
             words = self.log_probs_of(state, block.nodes, given)
@@ -268,7 +267,7 @@ class WordBeamSearch(WordProposals, WordSearch):
         tokens: Tensor,
         synced: tuple[Tensor, Tensor],
         first_id: int,
-    ) -> tuple[Selection, Tensor]:
+    ) -> Selection:
         """The same, but few words are scored, which costs much of a search.
 
         The selection begins with upper bounds. The rows whose word it has selected are scored, and it starts again,
@@ -283,15 +282,10 @@ class WordBeamSearch(WordProposals, WordSearch):
             rows = (ids.masked_fill(scored == NEG_INF, -1) - first_id).clamp(min=-1) + 1
             wanted = open_rows & torch.zeros_like(F.pad(open_rows, (1, 0))).scatter_(1, rows, True)[:, 1:]
             chosen = wanted.nonzero(as_tuple=True)
-            is_over = not len(chosen[0])
-            if is_over and self.keeps_scored:
-                wanted = open_rows & believed(state, base)
-                chosen = wanted.nonzero(as_tuple=True)
-            if len(chosen[0]):
-                scores[chosen] = base[chosen] + head.log_probs(features[chosen], tokens[chosen[0]])
-                open_rows = open_rows & ~wanted
-            if is_over:
-                return selection, scores.masked_fill(open_rows, NEG_INF)
+            if not len(chosen[0]):
+                return selection
+            scores[chosen] = base[chosen] + head.log_probs(features[chosen], tokens[chosen[0]])
+            open_rows = open_rows & ~wanted
 
     def next_block_state(self, state: SearchState, block: Block, moved: Tensor) -> SearchState | None:
         """Execute the structural actions that survive a block: the first level of the next one, or None.
@@ -333,7 +327,8 @@ class WordBeamSearch(WordProposals, WordSearch):
             block = block or self.expand(frontier, max_rows=self.max_rows)
             selection, scores = self._select_given(state, block, tokens, synced, table.num_rows)
             table.blocks.append(block)
-            scored.append((block.scores + block.log_probs[..., 0], scores, block.origin))
+            if self.keeps_scored:
+                scored.append((block.scores + block.log_probs[..., 0], scores, block.origin))
             frontier = self.next_block_state(frontier, block, selection.moved) if block.cut else None
             synced, block = selection.words, None
         chosen = table.candidates(*synced, tokens[:, None].expand_as(synced[1]))

@@ -2,12 +2,11 @@
 """What a model reads in one call: windows of texts, grouped by cost."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from transformers import PreTrainedModel
 
-from hf_synlm.data.collate import word_ends_from_word_ids
 from hf_synlm.evaluation.text.processes import Text
 from hf_synlm.evaluation.text.words import EncodedText
 
@@ -35,30 +34,26 @@ class Window(NamedTuple):
 
 
 def cut_windows(
-    text: EncodedText,
-    limit: int | None,
-    with_context: float | None = None,
-    with_word_ends: bool = False,
-    with_belief_ends: bool = False,
+    text: EncodedText, limit: int | None, with_context: float | None, ends: Mapping[str, Sequence[bool]]
 ) -> list[Window]:
     """Cut a text into pieces of at most `limit` tokens, which overlap by half; keep as much of its context as fits.
 
-    `with_context` is the largest number of tokens of a text with its context; None = `limit`.
+    `with_context` is the largest number of tokens of a text with its context; None = `limit`. `ends` are values of all
+    tokens by the field of `Window` that holds them.
     """
     context, length = tuple(map(tuple, text.context)), len(text.ids)
-    ends = tuple(text.word_ends) if with_word_ends else ()
-    beliefs = tuple(word_ends_from_word_ids(text.word_of_token)) if with_belief_ends else ()
     if limit is None or length <= limit:
         room = limit if with_context is None else with_context
         while context and room is not None and sum(map(len, context)) + length > room:
             context = context[1:]
-        return [Window(tuple(text.ids), context, 0, ends, beliefs)]
+        return [Window(tuple(text.ids), context, 0, **{name: tuple(flags) for name, flags in ends.items()})]
     stride = max(1, limit // 2)
     windows, stop = [], 0
     while stop < length:
         start = max(0, stop - (limit - stride))
         part = slice(start, start + limit)
-        windows.append(Window(tuple(text.ids[part]), (), stop - start, ends[part], beliefs[part]))
+        flags = {name: tuple(values[part]) for name, values in ends.items()}
+        windows.append(Window(tuple(text.ids[part]), (), stop - start, **flags))
         stop = start + limit
     return windows
 

@@ -148,8 +148,10 @@ class SearchReader(LogitReader):
 
     def _parse(self, batch: list[Window], stepwise: bool) -> Any:
         """What `parse` gives for texts after their context, with what ends them behind."""
-        sentence_ids, beliefs = self._context_sentence_ids(batch), self.scorer.belief_update is not None
+        sentence_ids, noted = self._context_sentence_ids(batch), self.scorer.noted
         ids, mask = self._padded(batch, self.scorer.closing_ids if self.end else ())
+        if "belief_update" in noted:
+            noted["belief_update"] += (self._ends("belief_ends", batch, mask),)
         return self.model.parse(
             ids,
             mask,
@@ -157,8 +159,7 @@ class SearchReader(LogitReader):
             stepwise=stepwise,
             lexical=self.scorer.details and not stepwise,
             **self.scorer.search_options,
-            **self.scorer.noted,
-            **({"belief_ends": self._ends("belief_ends", batch, mask)} if beliefs else {}),
+            **noted,
             **({} if sentence_ids is None else {"context_sentence_ids": sentence_ids}),
             **({"word_ends": self._ends("word_ends", batch, mask)} if self.scorer.is_told_word_ends else {}),
         )

@@ -29,6 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
+from hf_synlm.data.collate import word_ends_from_word_ids
 from hf_synlm.data.files import find_model
 from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list
 from hf_synlm.evaluation.results import describe_files
@@ -47,7 +48,6 @@ from hf_synlm.evaluation.text.token_scores import TokenScores, joined
 from hf_synlm.evaluation.text.words import EncodedText, encode_sentences, has_words, word_starts
 from hf_synlm.hub.abilities import declared, parse_options
 from hf_synlm.hub.checkpoint import load_pretrained
-from hf_synlm.search.beliefs import check_belief_update
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
 # Most numbers in the logits of one call: 1 GiB in float32.
@@ -122,13 +122,11 @@ class TextScorer:
                 f"attention_entropy {attention_entropy!r} (--attention-entropy): {type(model).__name__} does not "
                 "attend to derivations; Tree LM and Transformer Grammars do. Leave it out."
             )
-        if belief_update is not None:
-            check_belief_update(*belief_update)
-            if not self.searches:
-                raise ValueError(
-                    f"belief_update {belief_update} (--belief-update): {type(model).__name__} has no beam of "
-                    "derivations; GPST, RNNG, Tree LM, URNNG and Pushdown Layers have one. Leave it out."
-                )
+        if belief_update is not None and not self.searches:
+            raise ValueError(
+                f"belief_update {belief_update} (--belief-update): {type(model).__name__} has no beam of derivations; "
+                "GPST, RNNG, Tree LM, URNNG and Pushdown Layers have one. Leave it out."
+            )
         self.estimator: Estimator = self._checked_estimator(estimator)
         self.begin_id = self._begin_id(begin_token) if begin else None
         if (not begin or begin_token is not None) and self.begins_itself:
@@ -200,7 +198,7 @@ class TextScorer:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What `parse` notes of every token on request, by the name of its argument, with the value that asks for it."""
+        """What `parse` notes of every token on request, by argument, with the value that asks for it."""
         asked = {"attention_entropy": self.attention_entropy, "belief_update": self.belief_update}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -423,7 +421,10 @@ class TextScorer:
         if text.context and not self.reads_context:
             raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
         room = getattr(self.model.word_search(1).machine, "max_with_context", None) if text.context else None
-        windows = cut_windows(text, self.max_tokens, room, self.is_told_word_ends, self.belief_update is not None)
+        ends = {"word_ends": text.word_ends} if self.is_told_word_ends else {}
+        if self.belief_update is not None:
+            ends["belief_ends"] = word_ends_from_word_ids(text.word_of_token)
+        windows = cut_windows(text, self.max_tokens, room, ends)
         self.cuts["texts_in_windows"] += len(windows) > 1
         self.cuts["contexts_cut"] += len(windows) == 1 and len(windows[0].context) < len(text.context)
         return windows

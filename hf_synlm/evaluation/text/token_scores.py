@@ -10,12 +10,6 @@ from torch import Tensor
 from hf_synlm.evaluation.text.batches import Window
 from hf_synlm.evaluation.text.cache import Result
 
-# Fields of `TokenScores` with one value per token.
-_PER_TOKEN = (
-    "log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy", "attention_entropy",
-    "belief_update", "belief_cut",
-)  # fmt: skip
-
 
 @dataclasses.dataclass
 class TokenScores:
@@ -57,6 +51,10 @@ class TokenScores:
         """Inverse of `to_dict`."""
         tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items() if name != "end"}
         return cls(**tensors, end=values.get("end"))
+
+
+# Fields with one value per token.
+_PER_TOKEN = [field.name for field in dataclasses.fields(TokenScores) if field.name not in ("end", "word_start")]
 
 
 def joined(windows: list[tuple[Window, TokenScores | None]]) -> TokenScores:

@@ -359,8 +359,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         stepwise: bool = False,
         lexical: bool = False,
         attention_entropy: str | None = None,
-        belief_update: tuple[str, float] | None = None,
-        belief_ends: Tensor | None = None,
+        belief_update: tuple[Any, ...] | None = None,
         context_sentence_ids: Tensor | None = None,
     ) -> ParseOutput:
         """Parse given text: n-best labeled trees, and prefix probabilities.
@@ -388,8 +387,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             stepwise: also return `stepwise_log_probs`.
             lexical: also return `lexical_log_probs`.
             attention_entropy: "projected" or "raw": also return `attention_entropy` (Tree LM only).
-            belief_update: kind ("old" or "new") and order: also return `belief_update` and `belief_cut`.
-            belief_ends: [B, T], True where a word ends for these two; None = `word_ends`.
+            belief_update: kind ("old" or "new") and order, and [B, T] True at the last token of every word (default:
+                `word_ends`): also return `belief_update` and `belief_cut`.
             context_sentence_ids: [B, T], 1, 2, ... at the tokens of text before the sentence, which is read as plain
                 text before the begin token (Tree LM on a backbone only).
 
@@ -424,7 +423,6 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
                 stepwise=stepwise,
                 lexical=lexical,
                 belief_update=belief_update,
-                belief_ends=belief_ends,
             )
 
     def _parsing_search(

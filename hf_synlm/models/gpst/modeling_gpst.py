@@ -507,8 +507,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         synchronous: bool = True,
         stepwise: bool = False,
         lexical: bool = False,
-        belief_update: tuple[str, float] | None = None,
-        belief_ends: Tensor | None = None,
+        belief_update: tuple[Any, ...] | None = None,
     ) -> ParseOutput:
         """Parse given text.
 
@@ -527,8 +526,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             synchronous: `False` searches action by action instead of word by word (the paper's "w/o sync" rows).
             stepwise: also return `stepwise_log_probs`.
             lexical: also return `lexical_log_probs`.
-            belief_update: kind ("old" or "new") and order: also return `belief_update` and `belief_cut`.
-            belief_ends: [B, T], True where a word ends for these two; None = `word_ends`, or every token is a word.
+            belief_update: kind ("old" or "new") and order, and [B, T] True at the last token of every word (default:
+                `word_ends`, or every token): also return `belief_update` and `belief_cut`.
 
         Returns:
             `ParseOutput`; only "search" fills in probabilities.
@@ -552,7 +551,6 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                     stepwise=stepwise,
                     lexical=lexical,
                     belief_update=belief_update,
-                    belief_ends=belief_ends,
                 )
         if method not in WHOLE_SENTENCE_METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {['search', *WHOLE_SENTENCE_METHODS]}.")

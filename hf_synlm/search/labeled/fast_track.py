@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.search.beliefs import believed
 from hf_synlm.search.labeled.machine import LabeledStackMachine, Phase, Seen
 from hf_synlm.search.stack import Nodes
 from hf_synlm.search.state import NEG_INF, Candidates, Scored, SearchState, WordSearch, check_count, keep_frozen
@@ -156,13 +155,13 @@ class _GivenWords:
             self._seen.append((base, scores, frontier.origin, frontier.seen.predictor))
         return scores[..., None], ids[..., None]
 
-    def scored(self, state: SearchState) -> Scored | None:
-        """All continuations of `state`, if they were kept; on a CPU those that bounds left out are scored now."""
+    def scored(self) -> Scored | None:
+        """All continuations, if they were kept; on a CPU those that bounds left out are scored now."""
         if self._seen is None:
             return None
         before, after, origin, predictor = (torch.cat(values, 1) for values in zip(*self._seen, strict=True))
         if before.device.type == "cpu":
-            late = believed(state, before) & (after == NEG_INF)
+            late = (before > NEG_INF) & (after == NEG_INF)
             after = torch.where(late, before + self.machine.log_probs_of(predictor, self.tokens, late), after)
         return Scored(before, after, origin)
 
@@ -350,7 +349,7 @@ class FastTrackSearch(WordSearch):
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
         words = _GivenWords(self.machine, tokens, self.fast_track_size, self.keeps_scored)
         chosen = self._reach(state, Phase.CONTINUE, words).candidates(True, self.num_beams)
-        return replace(chosen, scored=words.scored(state))
+        return replace(chosen, scored=words.scored())
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
         """Log-probability [B, K] of the word of every candidate, without the actions before it."""
