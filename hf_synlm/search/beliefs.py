@@ -42,7 +42,7 @@ def renyi_divergence(log_q: Tensor, log_p: Tensor, order: float) -> Tensor:
         value = ratio.masked_fill(~exists, NEG_INF).amax(1)
     else:
         value = (log_p + order * ratio).masked_fill(~exists, NEG_INF).logsumexp(1) / (order - 1)
-    return value.nan_to_num(nan=0.0).clamp(min=0.0)
+    return value.nan_to_num(nan=0.0, posinf=0.0).clamp(min=0.0)
 
 
 class BeliefUpdates:
@@ -55,7 +55,7 @@ class BeliefUpdates:
     def __init__(self, kind: str, order: float, ends: Tensor, num_beams: int) -> None:
         if kind not in ("old", "new") or not order >= 0:
             raise ValueError(
-                f"belief_update {(kind, order)} (--belief-update, --belief-order): give 'old' or 'new', and an order >= 0."
+                f"belief_update {(kind, order)} (--belief-update, --belief-order): give old or new, and an order >= 0."
             )
         self.kind, self.order, self.num_beams, self.ends = kind, order, num_beams, ends
         self._starts = F.pad(ends[:, :-1], (1, 0), value=True)

@@ -49,7 +49,7 @@ SHARED = (
 )
 SEARCH = "trees_actions generation_actions generation_joint generation_mixin generation_words "
 SEARCH += "search_actions search_outputs search_parsing search_proposals search_stack search_state search_word_head "
-SEARCH += "search_words "
+SEARCH += "search_words search_beliefs "
 RECURRENT = "trees_actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 LABELED = (
