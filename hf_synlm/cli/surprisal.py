@@ -262,8 +262,9 @@ def surprisal(
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
-    --entropy adds entropy_bits, --attention-entropy adds nae; --frequencies adds length and log_frequency. With several
-    --num-beams there is a column for each, such as surprisal_bits_b5; the other columns are of the widest beam.
+    --entropy adds entropy_bits, --attention-entropy adds nae, --belief-update adds belief_update_bits and belief_cut;
+    --frequencies adds length and log_frequency. With several --num-beams there is a column for each, such as
+    surprisal_bits_b5; the other columns are of the widest beam.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.search.state import NEG_INF, Candidates, SearchState
+from hf_synlm.search.state import NEG_INF, Scored
 
 
 def renyi_divergence(log_q: Tensor, log_p: Tensor, order: float) -> Tensor:
@@ -68,32 +68,31 @@ class BeliefUpdates:
         self._root, self._own = nothing.long(), nothing
 
     def add(
-        self, state: SearchState, chosen: Candidates, words: Tensor, new: SearchState, order: Tensor, place: Tensor
+        self, scored: Scored, before: Tensor, after: Tensor, origin: Tensor, words: Tensor, order: Tensor, place: Tensor
     ) -> None:
-        """Note the next token, by which `new` follows `state`.
+        """Note the next token.
 
-        `words` are the log-probabilities of the tokens of the candidates, `order` the candidates from which the new
-        hypotheses came, `place` [B] the row of each sentence.
+        `before` and `after` [R, K] are the scores of the beam. The candidates continued the hypotheses `origin` by tokens
+        with the log-probabilities `words`, and became hypotheses in this `order`; `place` [B] is the row of a sentence.
         """
-        scored, starts = chosen.scored, self._starts[:, len(self.values)]
-        width = state.scores.shape[1]
-        before = F.pad(state.scores[place], (0, self.num_beams - width), value=NEG_INF).double()
-        self._before = torch.where(starts[:, None], before, self._before)
-        self._root = torch.where(starts[:, None], torch.arange(width, device=place.device), self._root)
+        starts, ends = (values[:, len(self.values)] for values in (self._starts, self.ends))
+        first = F.pad(before[place], (0, self.num_beams - before.shape[1]), value=NEG_INF).double()
+        own_places = torch.arange(before.shape[1], device=place.device)
+        self._before = torch.where(starts[:, None], first, self._before)
+        self._root = torch.where(starts[:, None], own_places, self._root)
         self._own = self._own.masked_fill(starts[:, None], 0.0)
-        origin, log_q = scored.origin[place], scored.after[place].double()
+        continued, log_q = scored.origin[place], scored.after[place].double()
         if self.kind == "new":
-            log_p = scored.before[place].double() - self._own.gather(1, origin)
+            log_p = scored.before[place].double() - self._own.gather(1, continued)
             log_p = log_p.masked_fill(log_q == NEG_INF, NEG_INF)
         else:
             most = log_q.amax(1, keepdim=True).clamp(min=torch.finfo(log_q.dtype).min)
             log_p, weights = self._before, (log_q - most).exp()
-            log_q = torch.zeros_like(log_p).scatter_add(1, self._root.gather(1, origin), weights).log()
-        ends = self.ends[:, len(self.values)]
+            log_q = torch.zeros_like(log_p).scatter_add(1, self._root.gather(1, continued), weights).log()
         self.values.append(renyi_divergence(log_q, log_p, self.order).masked_fill(~ends, 0.0))
-        kept = new.scores.logsumexp(1) - scored.after.logsumexp(1) + (0.0 if scored.kept is None else scored.kept)
+        kept = after.logsumexp(1) - scored.after.logsumexp(1) + (0.0 if scored.kept is None else scored.kept)
         self._kept = self._kept.masked_fill(starts, 0.0) + kept[place].double()
         self.cut.append((1 - self._kept.exp()).clamp(0.0, 1.0).nan_to_num(nan=0.0).masked_fill(~ends, 0.0))
-        order = order.clamp(max=chosen.origin.shape[1] - 1)
-        origin, words = (values.gather(1, order)[place] for values in (chosen.origin, words))
+        order = order.clamp(max=origin.shape[1] - 1)
+        origin, words = (values.gather(1, order)[place] for values in (origin, words))
         self._root, self._own = self._root.gather(1, origin), self._own.gather(1, origin) + words

@@ -212,10 +212,10 @@ def parse_with_search(
         wanted = text.present[:, step + 1] if step + 1 < text.ids.shape[1] else None
         if wanted is not None:
             wanted = torch.zeros_like(tokens).index_add_(0, shared.place, wanted.long()) > 0
-        before, (state, order) = state, search.commit(state, chosen, active, wanted)
+        before, (state, order) = state.scores, search.commit(state, chosen, active, wanted)
         notes.add(search, state, chosen, order, shared.place, words if lexical else None)
         if beliefs is not None:
-            beliefs.add(before, chosen, words, state, order, shared.place)
+            beliefs.add(search.scored, before, state.scores, chosen.origin, words, order, shared.place)
     state.select_rows(shared.place)
     state.edges = edges
     output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)

@@ -176,7 +176,6 @@ class Candidates:
         tokens: [B, K] the words.
         origin: [B, K] hypothesis of the beam that is continued.
         num_structural: [B, K] structural actions before the word.
-        scored: What they were chosen from, if the search `keeps_scored`.
     """
 
     scores: Tensor
@@ -184,7 +183,6 @@ class Candidates:
     tokens: Tensor
     origin: Tensor
     num_structural: Tensor
-    scored: Scored | None = None
 
 
 @dataclass
@@ -282,7 +280,8 @@ class WordSearch(Protocol):
     num_beams: int
     eos_token_ids: Tensor | None
     keeps_scored = False
-    """Whether `propose` gives everything that it has scored."""
+    """Whether `propose` scores everything that it reaches, and leaves it in `scored`."""
+    scored: Scored | None = None
 
     def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
         """State before the first word; `context` goes to the machine (complete sentences before the text)."""

@@ -331,10 +331,9 @@ class WordBeamSearch(WordProposals, WordSearch):
                 scored.append((block.scores + block.log_probs[..., 0], scores, block.origin))
             frontier = self.next_block_state(frontier, block, selection.moved) if block.cut else None
             synced, block = selection.words, None
-        chosen = table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
         if self.keeps_scored:
-            chosen.scored = Scored(*(torch.cat(values, 1) for values in zip(*scored, strict=True)))
-        return chosen
+            self.scored = Scored(*(torch.cat(values, 1) for values in zip(*scored, strict=True)))
+        return table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
 
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None

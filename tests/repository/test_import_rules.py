@@ -59,18 +59,18 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8370),
-    "rnng": (SHARED + SEARCH + LABELED, 8910),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5990),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8520),
+    "rnng": (SHARED + SEARCH + LABELED, 9070),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 6130),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4020),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3710),
     "tree_lm": (
         SHARED + SEARCH + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        9140,
+        9300,
     ),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6200),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6340),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
         4230,

@@ -262,7 +262,7 @@ def test_what_the_beam_drops_is_counted() -> None:
     shares, kept = [], 1.0
     for place, token in enumerate(TOKENS):
         chosen = search.propose(state, torch.tensor([token]))
-        kept *= float((chosen.scores.logsumexp(1) - chosen.scored.after.logsumexp(1)).exp())
+        kept *= float((chosen.scores.logsumexp(1) - search.scored.after.logsumexp(1)).exp())
         shares.append(1 - kept if ends[0, place] else 0.0)
         kept = 1.0 if ends[0, place] else kept
         state, _ = search.commit(state, chosen)

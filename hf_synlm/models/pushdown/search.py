@@ -297,8 +297,8 @@ class PushdownSearch(WordDecoder):
         block = self.expand(state) if block is None else block
         words = tokens[:, None].expand_as(block.nodes)
         scores = block.scores + self._log_probs_of(state.pool, block.nodes, words)
-        scored = Scored(block.scores, scores, block.origin, block.kept) if self.keeps_scored else None
-        return Candidates(scores, block.nodes, words, block.origin, block.level.expand_as(words), scored)
+        self.scored = Scored(block.scores, scores, block.origin, block.kept)
+        return Candidates(scores, block.nodes, words, block.origin, block.level.expand_as(words))
 
     def _log_probs_of(self, pool: NodePool, nodes: Tensor, tokens: Tensor) -> Tensor:
         logits = self.machine.logits(pool, nodes)

@@ -349,7 +349,8 @@ class FastTrackSearch(WordSearch):
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
         words = _GivenWords(self.machine, tokens, self.fast_track_size, self.keeps_scored)
         chosen = self._reach(state, Phase.CONTINUE, words).candidates(True, self.num_beams)
-        return replace(chosen, scored=words.scored())
+        self.scored = words.scored()
+        return chosen
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
         """Log-probability [B, K] of the word of every candidate, without the actions before it."""
