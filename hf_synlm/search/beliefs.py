@@ -15,7 +15,8 @@ The own probability of a word is that of all its tokens, given that a word comes
 multiplied by one number under all derivations. Where the search loses nothing and the sentence cannot end, "old" sums
 up the p and q of "new" over the extensions of a derivation, so it is never larger.
 
-The weights are those of all candidates that the search has reached, before it keeps the best.
+The weights are those of all candidates that the search has reached, before it keeps the best. RNNG and Tree LM on a CPU
+leave out what has a share below 1e-5 before the word, if the search did not score it.
 
 The idea is that of Zhou, Stanojevic and Hale 2026 (arXiv 2606.27206); the definitions are ours.
 
@@ -72,7 +73,7 @@ class BeliefUpdates:
     ) -> None:
         """Note the next token.
 
-        `before` and `after` [R, K] are the scores of the beam. The candidates continued the hypotheses `origin` by tokens
+        `before` and `after` [R, K] are the scores of the beam. The candidates continued hypotheses, `origin`, by tokens
         with the log-probabilities `words`, and became hypotheses in this `order`; `place` [B] is the row of a sentence.
         """
         starts, ends = (values[:, len(self.values)] for values in (self._starts, self.ends))

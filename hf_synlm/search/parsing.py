@@ -5,7 +5,6 @@ Shapes: B sentences, T input columns, W words (tokens that count, moved to the l
 V vocabulary. Log-probabilities in nats, float32.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -187,13 +186,13 @@ def parse_with_search(
         output = _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
         output.input_ids = input_ids
         return output
-    edges, notes, beliefs = state.edges, _Notes(), None
+    edges, notes = state.edges, _Notes()
     if belief_update is not None:
         kind, order, ends = belief_update if len(belief_update) > 2 else (*belief_update, word_ends)
         check_aligned(input_ids, belief_update=ends)
         ends = torch.ones_like(text.present) if ends is None else text.align(ends.bool())
-        beliefs = BeliefUpdates(kind, order, ends, search.num_beams)
-    search.keeps_scored = beliefs is not None
+        notes.beliefs = BeliefUpdates(kind, order, ends, search.num_beams)
+    search.keeps_scored = notes.beliefs is not None
     shared = _SharedPrefixes(text, edges, context_sentence_ids is not None)
     for step in range(text.ids.shape[1]):
         rows = shared.split(state, step)
@@ -207,21 +206,19 @@ def parse_with_search(
             notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1)[shared.place])
             block = state.block
         chosen = search.propose(state, tokens, block, active)
-        words = search.log_probs_of_candidates(state, chosen) if lexical or beliefs is not None else None
+        words = search.log_probs_of_candidates(state, chosen) if lexical or notes.beliefs else None
         # Level sizes may leave out sentences that are over: `close` counts again.
         wanted = text.present[:, step + 1] if step + 1 < text.ids.shape[1] else None
         if wanted is not None:
             wanted = torch.zeros_like(tokens).index_add_(0, shared.place, wanted.long()) > 0
         before, (state, order) = state.scores, search.commit(state, chosen, active, wanted)
         notes.add(search, state, chosen, order, shared.place, words if lexical else None)
-        if beliefs is not None:
-            beliefs.add(search.scored, before, state.scores, chosen.origin, words, order, shared.place)
+        if notes.beliefs is not None:
+            notes.beliefs.add(search.scored, before, state.scores, chosen.origin, words, order, shared.place)
     state.select_rows(shared.place)
     state.edges = edges
     output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)
     notes.write(output, text)
-    if beliefs is not None:
-        output.belief_update, output.belief_cut = (_columns(text, v) for v in (beliefs.values, beliefs.cut))
     output.input_ids = input_ids
     return output
 
@@ -257,13 +254,6 @@ class _SharedPrefixes:
         return self._rows
 
 
-def _columns(text: Rows, values: list[Tensor]) -> Tensor:
-    """Values [B] of every token as input columns [B, T]."""
-    if not values:
-        return torch.zeros(text.mask.shape, device=text.mask.device)
-    return text.restore(torch.stack(values, 1))
-
-
 class _Notes:
     """Statistics of the beam after every word."""
 
@@ -275,6 +265,7 @@ class _Notes:
         self.stepwise: list[Tensor] = []
         self.lexical: list[Tensor] = []
         self.attention: list[Tensor] = []
+        self.beliefs: BeliefUpdates | None = None
 
     def add(
         self,
@@ -308,7 +299,12 @@ class _Notes:
 
     def write(self, output: ParseOutput, text: Rows) -> None:
         """Put the statistics into the output, in input columns."""
-        columns = functools.partial(_columns, text)
+
+        def columns(values: list[Tensor]) -> Tensor:
+            if not values:
+                return torch.zeros(text.mask.shape, device=text.mask.device)
+            return text.restore(torch.stack(values, 1))
+
         before = [torch.zeros_like(self.marginal[0]), *self.marginal[:-1]] if self.marginal else []
         # After an impossible word both marginals are -inf; the later words then count 0.
         ratios = [(m - p).nan_to_num(nan=0.0, neginf=NEG_INF) for m, p in zip(self.marginal, before, strict=True)]
@@ -321,6 +317,8 @@ class _Notes:
             output.lexical_log_probs = columns(self.lexical)
         if self.attention:
             output.attention_entropy = columns(self.attention)
+        if self.beliefs is not None:
+            output.belief_update, output.belief_cut = columns(self.beliefs.values), columns(self.beliefs.cut)
 
 
 def _parse_output(

@@ -37,6 +37,8 @@ from hf_synlm.trees.transitions import SHIFT
 
 # States whose word is scored at once besides those that matter for sure: rows cost less than another product.
 _MORE_WORDS = 3
+# A continuation that weighs less than exp(-11.5), 1e-5, of all before the word does not change what is believed.
+_WEIGHTLESS, _LOWEST = 11.5, torch.finfo(torch.float32).min
 
 
 class Frontier(NamedTuple):
@@ -152,17 +154,21 @@ class _GivenWords:
         else:
             scores = base + self.machine.log_probs_of(frontier.seen.predictor, self.tokens, base > NEG_INF)
         if self._seen is not None:
-            self._seen.append((base, scores, frontier.origin, frontier.seen.predictor))
+            self._seen.append((base, scores, frontier.origin, frontier.seen.nodes))
         return scores[..., None], ids[..., None]
 
-    def scored(self) -> Scored | None:
-        """All continuations, if they were kept; on a CPU those that bounds left out are scored now."""
+    def scored(self, state: SearchState) -> Scored | None:
+        """All continuations of `state`, if they were kept; what bounds left out on a CPU is scored now if it weighs."""
         if self._seen is None:
             return None
-        before, after, origin, predictor = (torch.cat(values, 1) for values in zip(*self._seen, strict=True))
+        before, after, origin, nodes = (torch.cat(values, 1) for values in zip(*self._seen, strict=True))
         if before.device.type == "cpu":
-            late = (before > NEG_INF) & (after == NEG_INF)
-            after = torch.where(late, before + self.machine.log_probs_of(predictor, self.tokens, late), after)
+            least = (state.scores.logsumexp(1, keepdim=True) - _WEIGHTLESS).clamp(min=_LOWEST)
+            late, place = ((before >= least) & (after == NEG_INF)).sort(dim=1, descending=True)
+            late, place = (values[:, : int(late.sum(1).amax())] for values in (late, place))
+            predictor = state.pool.feature("predictor", nodes.gather(1, place))
+            found = before.gather(1, place) + self.machine.log_probs_of(predictor, self.tokens, late)
+            after = after.scatter_reduce(1, place, found, "amax")
         return Scored(before, after, origin)
 
     def _scores_that_matter(self, predictor: Tensor, base: Tensor, least: Tensor) -> Tensor:
@@ -349,7 +355,7 @@ class FastTrackSearch(WordSearch):
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
         words = _GivenWords(self.machine, tokens, self.fast_track_size, self.keeps_scored)
         chosen = self._reach(state, Phase.CONTINUE, words).candidates(True, self.num_beams)
-        self.scored = words.scored()
+        self.scored = words.scored(state)
         return chosen
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
