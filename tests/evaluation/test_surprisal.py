@@ -231,9 +231,6 @@ def test_belief_updates_by_the_command(tmp_path, capsys):
     trees, asked = tmp_path / "in.mrg", ("--belief-update", "old")
     trees.write_text("(S (NP the people) (VP agree))\n")
     assert "--belief-update: with --trees" in fail(capsys, "surprisal", text, *model, "--trees", trees, *asked)
-    for name in ("pcfg-mini", "on-lstm-syd-tiny"):
-        refused = fail(capsys, "surprisal", text, "--model", f"model_cards/{name}", *asked)
-        assert "has no beam of derivations" in refused
 
 
 def test_beams_are_compared_on_words_with_values():

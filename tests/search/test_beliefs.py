@@ -22,7 +22,7 @@ KINDS = ("old", "new")
 TOKENS = [3, 7, 5, 4, 6, 3]
 
 
-# ------------------------------------------------------------------------------------------------------ the definition
+# ---- the definition
 def weights(*values: float) -> Tensor:
     return torch.tensor([values], dtype=torch.float64).log()
 
@@ -55,22 +55,18 @@ def test_divergences_are_their_sums(order: float) -> None:
 
 
 def test_the_orders_0_and_infinity() -> None:
-    """Minus the log of p's mass where q is, and the log of the largest ratio; in between divergences rise."""
+    """Minus the log of p's mass where q is, and the log of the largest ratio."""
     q, p = weights(1, 3, 0, 0), weights(2, 1, 1, 4)
     assert renyi_divergence(q, p, 0).item() == pytest.approx(-math.log(3 / 8))
     assert renyi_divergence(q, p, math.inf).item() == pytest.approx(math.log((3 / 4) / (1 / 8)))
-    values = [renyi_divergence(q, p, order).item() for order in (0, 1e-9, 0.5, 1 - 1e-9, 1, 1 + 1e-9, 2, 1e5, math.inf)]
-    assert values == pytest.approx(sorted(values), abs=1e-6)
-    assert values[0] == pytest.approx(values[1]) and values[3] == pytest.approx(values[5]) == pytest.approx(values[4])
 
 
-# ------------------------------------------------------------------------------------------------- against enumeration
+# ---- against enumeration
 class Derivation(NamedTuple):
-    """All actions up to a token, their log-probability, and the part of each token."""
-
     actions: tuple[int, ...]
     score: float
     own: list[float]
+    """Log-probabilities of its tokens."""
 
 
 def of_grammar(model: Any, ends: list[bool] | None) -> Callable[[int], list[Derivation]]:
@@ -188,20 +184,7 @@ def test_beams_that_hold_all_derivations_are_exact(name: str) -> None:
         assert found["new"].max() > 0.01
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_words_are_those_of_the_model_by_default(kind: str) -> None:
-    """One p and one q per word where `word_ends` keep its pieces together."""
-    ends = [False, True, True, False, False, True]
-    model = MODELS["rnng"][0]()
-    model.config.action_beam_size = WIDE
-    parsed = model.parse(
-        torch.tensor([TOKENS]), word_ends=torch.tensor([ends]), num_beams=WIDE, belief_update=(kind, 1.0)
-    )
-    expected = expected_updates(of_grammar(model, ends), ends, kind, 1.0, SHIFT)
-    assert parsed.belief_update[0].tolist() == pytest.approx(expected, abs=1e-4)
-
-
-# ---------------------------------------------------------------------------------------------------------- properties
+# ---- properties
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_probability_of_the_word_itself_does_not_count(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A word that is less probable by one number under all derivations has the same belief update."""
@@ -279,7 +262,5 @@ def test_what_cannot_be_is_refused() -> None:
         gpst().parse(ids, belief_update=("new", 1.0, torch.ones(1, 2, dtype=torch.bool)))
     with pytest.raises(ValueError, match="word-synchronous"):
         gpst().parse(ids, synchronous=False, belief_update=("new", 1.0))
-    with pytest.raises(ValueError, match="takes no search options"):
-        gpst().parse(ids, method="inside", belief_update=("new", 1.0))
     with pytest.raises(ValueError, match="neither stepwise probabilities nor belief updates"):
         rnng().parse(ids, method="particle", belief_update=("new", 1.0))
