@@ -38,7 +38,7 @@ class WordProposals:
         synced = state.scores.new_zeros(len(state.scores), 0), state.nodes.new_zeros(len(state.nodes), 0)
         tokens, ended, summed = [], [], None
         while frontier is not None:
-            block = self.expand(frontier, max_rows=self.max_rows)
+            block = self.expand(frontier, max_rows=self.max_rows(frontier))
             words = self.word_log_probs(frontier, block.nodes)
             if process is not None:
                 levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.levels.bounds]

@@ -58,8 +58,9 @@ from hf_synlm.search.state import (
 )
 from hf_synlm.search.word_head import PackedWordHead, rows_at_once
 
-# Rows that cost hardly more than none: the layers are called for so many at once, and a block may have so many.
-_SMALL_RUN, _SMALL_BLOCK = 128, 256
+# Rows that cost hardly more than none: the layers are called for so many at once, and a block may have so many. Deep
+# stacks allow many actions in a row, of which few are taken: a CPU lays out fewer, a GPU saves the launches of a block.
+_SMALL_RUN, _SMALL_BLOCK, _SMALL_BLOCK_ON_CPU = 128, 256, 64
 # Rows of a block from which their words are selected by bounds, for which the output layer must be packed.
 _BOUNDED_ROWS = 32
 
@@ -88,7 +89,6 @@ class WordBeamSearch(WordProposals, WordSearch):
         check_count("num_beams", num_beams)
         self.machine = machine
         self.num_beams = num_beams
-        self.max_rows = max(4 * num_beams, _SMALL_BLOCK)  # of a block, where the search may stop early
         self.eos_token_ids = eos_token_ids
         self.renormalize = renormalize
 
@@ -165,6 +165,11 @@ class WordBeamSearch(WordProposals, WordSearch):
             if in_vain or (may_stop and rows > 4 * self.num_beams):
                 stops.append(level)
         return list(zip(stops, [*stops[1:], len(sizes)], strict=True))
+
+    def max_rows(self, state: SearchState) -> int:
+        """Rows of a block, where the search may stop early."""
+        small = _SMALL_BLOCK_ON_CPU if state.nodes.device.type == "cpu" else _SMALL_BLOCK
+        return max(4 * self.num_beams, small)
 
     def _block_sizes(self, level_sizes: list[int], max_rows: int | None) -> tuple[list[int], bool]:
         """Rows per level of the next block, and whether states with successors remain behind it."""
@@ -324,7 +329,7 @@ class WordBeamSearch(WordProposals, WordSearch):
         table, frontier, scored = BlockTable(), state, []
         synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
         while frontier is not None:
-            block = block or self.expand(frontier, max_rows=self.max_rows)
+            block = block or self.expand(frontier, max_rows=self.max_rows(frontier))
             selection, scores = self._select_given(state, block, tokens, synced, table.num_rows)
             table.blocks.append(block)
             if self.keeps_scored:

@@ -8,7 +8,6 @@ import importlib
 import io
 import json
 import math
-import operator
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,11 +220,9 @@ def test_belief_updates_by_the_command(tmp_path, capsys):
         run(capsys, *command, *model, "--belief-update", "new", *more, "--out", out, "--overwrite")
         rows = list(csv.DictReader(out.open(), delimiter="\t"))
         bits[order] = [float(row["belief_update_bits"]) for row in rows]
-        assert all(0 <= float(row["belief_cut"]) <= 1 for row in rows)
         options = json.loads(Path(f"{out}.meta.json").read_text())["options"]
         assert options["belief_update"] == ["new", f"order {order or 1}"]
-    assert bits[None] == bits["1"] and all(map(operator.le, bits["0.5"], bits["1"]))
-    assert all(map(operator.lt, bits["1"], bits["inf"]))
+    assert sum(bits["0.5"]) < sum(bits["1"]) == sum(bits[None]) < sum(bits["inf"])
     assert "--belief-order 2 belongs to --belief-update" in fail(capsys, *command, *model, "--belief-order", "2")
     assert "nor --belief-update" in fail(capsys, *command, *model, "--belief-update", "old", "--lmzoo")
     trees, asked = tmp_path / "in.mrg", ("--belief-update", "old")

@@ -53,7 +53,9 @@ class BidirectionalLSTM(nn.Module):
     def prepared(self) -> ReadChains:
         """The same as `forward`, with the weights as they are now, for chains of equal lengths in a search."""
         weight_ih, weight_hh, bias = (by_activation(value, 1) for value in self._weights())
-        from_input, from_state = (batched_map(weight, _ROWS, _CALLS) for weight in (weight_ih, weight_hh))
+        from_input, from_state = (
+            batched_map(weight, _ROWS, _CALLS, rows_vary=True) for weight in (weight_ih, weight_hh)
+        )
 
         def run(inputs: Tensor, sizes: list[int]) -> Tensor:
             gates = bias[:, None].repeat(1, inputs.shape[1], 1)

@@ -10,13 +10,13 @@ Shapes: B sentences, P positions (rows), S columns, D width, V words, Y labels.
 
 import inspect
 import math
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -86,20 +86,43 @@ def run_backbone(
     return [output.last_hidden_state] if cache is not None else list(output.hidden_states)
 
 
-class PackedProducts(TorchFunctionMode):
-    """Within it, `F.linear` multiplies with the weights of a module by maps that are laid out for many products.
+class PackedProducts(AbstractContextManager):
+    """Within it, the linear layers of a module multiply by maps that are laid out for many products.
 
-    Other weights, other threads, compiled code, and calls that record gradients multiply as ever; hooks and adapters of
-    the layers keep their effect. For plain layers on a CPU in float32 or bfloat16, whose weights must not change
-    meanwhile. Costs another copy of them.
+    Other threads, compiled code, and calls that record gradients multiply as ever; hooks and adapters of the layers keep
+    their effect. For plain layers on a CPU in float32 or bfloat16, whose weights must not change meanwhile. Costs
+    another copy of them.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
-        # The weights are kept, too: an id is of one object only while this object lives.
-        plain = [weight for weight in weights if uses_onednn(weight, ONEDNN_TYPES)]
-        self._maps = {id(w): (w, linear_map(w.detach(), _ROWS, _USES, ONEDNN_TYPES, rows_vary=True)) for w in plain}
+        self._forwards = {
+            layer: self._packed(layer)
+            for layer in module.modules()
+            if isinstance(layer, nn.Linear)
+            and getattr(layer.forward, "__func__", None) is nn.Linear.forward
+            and uses_onednn(layer.weight, ONEDNN_TYPES)
+        }
+
+    def _packed(self, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+        """What takes the place of the layer's `forward`."""
+        product = linear_map(layer.weight.detach(), _ROWS, _USES, ONEDNN_TYPES, rows_vary=True)
+
+        def forward(input: Tensor) -> Tensor:
+            if get_ident() != self._thread or torch.is_grad_enabled() or torch.compiler.is_compiling():
+                return nn.Linear.forward(layer, input)
+            output = product(input.reshape(-1, input.shape[-1])).view(*input.shape[:-1], -1)
+            return output if layer.bias is None else output.add_(layer.bias)
+
+        return forward
+
+    def __enter__(self) -> None:
+        self._thread = get_ident()
+        for layer, forward in self._forwards.items():
+            vars(layer)["forward"] = forward
+
+    def __exit__(self, *_: Any) -> None:
+        for layer in self._forwards:
+            vars(layer).pop("forward", None)
 
     def __deepcopy__(self, memo: Any) -> Self:
         """The same: copies of a search are of the same model."""
@@ -108,12 +131,3 @@ class PackedProducts(TorchFunctionMode):
     def __reduce__(self) -> tuple[Any, ...]:
         """Ordinary products: a cache that is saved does not hold the model."""
         return nullcontext, ()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute a product by its map; pass everything else on."""
-        known = self._maps.get(id(args[1])) if func is F.linear and len(args) == 3 and not kwargs else None
-        if known is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return func(*args, **(kwargs or {}))
-        x, _, bias = args
-        output = known[1](x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
-        return output if bias is None else output.add_(bias)

@@ -508,9 +508,11 @@ def test_half_precision_knows_words_as_their_distribution_does():
 def test_packed_products(dtype):
     """A weight that changes after it was packed tells which product was computed."""
     layer, other = torch.nn.Linear(21, 13, dtype=dtype), torch.nn.Linear(21, 13, bias=False, dtype=torch.float64)
-    packed = PackedProducts(torch.nn.ModuleList([layer, other]))
     x, seen = torch.randn(2, 3, 21, dtype=dtype), []
     expected = layer(x)
+    own = torch.nn.Linear(21, 13, dtype=dtype)
+    own.forward = lambda x: x  # as hooks of accelerate do
+    packed = PackedProducts(torch.nn.ModuleList([layer, other, own]))
     layer.register_forward_hook(lambda module, args, output: seen.append(output.shape))
     layer.weight.mul_(2)
     changed = torch.nn.functional.linear(x, layer.weight, layer.bias)
@@ -518,6 +520,7 @@ def test_packed_products(dtype):
         torch.testing.assert_close(layer(x), expected if uses_onednn(layer.weight, ONEDNN_TYPES) else changed)
         torch.testing.assert_close(layer(x[0, 0]), layer(x)[0, 0])
         assert other(x.double()).dtype == torch.float64
+        assert own(x) is x
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(layer(x).sum(), [layer.weight])
         with ThreadPoolExecutor(1) as thread:
