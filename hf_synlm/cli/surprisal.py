@@ -107,6 +107,17 @@ class MeasureOptions:
             "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are."
         ),
     ] = None
+    belief_update: Annotated[
+        Literal["old", "new"] | None,
+        typer.Option(
+            help="Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
+            "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
+            "word. new: of those that have taken it, before and after the word's own probability counts."
+        ),
+    ] = None
+    belief_order: Annotated[
+        float | None, typer.Option(min=0, help="Order of --belief-update, also inf; default: 1, Kullback-Leibler.")
+    ] = None
     frequencies: Annotated[
         Path | None,
         typer.Option(
@@ -121,7 +132,9 @@ class MeasureOptions:
     ] = True
 
     def check(self, texts: Sequence[Path], several_beams: bool) -> None:
-        """Refuse what the columns of lm-zoo cannot hold."""
+        """Refuse what the columns of lm-zoo cannot hold, and an order of nothing."""
+        if self.belief_order is not None and self.belief_update is None:
+            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
         if not self.lmzoo:
             return
         if len(texts) > 1 or texts[0].is_dir():
@@ -131,13 +144,14 @@ class MeasureOptions:
         if several_beams or self.frequencies or any(self.entropies.values()):
             raise ValueError(
                 "--lmzoo has four columns: give one --num-beams, and neither --entropy nor --attention-entropy nor "
-                "--frequencies"
+                "--belief-update nor --frequencies"
             )
 
     @property
     def entropies(self) -> dict[str, Any]:
-        """What kinds of entropy are asked for, by option."""
-        return {"entropy": self.entropy, "attention_entropy": self.attention_entropy}
+        """What kinds of entropy and belief update are asked for, by argument of `TextScorer`."""
+        beliefs = self.belief_update and (self.belief_update, 1.0 if self.belief_order is None else self.belief_order)
+        return {"entropy": self.entropy, "attention_entropy": self.attention_entropy, "belief_update": beliefs}
 
     def counts(self) -> Mapping[str, float] | None:
         """How often words occur, if --frequencies says it."""
@@ -198,7 +212,9 @@ class TreeOptions:
                 raise ValueError("--unknown-labels belongs to --trees: leave it out")
             return
         unused: dict[str, object] = {"context": measures.context != "sentence"}
-        unused |= {name: getattr(measures, name) for name in ("word_correction", "tokenize", "entropy")}
+        unused |= {
+            name: getattr(measures, name) for name in ("word_correction", "tokenize", "entropy", "belief_update")
+        }
         names = ("num_beams", *options.SEARCH_OPTIONS, "estimator", "cache", "num_processes")
         unused |= {name: getattr(scoring, name) for name in names}
         if given := [name for name, value in unused.items() if value]:
@@ -246,8 +262,9 @@ def surprisal(
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
-    --entropy adds entropy_bits, --attention-entropy adds nae; --frequencies adds length and log_frequency. With several
-    --num-beams there is a column for each, such as surprisal_bits_b5; the other columns are of the widest beam.
+    --entropy adds entropy_bits, --attention-entropy adds nae, --belief-update adds belief_update_bits and belief_cut;
+    --frequencies adds length and log_frequency. With several --num-beams there is a column for each, such as
+    surprisal_bits_b5; the other columns are of the widest beam.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
@@ -286,6 +303,8 @@ def surprisal(
         scores = _with_frequencies(scores, counts_of_words)
     data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
+    if beliefs := settings["belief_update"]:  # JSON has no inf
+        settings["belief_update"] = [beliefs[0], f"order {beliefs[1]:g}"]
     settings |= {"seed": scoring.seed, **described}
     seconds = time.perf_counter() - start
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)

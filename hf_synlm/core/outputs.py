@@ -125,6 +125,9 @@ class ParseOutput(ModelOutput):
         num_actions: [B, T] expected number of structural actions between the previous token and this one.
         stack_depth: [B, T] expected number of trees on the stack after each token.
         attention_entropy: [B, T] expected normalized attention entropy where each token is read (on request; Tree LM).
+        belief_update: [B, T] at the last token of each word, Renyi divergence in nats of the weights of derivations
+            after the word from those before it (on request; `search/beliefs.py` has the definitions); elsewhere 0.
+        belief_cut: [B, T] likewise, the share of the weight after the word that the beam has dropped.
         labels: labels of `spans` (models with labeled trees).
         offsets: per sentence the position of its first token in the input row (left padding, begin token).
         lengths: per sentence its number of tokens.
@@ -143,6 +146,8 @@ class ParseOutput(ModelOutput):
     num_actions: Tensor | None = None
     stack_depth: Tensor | None = None
     attention_entropy: Tensor | None = None
+    belief_update: Tensor | None = None
+    belief_cut: Tensor | None = None
     labels: list[list[list[str]]] | None = None
     offsets: list[int] | None = None
     lengths: list[int] | None = None

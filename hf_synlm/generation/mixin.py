@@ -209,6 +209,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         num_return_sequences: int = 1,
         stepwise: bool = False,
         lexical: bool = False,
+        belief_update: tuple[Any, ...] | None = None,
     ) -> ParseOutput:
         """Parse given text: n-best binary trees, and prefix probabilities.
 
@@ -222,6 +223,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             num_return_sequences: trees per sentence, at most `num_beams`.
             stepwise: also compute `stepwise_log_probs`.
             lexical: also compute `lexical_log_probs`.
+            belief_update: kind ("old" or "new") and order, and [B, T] True at the last token of every word (default:
+                `word_ends`, or every token): also compute `belief_update` and `belief_cut`.
 
         Returns:
             `ParseOutput`.
@@ -239,6 +242,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 num_return_sequences=num_return_sequences,
                 stepwise=stepwise,
                 lexical=lexical,
+                belief_update=belief_update,
             )
 
     @torch.no_grad()

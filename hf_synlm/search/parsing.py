@@ -15,6 +15,7 @@ from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.rows import Rows, check_rows
 from hf_synlm.core.token_batch import check_aligned, check_tokens, first_token_mask, padding_mask
 from hf_synlm.search.actions import read_by_actions
+from hf_synlm.search.beliefs import BeliefUpdates
 from hf_synlm.search.state import (
     NEG_INF,
     Candidates,
@@ -148,14 +149,15 @@ def parse_with_search(
     synchronous: bool = True,
     stepwise: bool = False,
     lexical: bool = False,
+    belief_update: tuple[Any, ...] | None = None,
 ) -> ParseOutput:
     """n-best trees of given text with their joint probabilities, and prefix probabilities.
 
     `synchronous=False` selects among actions instead of words (the paper's "w/o sync"): the K best derivations with
-    equally many actions, COMP forbidden before the softmax; only `log_probs` and trees are returned then. `stepwise`
-    and `lexical` fill the fields of `ParseOutput` of these names: the first computes the distribution over the whole
-    vocabulary at every word, the second scores every word once more. The other arguments and what is refused: see
-    `parse` of the models.
+    equally many actions, COMP forbidden before the softmax; only `log_probs` and trees are returned then. `stepwise`,
+    `lexical` and `belief_update` fill the fields of `ParseOutput` of these names: the first computes the distribution
+    over the whole vocabulary at every word, the others score every word once more. The other arguments and what is
+    refused: see `parse` of the models.
 
     Cost: W words, each about one pass of the layers that predict words over up to 4 K rows.
     Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
@@ -164,9 +166,9 @@ def parse_with_search(
     check_count("num_return_sequences", num_return_sequences)
     if num_return_sequences > search.num_beams:
         raise ValueError(f"num_return_sequences={num_return_sequences} must be at most num_beams={search.num_beams}")
-    for name, value in (("stepwise", stepwise), ("lexical", lexical)):
+    for name, value in (("stepwise", stepwise), ("lexical", lexical), ("belief_update", belief_update)):
         if value and not synchronous:
-            raise ValueError(f"{name}=True needs a word-synchronous beam; leave synchronous=True")
+            raise ValueError(f"{name}={value} needs a word-synchronous beam; leave synchronous=True")
     check_aligned(input_ids, word_ends=word_ends)
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     if context_sentence_ids is not None and min(text.lengths) == 0:
@@ -185,6 +187,12 @@ def parse_with_search(
         output.input_ids = input_ids
         return output
     edges, notes = state.edges, _Notes()
+    if belief_update is not None:
+        kind, order, ends = belief_update if len(belief_update) > 2 else (*belief_update, word_ends)
+        check_aligned(input_ids, belief_update=ends)
+        ends = torch.ones_like(text.present) if ends is None else text.align(ends.bool())
+        notes.beliefs = BeliefUpdates(kind, order, ends, search.num_beams)
+    search.keeps_scored = notes.beliefs is not None
     shared = _SharedPrefixes(text, edges, context_sentence_ids is not None)
     for step in range(text.ids.shape[1]):
         rows = shared.split(state, step)
@@ -198,13 +206,15 @@ def parse_with_search(
             notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1)[shared.place])
             block = state.block
         chosen = search.propose(state, tokens, block, active)
-        words = search.log_probs_of_candidates(state, chosen) if lexical else None
+        words = search.log_probs_of_candidates(state, chosen) if lexical or notes.beliefs else None
         # Level sizes may leave out sentences that are over: `close` counts again.
         wanted = text.present[:, step + 1] if step + 1 < text.ids.shape[1] else None
         if wanted is not None:
             wanted = torch.zeros_like(tokens).index_add_(0, shared.place, wanted.long()) > 0
-        state, order = search.commit(state, chosen, active, wanted)
-        notes.add(search, state, chosen, order, shared.place, words)
+        before, (state, order) = state.scores, search.commit(state, chosen, active, wanted)
+        notes.add(search, state, chosen, order, shared.place, words if lexical else None)
+        if notes.beliefs is not None:
+            notes.beliefs.add(search.scored, before, state.scores, chosen.origin, words, order, shared.place)
     state.select_rows(shared.place)
     state.edges = edges
     output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)
@@ -255,6 +265,7 @@ class _Notes:
         self.stepwise: list[Tensor] = []
         self.lexical: list[Tensor] = []
         self.attention: list[Tensor] = []
+        self.beliefs: BeliefUpdates | None = None
 
     def add(
         self,
@@ -306,6 +317,8 @@ class _Notes:
             output.lexical_log_probs = columns(self.lexical)
         if self.attention:
             output.attention_entropy = columns(self.attention)
+        if self.beliefs is not None:
+            output.belief_update, output.belief_cut = columns(self.beliefs.values), columns(self.beliefs.cut)
 
 
 def _parse_output(

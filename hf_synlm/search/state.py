@@ -11,7 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -77,6 +77,7 @@ class Block:
         levels: Which rows are state k after no structural action, after one, ..
         cut: Whether states of the last level may have structural successors that are not laid out.
         word_log_probs: [B, R, V], kept if they were computed.
+        kept: [B] log of the share that a cut has left, if the search `keeps_scored` and cuts here.
     """
 
     nodes: Tensor
@@ -87,6 +88,7 @@ class Block:
     levels: Levels
     cut: bool = False
     word_log_probs: Tensor | None = None
+    kept: Tensor | None = None
 
 
 @dataclass
@@ -149,6 +151,19 @@ class SearchState:
             block=None,
             next_log_probs=None,
         )
+
+
+class Scored(NamedTuple):
+    """Everything that a search has scored before it chose, each [B, C]."""
+
+    before: Tensor
+    """Log-probability without the word."""
+    after: Tensor
+    """Log-probability with the word; -inf = not scored."""
+    origin: Tensor
+    """Hypothesis of the beam that is continued."""
+    kept: Tensor | None = None
+    """[B] log of the share that an earlier cut has left; None = all."""
 
 
 @dataclass
@@ -264,6 +279,9 @@ class WordSearch(Protocol):
     """The model side, a `StackMachine`."""
     num_beams: int
     eos_token_ids: Tensor | None
+    keeps_scored = False
+    """Whether `propose` scores everything that it reaches, and leaves it in `scored`."""
+    scored: Scored | None = None
 
     def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
         """State before the first word; `context` goes to the machine (complete sentences before the text)."""

@@ -50,6 +50,7 @@ from hf_synlm.search.state import (
     Block,
     BlockTable,
     Candidates,
+    Scored,
     SearchState,
     WordSearch,
     check_count,
@@ -248,19 +249,20 @@ class WordBeamSearch(WordProposals, WordSearch):
 
     def _select_given(
         self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
-    ) -> Selection:
-        """`select` for one given word per sentence [B]."""
+    ) -> tuple[Selection, Tensor | None]:
+        """`select` for one given word per sentence [B], and scores with the word [B, R]; None = of few rows."""
         head = None
-        if block.word_log_probs is None and block.nodes.numel() >= _BOUNDED_ROWS:
+        if block.word_log_probs is None and block.nodes.numel() >= _BOUNDED_ROWS and not self.keeps_scored:
             head = self.machine.packed_word_head
         if head is not None:
-            return self._select_by_bounds(state, block, head, tokens, synced, first_id)
+            return self._select_by_bounds(state, block, head, tokens, synced, first_id), None
         given = tokens[:, None].expand_as(block.nodes)
         if block.word_log_probs is None:
             words = self.log_probs_of(state, block.nodes, given)
         else:
             words = block.word_log_probs.gather(2, given[..., None]).squeeze(2)
-        return self.select(block, (block.scores + block.log_probs[..., 0] + words)[..., None], synced, first_id)
+        scores = block.scores + block.log_probs[..., 0] + words
+        return self.select(block, scores[..., None], synced, first_id), scores
 
     def _select_by_bounds(
         self,
@@ -324,14 +326,18 @@ class WordBeamSearch(WordProposals, WordSearch):
         `block` holds all structural successors, if they are laid out already. `active` is not used: the levels leave
         out finished sentences.
         """
-        table, frontier = BlockTable(), state
+        table, frontier, scored = BlockTable(), state, []
         synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
         while frontier is not None:
             block = block or self.expand(frontier, max_rows=self.max_rows(frontier))
-            selection = self._select_given(state, block, tokens, synced, table.num_rows)
+            selection, scores = self._select_given(state, block, tokens, synced, table.num_rows)
             table.blocks.append(block)
+            if self.keeps_scored:
+                scored.append((block.scores + block.log_probs[..., 0], scores, block.origin))
             frontier = self.next_block_state(frontier, block, selection.moved) if block.cut else None
             synced, block = selection.words, None
+        if self.keeps_scored:
+            self.scored = Scored(*(torch.cat(values, 1) for values in zip(*scored, strict=True)))
         return table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
 
     def commit(

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,7 @@ from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
 from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank, word_starts
 from hf_synlm.evaluation.trees.parsing_analysis import span_heights
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_sentences
+from tests.helpers.commands import fail, run
 from tests.helpers.scoring_models import (
     ARCHITECTURES,
     SEARCHING,
@@ -173,6 +175,59 @@ def test_attention_entropies_are_of_models_that_attend_to_derivations(architectu
         model, _ = model_and_tokenizer(architecture)
         with pytest.raises(ValueError, match=r"attention_entropy='raw' .*RNNG\w* does not attend to derivations"):
             model.parse(torch.tensor([[3, 4]]), attention_entropy="raw")
+
+
+@pytest.mark.parametrize("estimator", ["beam_marginal", "stepwise"])
+@pytest.mark.parametrize("architecture", SEARCHING)
+def test_belief_updates_are_those_of_parse(architecture, estimator, tmp_path):
+    """One for each of the user's words, however many tokens it has; also from a cache, and beside word correction."""
+    model, tokenizer = model_and_tokenizer(architecture)
+    items = [*ITEMS, TextItem("4", "")]
+    how = {"word_correction": estimator == "stepwise" and architecture == "gpst"}
+    plain = score_words(scorer_of(architecture, estimator=estimator, num_beams=3), items, **how)
+    for kind, order in (("old", 0.5), ("new", 1.0), ("new", math.inf)):
+        given = {"estimator": estimator, "num_beams": 3, "belief_update": (kind, order)}
+        for _ in range(2):
+            found = score_words(scorer_of(architecture, **given, cache=tmp_path / f"{kind}{order}"), items, **how)
+            for item, one, without in zip(items[:3], found, plain, strict=False):
+                [text] = encode_sentences(tokenizer, [item.text.split()])
+                last = [len(text.ids) - 1 - text.word_of_token[::-1].index(word) for word in range(text.num_words)]
+                ends = torch.zeros(1, len(text.ids), dtype=torch.bool)
+                ends[0, last] = True
+                parsed = model.parse(torch.tensor([text.ids]), num_beams=3, belief_update=(kind, order, ends))
+                for column, values in (("belief_update_{}", parsed.belief_update), ("belief_cut", parsed.belief_cut)):
+                    assert one.more[column].tolist() == pytest.approx(values[0, last].tolist(), abs=1e-3)
+                assert torch.equal(one.log_probs, without.log_probs) and not without.more
+            assert found[3].more["belief_update_{}"].shape == (0,)
+    with pytest.raises(ValueError, match="belief_update"):
+        score_words(scorer_of(architecture, **given, cache=tmp_path / "old0.5"), items, **how)
+
+
+@pytest.mark.parametrize("architecture", EXACT)
+def test_belief_updates_are_of_models_with_a_beam(architecture):
+    with pytest.raises(ValueError, match=r"\(--belief-update\): \w+ has no beam of derivations"):
+        scorer_of(architecture, belief_update=("new", 1.0))
+
+
+def test_belief_updates_by_the_command(tmp_path, capsys):
+    """The order is Kullback-Leibler's unless another is given; the file beside the table names kind and order."""
+    text, out = tmp_path / "in.txt", tmp_path / "out.tsv"
+    text.write_text("the people agree\n")
+    command, model = ("surprisal", text, "--num-beams", "3"), ("--model", "model_cards/rnng-tiny")
+    bits = {}
+    for order in (None, "1", "inf", "0.5"):
+        more = () if order is None else ("--belief-order", order)
+        run(capsys, *command, *model, "--belief-update", "new", *more, "--out", out, "--overwrite")
+        rows = list(csv.DictReader(out.open(), delimiter="\t"))
+        bits[order] = [float(row["belief_update_bits"]) for row in rows]
+        options = json.loads(Path(f"{out}.meta.json").read_text())["options"]
+        assert options["belief_update"] == ["new", f"order {order or 1}"]
+    assert sum(bits["0.5"]) < sum(bits["1"]) == sum(bits[None]) < sum(bits["inf"])
+    assert "--belief-order 2 belongs to --belief-update" in fail(capsys, *command, *model, "--belief-order", "2")
+    assert "nor --belief-update" in fail(capsys, *command, *model, "--belief-update", "old", "--lmzoo")
+    trees, asked = tmp_path / "in.mrg", ("--belief-update", "old")
+    trees.write_text("(S (NP the people) (VP agree))\n")
+    assert "--belief-update: with --trees" in fail(capsys, "surprisal", text, *model, "--trees", trees, *asked)
 
 
 def test_beams_are_compared_on_words_with_values():

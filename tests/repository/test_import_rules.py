@@ -49,7 +49,7 @@ SHARED = (
 )
 SEARCH = "trees_actions generation_actions generation_joint generation_mixin generation_words "
 SEARCH += "search_actions search_outputs search_parsing search_proposals search_stack search_state search_word_head "
-SEARCH += "search_words "
+SEARCH += "search_words search_beliefs "
 RECURRENT = "trees_actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 LABELED = (
@@ -59,18 +59,18 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8380),
-    "rnng": (SHARED + SEARCH + LABELED, 8910),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5990),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8530),
+    "rnng": (SHARED + SEARCH + LABELED, 9080),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 6130),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4450),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3560),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3700),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3710),
     "tree_lm": (
         SHARED + SEARCH + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        9160,
+        9330,
     ),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6190),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6340),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
         4220,
@@ -78,7 +78,7 @@ SHIPPED = {
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3160),
     "span_parser": (
         "backbone_adapter cache configuration_base module_tools outputs rows token_batch trees_spans",
-        1890,
+        1900,
     ),
 }
 

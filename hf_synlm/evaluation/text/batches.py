@@ -2,7 +2,7 @@
 """What a model reads in one call: windows of texts, grouped by cost."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from transformers import PreTrainedModel
@@ -25,6 +25,7 @@ class Window(NamedTuple):
     context: tuple[tuple[int, ...], ...]
     skip: int
     word_ends: tuple[bool, ...] = ()  # of models that do not know themselves which tokens end a word
+    belief_ends: tuple[bool, ...] = ()  # of the words that have a belief update
 
     @property
     def num_tokens(self) -> int:
@@ -33,25 +34,26 @@ class Window(NamedTuple):
 
 
 def cut_windows(
-    text: EncodedText, limit: int | None, with_context: float | None = None, with_word_ends: bool = False
+    text: EncodedText, limit: int | None, with_context: float | None, ends: Mapping[str, Sequence[bool]]
 ) -> list[Window]:
     """Cut a text into pieces of at most `limit` tokens, which overlap by half; keep as much of its context as fits.
 
-    `with_context` is the largest number of tokens of a text with its context; None = `limit`.
+    `with_context` is the largest number of tokens of a text with its context; None = `limit`. `ends` are values of all
+    tokens by the field of `Window` that holds them.
     """
     context, length = tuple(map(tuple, text.context)), len(text.ids)
-    ends = tuple(text.word_ends) if with_word_ends else ()
     if limit is None or length <= limit:
         room = limit if with_context is None else with_context
         while context and room is not None and sum(map(len, context)) + length > room:
             context = context[1:]
-        return [Window(tuple(text.ids), context, 0, ends)]
+        return [Window(tuple(text.ids), context, 0, **{name: tuple(flags) for name, flags in ends.items()})]
     stride = max(1, limit // 2)
     windows, stop = [], 0
     while stop < length:
         start = max(0, stop - (limit - stride))
         part = slice(start, start + limit)
-        windows.append(Window(tuple(text.ids[part]), (), stop - start, ends[part]))
+        flags = {name: tuple(values[part]) for name, values in ends.items()}
+        windows.append(Window(tuple(text.ids[part]), (), stop - start, **flags))
         stop = start + limit
     return windows
 

@@ -123,8 +123,8 @@ class SearchReader(LogitReader):
         reads_logits = self.starting is not None or self.scorer.entropy is not None
         by_logits = self._score_by_beam_logits(batch) if reads_logits else []
         found = by_logits
-        attention = self.scorer.attention_entropy
-        if self.starting is not None and not self.scorer.details and not self.end and attention is None:
+        noted = self.scorer.noted
+        if self.starting is not None and not self.scorer.details and not self.end and not noted:
             return found
         stepwise = self.scorer.estimator == "stepwise"
         parsed = self._parse(batch, stepwise)
@@ -138,17 +138,20 @@ class SearchReader(LogitReader):
             for name, source in (names if stepwise else names | {"lexical": "lexical_log_probs"}).items():
                 for scores, values in zip(found, self._own_columns(getattr(parsed, source), batch), strict=True):
                     setattr(scores, name, values)
-        if attention is not None:
-            for scores, values in zip(found, self._own_columns(parsed.attention_entropy, batch), strict=True):
-                scores.attention_entropy = values
+        names = ["belief_cut", *noted] if "belief_update" in noted else noted
+        for name in names:
+            for scores, values in zip(found, self._own_columns(getattr(parsed, name), batch), strict=True):
+                setattr(scores, name, values)
         if self.end:
             self._add_ends(found, parsed, batch, stepwise)
         return found
 
     def _parse(self, batch: list[Window], stepwise: bool) -> Any:
         """What `parse` gives for texts after their context, with what ends them behind."""
-        sentence_ids, attention = self._context_sentence_ids(batch), self.scorer.attention_entropy
+        sentence_ids, noted = self._context_sentence_ids(batch), self.scorer.noted
         ids, mask = self._padded(batch, self.scorer.closing_ids if self.end else ())
+        if "belief_update" in noted:
+            noted["belief_update"] += (self._ends("belief_ends", batch, mask),)
         return self.model.parse(
             ids,
             mask,
@@ -156,17 +159,17 @@ class SearchReader(LogitReader):
             stepwise=stepwise,
             lexical=self.scorer.details and not stepwise,
             **self.scorer.search_options,
-            **({} if attention is None else {"attention_entropy": attention}),
+            **noted,
             **({} if sentence_ids is None else {"context_sentence_ids": sentence_ids}),
-            **({"word_ends": self._word_ends(batch, mask)} if self.scorer.is_told_word_ends else {}),
+            **({"word_ends": self._ends("word_ends", batch, mask)} if self.scorer.is_told_word_ends else {}),
         )
 
-    def _word_ends(self, batch: list[Window], mask: Tensor) -> Tensor:
-        """[B, T] False at the pieces of the texts that end no word."""
+    def _ends(self, name: str, batch: list[Window], mask: Tensor) -> Tensor:
+        """[B, T] False at the pieces of the texts that end no word; `name` is the field of a window that says it."""
         ends = torch.ones_like(mask, dtype=torch.bool)
         for row, window in zip(ends, batch, strict=True):
             stop = self.num_begin + window.num_tokens
-            row[stop - len(window.ids) : stop] = torch.tensor(window.word_ends)
+            row[stop - len(window.ids) : stop] = torch.tensor(getattr(window, name))
         return ends
 
     def _add_ends(self, found: list[TokenScores], parsed: Any, batch: list[Window], stepwise: bool) -> None:
@@ -199,7 +202,7 @@ class SearchReader(LogitReader):
         if sentence_ids is not None:
             cache = cache_after_context(search, ids, mask, sentence_ids, begin_id)
             ids, mask = self._padded([window._replace(context=()) for window in batch])
-        ends = self._word_ends(batch, mask) if self.scorer.is_told_word_ends else None
+        ends = self._ends("word_ends", batch, mask) if self.scorer.is_told_word_ends else None
         logits, _ = marginal_logits(search, ids, mask, cache=cache, word_ends=ends, bos_token_id=begin_id)
         return self._scores_of_logits(logits, batch)
 

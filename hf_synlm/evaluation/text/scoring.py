@@ -29,6 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
+from hf_synlm.data.collate import word_ends_from_word_ids
 from hf_synlm.data.files import find_model
 from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list
 from hf_synlm.evaluation.results import describe_files
@@ -74,6 +75,8 @@ class TextScorer:
             order 1/2, 2 log sum_v sqrt(p_v). Of models that search it is that of the "stepwise" distribution.
         attention_entropy: also give the normalized attention entropy of every token (Tree LM): of "raw" attention
             weights, or "projected", in which each counts by the length of the vector that it adds to the output.
+        belief_update: kind ("old" or "new") and order of the belief update of every word (models with a search); see
+            `hf_synlm.search.beliefs`.
         name: what results call the model.
         revision: revision of the model, for results.
         num_processes: how many processes score on a CPU, with one thread each; None = as many as are worth it, and
@@ -98,6 +101,7 @@ class TextScorer:
         details: bool = False,
         entropy: Entropy | None = None,
         attention_entropy: AttentionEntropy | None = None,
+        belief_update: tuple[str, float] | None = None,
         name: str | None = None,
         revision: str | None = None,
         num_processes: int | None = 1,
@@ -106,7 +110,7 @@ class TextScorer:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.num_processes, self.cache = num_processes, cache
         self.batch_size, self.details, self.entropy = checked_batch_size(batch_size, model), details, entropy
-        self.attention_entropy = attention_entropy
+        self.attention_entropy, self.belief_update = attention_entropy, belief_update
         self.name, self.revision = name or model.config._name_or_path, revision
         self.searches = bool(declared(model.config, "searches"))
         self.text_style = getattr(model.config, "text_style", None)
@@ -117,6 +121,11 @@ class TextScorer:
             raise ValueError(
                 f"attention_entropy {attention_entropy!r} (--attention-entropy): {type(model).__name__} does not "
                 "attend to derivations; Tree LM and Transformer Grammars do. Leave it out."
+            )
+        if belief_update is not None and not self.searches:
+            raise ValueError(
+                f"belief_update {belief_update} (--belief-update): {type(model).__name__} has no beam of derivations; "
+                "GPST, RNNG, Tree LM, URNNG and Pushdown Layers have one. Leave it out."
             )
         self.estimator: Estimator = self._checked_estimator(estimator)
         self.begin_id = self._begin_id(begin_token) if begin else None
@@ -184,8 +193,14 @@ class TextScorer:
         """A scorer of the same model with another beam, without details and entropies."""
         other = copy.copy(self)
         other.num_beams, other.cuts = num_beams, dict(self.cuts)
-        other.details, other.entropy, other.attention_entropy = False, None, None
+        other.details, other.entropy, other.attention_entropy, other.belief_update = False, None, None, None
         return other
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """What `parse` notes of every token on request, by argument, with the value that asks for it."""
+        asked = {"attention_entropy": self.attention_entropy, "belief_update": self.belief_update}
+        return {name: value for name, value in asked.items() if value is not None}
 
     # ------------------------------------------------------------------------------------------- what the model has
     def _checked_estimator(self, estimator: str | None) -> Estimator:
@@ -378,8 +393,7 @@ class TextScorer:
         if self.cache is None:
             return None
         options = {**self.options(), "details": self.details, "end": end, "starts": starts}
-        more = {"entropy": self.entropy, "attention_entropy": self.attention_entropy}
-        options |= {name: kind for name, kind in more.items() if kind is not None}
+        options |= self.noted | ({} if self.entropy is None else {"entropy": self.entropy})
         reads_end = self.searches and self.closing_ids and (end or starts)
         options |= {"closing_ids": self.closing_ids} if reads_end else {}
         return ResultCache(self.cache, self.model, options)
@@ -407,7 +421,10 @@ class TextScorer:
         if text.context and not self.reads_context:
             raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
         room = getattr(self.model.word_search(1).machine, "max_with_context", None) if text.context else None
-        windows = cut_windows(text, self.max_tokens, room, self.is_told_word_ends)
+        ends = {"word_ends": text.word_ends} if self.is_told_word_ends else {}
+        if self.belief_update is not None:
+            ends["belief_ends"] = word_ends_from_word_ids(text.word_of_token)
+        windows = cut_windows(text, self.max_tokens, room, ends)
         self.cuts["texts_in_windows"] += len(windows) > 1
         self.cuts["contexts_cut"] += len(windows) == 1 and len(windows[0].context) < len(text.context)
         return windows

@@ -301,6 +301,8 @@ def by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: T
     more = {} if scorer.entropy is None else {ENTROPY_COLUMNS[scorer.entropy]: at(first, scores.entropy)}
     if scorer.attention_entropy is not None:
         more[ATTENTION_COLUMNS[scorer.attention_entropy]] = sums(scores.attention_entropy)
+    if scorer.belief_update is not None:
+        more |= {"belief_update_{}": at(last, scores.belief_update), "belief_cut": at(last, scores.belief_cut)}
     pieces = zip(scorer.tokenizer.convert_ids_to_tokens(text.ids), log_probs.tolist(), strict=True)
     return WordScores(
         words=words,

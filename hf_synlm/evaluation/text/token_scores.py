@@ -10,9 +10,6 @@ from torch import Tensor
 from hf_synlm.evaluation.text.batches import Window
 from hf_synlm.evaluation.text.cache import Result
 
-# Fields of `TokenScores` with one value per token.
-_PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth", "entropy", "attention_entropy")
-
 
 @dataclasses.dataclass
 class TokenScores:
@@ -26,6 +23,8 @@ class TokenScores:
         stack_depth: [n] expected number of trees on the stack after the token, or None.
         entropy: [n] entropy in nats of the token given everything before it, or None.
         attention_entropy: [n] expected normalized attention entropy where the token is read, or None.
+        belief_update: [n] belief update in nats, at the last token of each word, or None.
+        belief_cut: [n] likewise the share of the beliefs that the beam has dropped, or None.
         end: log p(the text ends | text) in nats, or None.
         word_start: [n + 1] log p(the next token begins a word or ends the text) before every token and at the end.
     """
@@ -37,6 +36,8 @@ class TokenScores:
     stack_depth: Tensor | None = None
     entropy: Tensor | None = None
     attention_entropy: Tensor | None = None
+    belief_update: Tensor | None = None
+    belief_cut: Tensor | None = None
     end: float | None = None
     word_start: Tensor | None = None
 
@@ -50,6 +51,10 @@ class TokenScores:
         """Inverse of `to_dict`."""
         tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items() if name != "end"}
         return cls(**tensors, end=values.get("end"))
+
+
+# Fields with one value per token.
+_PER_TOKEN = [field.name for field in dataclasses.fields(TokenScores) if field.name not in ("end", "word_start")]
 
 
 def joined(windows: list[tuple[Window, TokenScores | None]]) -> TokenScores:

@@ -359,6 +359,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         stepwise: bool = False,
         lexical: bool = False,
         attention_entropy: str | None = None,
+        belief_update: tuple[Any, ...] | None = None,
         context_sentence_ids: Tensor | None = None,
     ) -> ParseOutput:
         """Parse given text: n-best labeled trees, and prefix probabilities.
@@ -386,6 +387,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             stepwise: also return `stepwise_log_probs`.
             lexical: also return `lexical_log_probs`.
             attention_entropy: "projected" or "raw": also return `attention_entropy` (Tree LM only).
+            belief_update: kind ("old" or "new") and order, and [B, T] True at the last token of every word (default:
+                `word_ends`): also return `belief_update` and `belief_cut`.
             context_sentence_ids: [B, T], 1, 2, ... at the tokens of text before the sentence, which is read as plain
                 text before the begin token (Tree LM on a backbone only).
 
@@ -405,8 +408,9 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             word_ends = self.word_ends_of(input_ids.masked_fill(~mask, 0))
         with evaluation_mode(self):
             search = self._parsing_search(
-                method, num_particles, num_beams, action_beam_size, fast_track_size, normalization, stepwise
-            )
+                method, num_particles, num_beams, action_beam_size, fast_track_size, normalization,
+                stepwise or belief_update is not None,
+            )  # fmt: skip
             if attention_entropy is not None:
                 search.machine.watch_attention(attention_entropy)
             return parse_with_search(
@@ -418,6 +422,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
                 num_return_sequences=num_return_sequences,
                 stepwise=stepwise,
                 lexical=lexical,
+                belief_update=belief_update,
             )
 
     def _parsing_search(
@@ -428,7 +433,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         action_beam_size: int | None,
         fast_track_size: int | None,
         normalization: str | None,
-        stepwise: bool,
+        wants_beam: bool,
     ) -> FastTrackSearch:
         """The search that `parse` asks for."""
         if method == "search":
@@ -443,10 +448,10 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         if method != "particle" or self.particle_search_class is None:
             known = "'search'" if self.particle_search_class is None else "'search' or 'particle'"
             raise ValueError(f"{type(self).__name__} has no method {method!r}. Choose {known}.")
-        if any(value is not None for value in (num_beams, action_beam_size, fast_track_size)) or stepwise:
+        if any(value is not None for value in (num_beams, action_beam_size, fast_track_size)) or wants_beam:
             raise ValueError(
                 "method='particle' takes num_particles instead of num_beams, action_beam_size and fast_track_size, "
-                "and gives no stepwise probabilities."
+                "and gives neither stepwise probabilities nor belief updates."
             )
         particles = DEFAULT_PARTICLES if num_particles is None else num_particles
         return self.particle_search_class(self.stack_machine_class(self, normalization), particles)

@@ -507,6 +507,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         synchronous: bool = True,
         stepwise: bool = False,
         lexical: bool = False,
+        belief_update: tuple[Any, ...] | None = None,
     ) -> ParseOutput:
         """Parse given text.
 
@@ -525,6 +526,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             synchronous: `False` searches action by action instead of word by word (the paper's "w/o sync" rows).
             stepwise: also return `stepwise_log_probs`.
             lexical: also return `lexical_log_probs`.
+            belief_update: kind ("old" or "new") and order, and [B, T] True at the last token of every word (default:
+                `word_ends`, or every token): also return `belief_update` and `belief_cut`.
 
         Returns:
             `ParseOutput`; only "search" fills in probabilities.
@@ -547,11 +550,12 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                     synchronous=synchronous,
                     stepwise=stepwise,
                     lexical=lexical,
+                    belief_update=belief_update,
                 )
         if method not in WHOLE_SENTENCE_METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {['search', *WHOLE_SENTENCE_METHODS]}.")
         given = num_beams is not None or context_sentence_ids is not None or num_return_sequences != 1
-        if given or stepwise or lexical or not synchronous:
+        if given or stepwise or lexical or belief_update or not synchronous:
             raise ValueError(f"method {method!r} takes no search options; it gives one tree per sentence.")
         return self._parse_whole(input_ids, mask, word_ends, method)
 

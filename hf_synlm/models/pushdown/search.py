@@ -36,6 +36,7 @@ from hf_synlm.search.state import (
     Block,
     BlockTable,
     Candidates,
+    Scored,
     SearchState,
     StackMachine,
     WordDecoder,
@@ -213,7 +214,9 @@ class PushdownSearch(WordDecoder):
         own = self._attach(pool, nodes.gather(1, origin), before.gather(1, origin), place, path, origin)
         kept = torch.where(pending.gather(1, origin), own, nodes.gather(1, origin))
         chosen = log_probs.flatten(1).gather(1, index)[..., None]
-        return Block(kept, scores, chosen, origin, torch.ones_like(origin[0]), Levels([width], origin.device))
+        share = scores.logsumexp(1) - total.logsumexp(1) if self.keeps_scored else None
+        levels = Levels([width], origin.device)
+        return Block(kept, scores, chosen, origin, torch.ones_like(origin[0]), levels, kept=share)
 
     @property
     def _eos(self) -> int:
@@ -294,6 +297,7 @@ class PushdownSearch(WordDecoder):
         block = self.expand(state) if block is None else block
         words = tokens[:, None].expand_as(block.nodes)
         scores = block.scores + self._log_probs_of(state.pool, block.nodes, words)
+        self.scored = Scored(block.scores, scores, block.origin, block.kept)
         return Candidates(scores, block.nodes, words, block.origin, block.level.expand_as(words))
 
     def _log_probs_of(self, pool: NodePool, nodes: Tensor, tokens: Tensor) -> Tensor:

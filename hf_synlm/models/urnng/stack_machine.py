@@ -99,7 +99,7 @@ class URNNGWordSearch(WordBeamSearch):
 
     def _select_given(
         self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
-    ) -> Selection:
+    ) -> tuple[Selection, Tensor]:
         """As `WordBeamSearch` does; the end token needs one tree."""
         barred = torch.isin(tokens, self.eos_token_ids)[:, None] & ~self.machine.is_complete(state.pool, block.nodes)
         generated = block.log_probs[..., :1].masked_fill(barred[..., None], NEG_INF)

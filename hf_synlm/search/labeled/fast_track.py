@@ -32,11 +32,13 @@ from torch.nn import functional as F
 
 from hf_synlm.search.labeled.machine import LabeledStackMachine, Phase, Seen
 from hf_synlm.search.stack import Nodes
-from hf_synlm.search.state import NEG_INF, Candidates, SearchState, WordSearch, check_count, keep_frozen
+from hf_synlm.search.state import NEG_INF, Candidates, Scored, SearchState, WordSearch, check_count, keep_frozen
 from hf_synlm.trees.transitions import SHIFT
 
 # States whose word is scored at once besides those that matter for sure: rows cost less than another product.
 _MORE_WORDS = 3
+# A continuation that weighs less than exp(-11.5), 1e-5, of all before the word does not change what is believed.
+_WEIGHTLESS, _LOWEST = 11.5, torch.finfo(torch.float32).min
 
 
 class Frontier(NamedTuple):
@@ -141,8 +143,9 @@ class _GivenWords:
     states can matter.
     """
 
-    def __init__(self, machine: LabeledStackMachine, tokens: Tensor, fast_track_size: int) -> None:
+    def __init__(self, machine: LabeledStackMachine, tokens: Tensor, fast_track_size: int, keeps: bool) -> None:
         self.machine, self.tokens, self.fast_track_size = machine, tokens, fast_track_size
+        self._seen: list[tuple[Tensor, ...]] | None = [] if keeps else None
 
     def __call__(self, frontier: Frontier, base: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
         ids = self.tokens[:, None].expand_as(base)
@@ -150,7 +153,23 @@ class _GivenWords:
             scores = self._scores_that_matter(frontier.seen.predictor, base, least)
         else:
             scores = base + self.machine.log_probs_of(frontier.seen.predictor, self.tokens, base > NEG_INF)
+        if self._seen is not None:
+            self._seen.append((base, scores, frontier.origin, frontier.seen.nodes))
         return scores[..., None], ids[..., None]
+
+    def scored(self, state: SearchState) -> Scored | None:
+        """All continuations of `state`, if they were kept; what bounds left out on a CPU is scored now if it weighs."""
+        if self._seen is None:
+            return None
+        before, after, origin, nodes = (torch.cat(values, 1) for values in zip(*self._seen, strict=True))
+        if before.device.type == "cpu":
+            least = (state.scores.logsumexp(1, keepdim=True) - _WEIGHTLESS).clamp(min=_LOWEST)
+            late, place = ((before >= least) & (after == NEG_INF)).sort(dim=1, descending=True)
+            late, place = (values[:, : int(late.sum(1).amax())] for values in (late, place))
+            predictor = state.pool.feature("predictor", nodes.gather(1, place))
+            found = before.gather(1, place) + self.machine.log_probs_of(predictor, self.tokens, late)
+            after = after.scatter_reduce(1, place, found, "amax")
+        return Scored(before, after, origin)
 
     def _scores_that_matter(self, predictor: Tensor, base: Tensor, least: Tensor) -> Tensor:
         bound = base + self.machine.log_probs_bound(predictor, self.tokens)
@@ -334,8 +353,10 @@ class FastTrackSearch(WordSearch):
         """
         if active is not None:
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
-        words = _GivenWords(self.machine, tokens, self.fast_track_size)
-        return self._reach(state, Phase.CONTINUE, words).candidates(True, self.num_beams)
+        words = _GivenWords(self.machine, tokens, self.fast_track_size, self.keeps_scored)
+        chosen = self._reach(state, Phase.CONTINUE, words).candidates(True, self.num_beams)
+        self.scored = words.scored(state)
+        return chosen
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
         """Log-probability [B, K] of the word of every candidate, without the actions before it."""
