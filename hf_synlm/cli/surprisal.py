@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -108,12 +108,11 @@ class MeasureOptions:
         ),
     ] = None
     frequencies: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Table of words and their counts: adds length and log_frequency of each word without punctuation at "
-            "its ends (in lower case if the table lacks it as it is), as `synlm evaluate reading` computes them. Needs "
-            "the extra [reading].",
-            **options.INPUT_FILE,
+            help="Table of words and their counts, or wordfreq:en, wordfreq:de, ... (counts in a billion words): adds "
+            "length and log_frequency of each word without punctuation at its ends (in lower case if the table lacks "
+            "it as it is), as `synlm evaluate reading` computes them. Needs the extra [reading].",
         ),
     ] = None
     first_word: Annotated[
@@ -139,13 +138,19 @@ class MeasureOptions:
         """What kinds of entropy are asked for, by option."""
         return {"entropy": self.entropy, "attention_entropy": self.attention_entropy}
 
-    def counts(self) -> Mapping[str, float] | None:
-        """How often words occur, if --frequencies says it."""
-        if self.frequencies is None:
-            return None
-        from hf_synlm.evaluation.reading.corpus import read_counts
+    @property
+    def counts_file(self) -> Path | None:
+        """The file of --frequencies, if it is one."""
+        path = Path(self.frequencies or "")
+        return path if path.is_file() else None
 
-        return read_counts(self.frequencies)
+    def counts(self) -> tuple[Callable[[str], float] | None, dict[str, str]]:
+        """How often a word occurs, if --frequencies says it, and what results say about it."""
+        if self.frequencies is None:
+            return None, {}
+        from hf_synlm.evaluation.reading.corpus import counter, source_of
+
+        return counter(self.frequencies), {"frequencies": source_of(self.frequencies)}
 
     def scorer(self, scoring: options.Scoring, model: str) -> "TextScorer":
         """The model, which gives these measures."""
@@ -257,7 +262,7 @@ def surprisal(
         synlm surprisal wsj23.txt --trees wsj23.mrg --model model_cards/rnng-mini --out given.tsv
     """
     found = text_files(texts)
-    reads = (*found, *given.files, measures.frequencies, scoring.cache)
+    reads = (*found, *given.files, measures.counts_file, scoring.cache)
     options.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=options.meta_file)
     by_width = scoring.by_width()
     _check_places(texts, out)
@@ -265,9 +270,9 @@ def surprisal(
     given.check(scoring, measures)
     data: dict[str, Any] = {"files": describe_files(found)}
     items = reading.items(texts, found)
-    counts_of_words = measures.counts()
-    if measures.frequencies is not None:
-        data["frequencies"] = describe_files([measures.frequencies])
+    count_of, counted = measures.counts()
+    if measures.counts_file is not None:
+        data["frequencies"] = describe_files([measures.counts_file])
     if not measures.lmzoo:
         _say_repeated_items(items)
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
@@ -282,11 +287,11 @@ def surprisal(
         scores = _search(scorer, items, list(by_width), out, how)
     else:
         scores, described = given.scores(scorer, items)
-    if counts_of_words is not None:
-        scores = _with_frequencies(scores, counts_of_words)
+    if count_of is not None:
+        scores = _with_frequencies(scores, count_of)
     data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
-    settings |= {"seed": scoring.seed, **described}
+    settings |= {"seed": scoring.seed, **counted, **described}
     seconds = time.perf_counter() - start
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
     if out is not None:
@@ -315,15 +320,15 @@ def _search(
     return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
 
 
-def _with_frequencies(scores: "Iterable[WordScores]", counts: Mapping[str, float]) -> "Iterator[WordScores]":
+def _with_frequencies(scores: "Iterable[WordScores]", count_of: Callable[[str], float]) -> "Iterator[WordScores]":
     """Scores with the length and log frequency of every word, as in the baseline of reading times."""
     import torch
 
-    from hf_synlm.evaluation.reading.corpus import count_of, length_of
+    from hf_synlm.evaluation.reading.corpus import length_of
 
     for found in scores:
         lengths = [length_of(word.text) for word in found.words]
-        logs = [math.log(count_of(word.text, counts) + 1) for word in found.words]
+        logs = [math.log(count_of(word.text) + 1) for word in found.words]
         found.more |= {"length": torch.tensor(lengths), "log_frequency": torch.tensor(logs, dtype=torch.float64)}
         yield found
 

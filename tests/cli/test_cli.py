@@ -143,6 +143,9 @@ def test_surprisal_with_frequencies(models, texts, capsys):
     assert [row["log_frequency"] for row in read_tsv(out)] == [row["log_frequency"] for row in rows]
     counts.write_text("word\nThe\n")
     assert "the second their counts" in fail(capsys, *command, "--frequencies", counts)
+    assert "No such file" in fail(capsys, *command, "--frequencies", "missing.tsv")
+    run(capsys, *command, "--frequencies", "wordfreq:en", "--out", out, "--overwrite")
+    assert json.loads(Path(f"{out}.meta.json").read_text())["options"]["frequencies"].startswith("wordfreq 3")
 
 
 def test_surprisal_options(models, tmp_path):
