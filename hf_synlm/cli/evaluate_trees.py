@@ -21,7 +21,7 @@ from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScore
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingConvention, resolve_convention
 
 if TYPE_CHECKING:
-    from hf_synlm.evaluation.trees.treebank_parsing import Treebank
+    from hf_synlm.evaluation.trees.gold_treebank import Treebank
 
 Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many of the first sentences.")]
 
@@ -74,7 +74,7 @@ class CountingOptions(options.TreebankReading):
 
     def treebank(self, path: Path, limit: int | None) -> "Treebank":
         """The gold trees, with punctuation as the options say."""
-        from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
+        from hf_synlm.evaluation.trees.gold_treebank import load_treebank
 
         remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
         return load_treebank(path, self.treatment, limit, self.punctuation_by, remedy, **self.reading_all())
@@ -121,13 +121,42 @@ class CountingOptions(options.TreebankReading):
         }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CountingByConventions(CountingOptions):
+    """How gold trees are read, and what counts in the score by one or several conventions."""
+
+    # The base class has one convention; `by_convention` makes a base class of each.
+    convention: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What counts: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: "
+            "brackets, as the program EVALB counts them, exactly if --trees have tags. Repeat for a table of several."
+        ),
+    ] = None  # type: ignore[assignment]  # several, where CountingOptions takes one
+
+    def by_convention(self) -> dict[str, CountingOptions]:
+        """The options for each convention; beside others, evalb has no lengths, and the others have not what is its."""
+        names = self.convention or [CountingOptions.convention]
+        options.refuse_repeated("--convention", names)
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(CountingOptions)}
+        found = {name: {**given, "convention": name} for name in names}
+        if "evalb" in found and len(found) > 1:
+            for name, own in found.items():
+                for other in ("max_length", "min_length") if name == "evalb" else ("parameters", "unlabeled"):
+                    del own[other]
+        return {name: CountingOptions(**own) for name, own in found.items()}
+
+
 def parsing(
     treebank: options.Treebank,
-    counting: CountingOptions,
+    counting: CountingByConventions,
     parsing: options.Parsing,
     model: Annotated[
-        str | None,
-        typer.Option(help="Folder of the model that parses, or its name on the Hub.", rich_help_panel="Model"),
+        list[str] | None,
+        typer.Option(
+            help="Folder of the model that parses, or its name on the Hub; repeat for a table of several.",
+            rich_help_panel="Model",
+        ),
     ] = None,
     trees: Annotated[
         list[Path] | None,
@@ -154,43 +183,114 @@ def parsing(
         ),
     ] = None,
     out: options.Output = None,
+    style: options.TableFormat = "markdown",
     overwrite: options.Overwrite = False,
 ) -> None:
     """Compute the F1 of trees against a treebank by a named convention, beside trees that need no model.
 
     Also reports recall by label; width and height, depth and branching of the trees; and the agreement of several runs
-    (several --trees), with the F1 between every two. All numbers are in percent.
+    (several --trees), with the F1 between every two. All numbers are in percent. Several --model or --convention give
+    one table instead: the F1 of all models by all conventions beside right branching, and a test of each difference in
+    sentence F1 (see `compare`). Each model is loaded once.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
         synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-mini --num-beams 20 --out f1.json
         synlm evaluate parsing --treebank wsj23.mrg --trees 1.mrg --trees 2.mrg --trees 3.mrg --consensus
+        synlm evaluate parsing --treebank wsj23.mrg --model A --model B --convention gpst --convention compound-pcfg
     """
-    reads = (treebank, *(trees or ()), parsing.cache, counting.parameters)
-    options.check_results(out, overwrite, *reads, model=model)
-    options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=model, flag="--save-trees")
-    if (model is None) == (not trees):
+    models, files, countings = model or [], trees or [], counting.by_convention()
+    reads = (treebank, *files, parsing.cache, counting.parameters)
+    for one in models or [None]:
+        options.check_results(out, overwrite, *reads, model=one)
+        options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=one, flag="--save-trees")
+    if bool(models) == bool(files):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
-    options.refuse_repeated("--trees", trees or ())
+    options.refuse_repeated("--trees", files)
+    options.refuse_repeated("--model", models)
     from hf_synlm.evaluation.trees.consensus import average_parses
 
-    rule, bank = counting.rule(), counting.treebank(treebank, limit)
-    settings = counting.describe(rule, bank)
+    rules = {name: one.rule() for name, one in countings.items()}
+    cases = {name: (one, rules[name], one.treebank(treebank, limit)) for name, one in countings.items()}
+    data = {"files": describe_files([treebank, *files, *filter(None, [counting.parameters])])}
+    if files:
+        _check_unused(parsing)
+    if len(models) > 1 or len(cases) > 1:
+        if consensus or save_trees:
+            flag = "--consensus" if consensus else "--save-trees"
+            raise ValueError(f"{flag} takes one model and one convention: leave it out, or give one of each")
+        runs = {
+            name: _read_runs(treebank, files, tree_style, limit, one.evalb(rule, treebank, limit), one.predicted())
+            for name, (one, rule, _) in cases.items()
+        }
+        return options.report(_tabulate(cases, runs, models, parsing, data), out, style=style)
+    [(chosen, rule, bank)] = cases.values()
+    settings = chosen.describe(rule, bank)
     settings |= {"consensus": True} if consensus else {}
-    data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
-    if model is not None:
-        result = _evaluate_model(model, parsing, bank, rule, consensus, save_trees, settings, data)
-        return options.report(result, out)
-    _check_unused(parsing)
+    if models:
+        result = _evaluate_model(models[0], parsing, bank, rule, consensus, save_trees, settings, data)
+        return options.report(result, out, style=style)
     if save_trees is not None and not consensus:
         raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
-    evalb = None if consensus else counting.evalb(rule, treebank, limit)
-    runs = _read_runs(treebank, trees or (), tree_style, limit, evalb, counting.predicted())
-    average = average_parses(runs) if consensus else None
-    scores, tables = _score(bank, runs, rule, average)
+    evalb = None if consensus else chosen.evalb(rule, treebank, limit)
+    found = _read_runs(treebank, files, tree_style, limit, evalb, chosen.predicted())
+    average = average_parses(found) if consensus else None
+    scores, tables = _score(bank, found, rule, average)
     _write_trees(save_trees, average or ())
-    _say_missing(bank, runs, rule)
-    options.report(EvaluationResult("parsing", scores, {"name": ", ".join(runs)}, settings, data, tables), out)
+    _say_missing(bank, found, rule)
+    result = EvaluationResult("parsing", scores, {"name": ", ".join(found)}, settings, data, tables)
+    options.report(result, out, style=style)
+
+
+def _tabulate(
+    cases: "Mapping[str, tuple[CountingOptions, ParsingConvention | EvalbParameters, Treebank]]",
+    runs: dict[str, dict[str, Any]],
+    models: Sequence[str],
+    parsing: options.Parsing,
+    data: dict[str, Any],
+) -> EvaluationResult:
+    """Score models, each of which parses once, or the `runs` that files give, by several conventions."""
+    from hf_synlm.evaluation.trees.treebank_reports import report_conventions
+
+    if parsing.cache is not None and len(models) > 1:
+        raise ValueError(f"--cache {parsing.cache} holds trees of one model: leave it out, or give one --model")
+    described = [_add_runs(cases, runs, model, parsing) for model in models]
+    options.leave_output_to_first_process()
+    for name, (_, rule, bank) in cases.items():
+        _say_missing(bank, runs[name], rule)
+    scores, tables = report_conventions({name: (bank, rule, runs[name]) for name, (_, rule, bank) in cases.items()})
+    tables["conventions"] = [counting.describe(rule, bank) for counting, rule, bank in cases.values()]
+    return EvaluationResult(
+        task="parsing by conventions",
+        scores=scores,
+        model={"name": ", ".join(dict.fromkeys(name for each in runs.values() for name in each)), "models": described},
+        options={"conventions": ", ".join(cases), "parse": parsing.chosen() or None, "seed": parsing.seed},
+        data=data,
+        tables=tables,
+    )
+
+
+def _add_runs(
+    cases: "Mapping[str, tuple[CountingOptions, ParsingConvention | EvalbParameters, Treebank]]",
+    runs: dict[str, dict[str, Any]],
+    model: str,
+    parsing: options.Parsing,
+) -> dict[str, Any]:
+    """Parse the sentences that any convention scores, and add the trees to the runs; what describes the model."""
+    from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+    from hf_synlm.hub.abilities import declared
+
+    scorer = parsing.scorer(model)
+    scored = [bank.words[number] for _, rule, bank in cases.values() for number in _numbers_scored(bank, rule)]
+    words = list(dict.fromkeys(map(tuple, scored)))
+    how = {"progress": f"parse: {scorer.name}", **parsing.computation(), **parsing.chosen()}
+    trees = dict(zip(words, parse_sentences(scorer.model, scorer.tokenizer, words, **how), strict=True))
+    for name, (_, rule, bank) in cases.items():
+        if isinstance(rule, EvalbParameters) and rule.labeled and not declared(scorer.model.config, "gives_labels"):
+            options.say(f"{name}: {scorer.name} gives trees without labels and has no score (--unlabeled)")
+        else:
+            runs[name][scorer.name] = [trees.get(tuple(own), ParsedSentence(())) for own in bank.words]
+    return scorer.describe()
 
 
 def _read_runs(

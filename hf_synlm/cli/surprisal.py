@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import write_text
+from hf_synlm.data.files import find_model, write_text
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.text_items import TextItem, read_files, read_items, table_text, text_files
 
@@ -119,7 +119,7 @@ class MeasureOptions:
         bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
     ] = True
 
-    def check(self, texts: Sequence[Path], several_beams: bool) -> None:
+    def check(self, texts: Sequence[Path], several_columns: bool) -> None:
         """Refuse what the columns of lm-zoo cannot hold."""
         if not self.lmzoo:
             return
@@ -127,9 +127,9 @@ class MeasureOptions:
             raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
         if self.unit != "bits":
             raise ValueError(f"--unit {self.unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-        if several_beams or self.frequencies or any(self.entropies.values()):
+        if several_columns or self.frequencies or any(self.entropies.values()):
             raise ValueError(
-                "--lmzoo has four columns: give one --num-beams, and neither --entropy nor --attention-entropy nor "
+                "--lmzoo has four columns: give one --model, one --num-beams, and neither --entropy nor --attention-entropy nor "
                 "--frequencies"
             )
 
@@ -231,7 +231,15 @@ class TreeOptions:
 
 def surprisal(
     texts: options.TextFiles,
-    model: options.Model,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="Folder of a model or of its training run, or its name on the Hub; repeat for a column of surprisals "
+            "by each.",
+            callback=lambda names: list(map(find_model, names)),
+            rich_help_panel="Model",
+        ),
+    ],
     scoring: options.ScoringByBeams,
     reading: InputOptions,
     given: TreeOptions,
@@ -252,7 +260,8 @@ def surprisal(
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
     --entropy adds entropy_bits, --attention-entropy adds nae; --frequencies adds length and log_frequency. With several
-    --num-beams there is a column for each, such as surprisal_bits_b5; the other columns are of the widest beam.
+    --num-beams there is a column for each, such as surprisal_bits_b5; the other columns are of the widest beam. With
+    several --model there is a column for each, such as surprisal_bits_rnng-mini; the others are of the first model.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
@@ -263,10 +272,12 @@ def surprisal(
     """
     found = text_files(texts)
     reads = (*found, *given.files, measures.counts_file, scoring.cache)
-    options.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=options.meta_file)
+    for name in model:
+        options.check_out(out, overwrite, *reads, model=name, check=_check_table, beside=options.meta_file)
     by_width = scoring.by_width()
     _check_places(texts, out)
-    measures.check(texts, several_beams=len(by_width) > 1)
+    measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
+    _check_models(model, scoring, given)
     given.check(scoring, measures)
     data: dict[str, Any] = {"files": describe_files(found)}
     items = reading.items(texts, found)
@@ -276,7 +287,7 @@ def surprisal(
     if not measures.lmzoo:
         _say_repeated_items(items)
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
-    scorer = measures.scorer(widest, model)
+    scorer = measures.scorer(widest, model[0])
     options.say_plain_context(scorer, measures.context)
     if scorer.tokenization(measures.tokenize) is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
@@ -289,6 +300,9 @@ def surprisal(
         scores, described = given.scores(scorer, items)
     if count_of is not None:
         scores = _with_frequencies(scores, count_of)
+    if len(model) > 1:
+        others, described["other_models"] = _score_by_others(model[1:], widest, measures, items)
+        scores = _with_models(scores, Path(model[0]).name, others)
     data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
     settings |= {"seed": scoring.seed, **counted, **described}
@@ -318,6 +332,42 @@ def _search(
     }
     scores = words.iterate_words(scorer, items, progress=bar, first_texts_first=out is None, **how)
     return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
+
+
+def _check_models(names: Sequence[str], scoring: options.ScoringByBeams, given: TreeOptions) -> None:
+    """Refuse models whose columns would have one name, and options that belong to one model."""
+    columns = [Path(name).name for name in names]
+    if twice := [name for name in columns if columns.count(name) > 1]:
+        raise ValueError(f"--model: two columns would be called {twice[0]}: give each model once, in another folder")
+    several_beams = len(scoring.num_beams or ()) > 1
+    if len(names) > 1 and (several_beams or scoring.cache or given.trees):
+        flag = "--num-beams twice" if several_beams else "--cache" if scoring.cache else "--trees"
+        raise ValueError(f"{flag} goes with one --model: leave it out, or run the models one by one")
+
+
+def _score_by_others(
+    names: Sequence[str], scoring: options.Scoring, measures: MeasureOptions, items: Sequence[TextItem]
+) -> "tuple[dict[str, list[WordScores]], list[dict[str, Any]]]":
+    """Scores of the words of texts by further models, each loaded for itself, and what describes these."""
+    from hf_synlm.evaluation.text import surprisal as words
+
+    found, described = {}, []
+    for name in names:
+        scorer = scoring.scorer(name, begin=measures.first_word, details=False)
+        how = measures.how(scorer)
+        found[Path(name).name] = words.score_words(scorer, items, progress=f"surprisal: {scorer.name}", **how)
+        described.append({**scorer.describe(), **scorer.options(), **how})
+    return found, described
+
+
+def _with_models(
+    scores: "Iterable[WordScores]", name: str, others: "Mapping[str, Sequence[WordScores]]"
+) -> "Iterator[WordScores]":
+    """Scores by the model of this name that get its surprisals as a column of its own, and those by others."""
+    for found, *parts in zip(scores, *others.values(), strict=True):
+        for model, part in zip((name, *others), (found, *parts), strict=True):
+            found.more[f"surprisal_{{}}_{model}"] = -part.log_probs
+        yield found
 
 
 def _with_frequencies(scores: "Iterable[WordScores]", count_of: Callable[[str], float]) -> "Iterator[WordScores]":

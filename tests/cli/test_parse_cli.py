@@ -4,7 +4,11 @@ import functools
 import io
 import json
 import math
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,13 +24,8 @@ from hf_synlm.evaluation.results import load_result
 from hf_synlm.evaluation.trees.baseline_trees import left_branching
 from hf_synlm.evaluation.trees.consensus import average_parses
 from hf_synlm.evaluation.trees.evalb import labeled_f1
-from hf_synlm.evaluation.trees.treebank_parsing import (
-    best_trees,
-    load_treebank,
-    make_treebank,
-    parse_sentences,
-    score_baselines,
-)
+from hf_synlm.evaluation.trees.gold_treebank import best_trees, load_treebank, make_treebank, score_baselines
+from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.evaluation.trees.treebank_reports import report_parsing
 from hf_synlm.trees.spans import right_branching
 from hf_synlm.viz import posteriors
@@ -588,3 +587,36 @@ def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsy
     assert "sentence 2 of 90 words" in message and "(1 of 2 sentences are too long)" in message
     assert "none of the 2 sentences is scored" in fail(capsys, *command, "--min-length", 100)
     assert "gpst gives trees without labels" in fail(capsys, *command, "--convention", "evalb")
+
+
+# ------------------------------------------------------------------------------------------------------ without torch
+WITHOUT_TORCH = {
+    "trees": "evaluate parsing --treebank gold.mrg --trees gold.mrg --punctuation keep --out f1.json --overwrite",
+    "average": "evaluate parsing --treebank gold.mrg --trees gold.mrg --trees b.mrg --punctuation keep --consensus",
+    "evalb": "evaluate parsing --treebank gold.mrg --trees gold.mrg --convention evalb",
+    "table": "evaluate parsing --treebank gold.mrg --trees gold.mrg --trees b.mrg --punctuation keep --convention gpst "
+    "--convention palm",
+    "compare": "evaluate compare gold.mrg b.mrg --treebank gold.mrg --punctuation keep",
+    "plot": "evaluate plot f1.json --out f1.svg --overwrite",
+    "an unknown option": "surprisal in.txt --model m --nonsense 1",
+    "an unknown convention": "evaluate parsing --treebank gold.mrg --model m --convention nonsense",
+    "no model": "evaluate parsing --treebank gold.mrg",
+    "options of a model": "evaluate parsing --treebank gold.mrg --trees gold.mrg --num-beams 5",
+    "one file twice": "evaluate compare gold.mrg gold.mrg --treebank gold.mrg",
+}
+LOADED = (
+    "import sys, synlm; status = synlm.main(sys.argv[1:]); "
+    "print(status, [name for name in sys.modules if name == 'torch' or 'modeling_' in name])"
+)
+
+
+@pytest.mark.parametrize("name", list(WITHOUT_TORCH))
+def test_commands_that_need_no_model_do_not_load_torch(name, files):
+    (files / "b.mrg").write_text(GOLD, encoding="utf-8")
+    commands = [WITHOUT_TORCH["trees"]] * (name == "plot") + [WITHOUT_TORCH[name]]
+    environment = {**os.environ, "PYTHONPATH": str(Path(hf_synlm.__file__).parents[1])}
+    for command in commands:
+        program = [sys.executable, "-c", LOADED, *command.split()]
+        done = subprocess.run(program, cwd=files, env=environment, capture_output=True, text=True)
+        failing = name[:2] in ("an", "no") or name.startswith(("options", "one"))
+        assert done.stdout.splitlines()[-1] == f"{2 if failing else 0} []", done.stdout + done.stderr
