@@ -129,8 +129,8 @@ class MeasureOptions:
             raise ValueError(f"--unit {self.unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
         if several_columns or self.frequencies or any(self.entropies.values()):
             raise ValueError(
-                "--lmzoo has four columns: give one --model, one --num-beams, and neither --entropy nor --attention-entropy nor "
-                "--frequencies"
+                "--lmzoo has four columns: give one --model, one --num-beams, and neither --entropy nor "
+                "--attention-entropy nor --frequencies"
             )
 
     @property
@@ -302,7 +302,7 @@ def surprisal(
         scores = _with_frequencies(scores, count_of)
     if len(model) > 1:
         others, described["other_models"] = _score_by_others(model[1:], widest, measures, items)
-        scores = _with_models(scores, Path(model[0]).name, others)
+        scores = _with_models(scores, _column_of(model[0]), others)
     data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
     settings |= {"seed": scoring.seed, **counted, **described}
@@ -336,13 +336,18 @@ def _search(
 
 def _check_models(names: Sequence[str], scoring: options.ScoringByBeams, given: TreeOptions) -> None:
     """Refuse models whose columns would have one name, and options that belong to one model."""
-    columns = [Path(name).name for name in names]
+    columns = list(map(_column_of, names))
     if twice := [name for name in columns if columns.count(name) > 1]:
         raise ValueError(f"--model: two columns would be called {twice[0]}: give each model once, in another folder")
     several_beams = len(scoring.num_beams or ()) > 1
     if len(names) > 1 and (several_beams or scoring.cache or given.trees):
         flag = "--num-beams twice" if several_beams else "--cache" if scoring.cache else "--trees"
         raise ValueError(f"{flag} goes with one --model: leave it out, or run the models one by one")
+
+
+def _column_of(model: str) -> str:
+    """What the column of a model is called after: the folder, or that of its training run."""
+    return [part for part in Path(model).parts if part != "model"][-1]
 
 
 def _score_by_others(
@@ -355,7 +360,7 @@ def _score_by_others(
     for name in names:
         scorer = scoring.scorer(name, begin=measures.first_word, details=False)
         how = measures.how(scorer)
-        found[Path(name).name] = words.score_words(scorer, items, progress=f"surprisal: {scorer.name}", **how)
+        found[_column_of(name)] = words.score_words(scorer, items, progress=f"surprisal: {scorer.name}", **how)
         described.append({**scorer.describe(), **scorer.options(), **how})
     return found, described
 

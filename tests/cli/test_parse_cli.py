@@ -21,6 +21,7 @@ from hf_synlm.data.parsed import ParsedSentence, guess_style, lines_of_parses, p
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.results import load_result
+from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.trees.baseline_trees import left_branching
 from hf_synlm.evaluation.trees.consensus import average_parses
 from hf_synlm.evaluation.trees.evalb import labeled_f1
@@ -355,7 +356,7 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
     assert "--save-trees: --trees are in a file" in fail(
         capsys, "evaluate", "parsing", *bank, "--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg"
     )
-    assert "--model is given 2 times" in fail(capsys, "evaluate", "parsing", *bank, "--model", "a", "--model", "b")
+    assert "--model a is given 2 times" in fail(capsys, "evaluate", "parsing", *bank, "--model", "a", "--model", "a")
 
 
 def test_trees_from_elsewhere_and_agreement(files, capsys):
@@ -556,6 +557,83 @@ def test_trees_of_a_model_in_another_script(saved_models, files, capsys):
             assert run(capsys, "draw", files / "trees.txt", "--format", "brackets") == trees
             drawn = [sentence.words for sentence in read_parses(files / "trees.txt", None)]
             assert drawn == [tuple(line.split()) for line in (files / text).read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypatch):
+    """The numbers and tests of single commands, though every model is loaded and parses once."""
+    bank = ("--treebank", sample_path("trees.test.txt"), "--limit", 12)
+    names = [str(saved_models / name) for name in ("on_lstm", "rnng")]
+    conventions = {"gpst": (), "compound-pcfg-corpus": (), "evalb": ("--unlabeled",)}
+    single = {}
+    for name in names:
+        for convention, more in conventions.items():
+            out = files / "single.json"
+            saved = ("--save-trees", files / f"{Path(name).name}.{convention}.mrg")
+            command = ("evaluate", "parsing", *bank, "--model", name, "--convention", convention, *more, *saved)
+            run(capsys, *command, "--out", out, "--overwrite")
+            single[f"{convention} {name}"] = load_result(out).scores["f1"]
+    right = {row["trees"]: row for row in load_result(out).tables.get("unlabeled F1 (%)", [])}
+    assert not right  # of EVALB
+    loaded = []
+    pretrained = TextScorer.from_pretrained
+    monkeypatch.setattr(
+        TextScorer, "from_pretrained", lambda name, **how: loaded.append(name) or pretrained(name, **how)
+    )
+    given = [word for name in names for word in ("--model", name)]
+    given += [word for name in conventions for word in ("--convention", name)]
+    command = ("evaluate", "parsing", *bank, *given, "--unlabeled")
+    table = run(capsys, *command, "--out", files / "table.json")
+    assert loaded == names and table.startswith("# parsing by conventions: ")
+    result = load_result(files / "table.json")
+    baselines = {key: value for key, value in result.scores.items() if key.endswith(" right branching")}
+    assert result.scores == {**single, **baselines} and len(baselines) == 3
+    treebank = load_treebank(sample_path("trees.test.txt"), max_sentences=12)
+    assert baselines["gpst right branching"] == score_baselines(treebank)["right"].numbers()["f1"]
+    rows = result.tables["F1 (%)"]
+    assert [row["trees"] for row in rows] == [*names, "right branching"]
+    assert [row["evalb"] for row in rows[:2]] == [single[f"evalb {name}"] for name in names]
+    tested = [row for row in result.tables["differences of sentence F1 (%)"] if row["convention"] == "gpst"]
+    assert [row["systems"] for row in tested][0] == ", ".join(names) and len(tested) == 3
+    run(
+        capsys,
+        "evaluate",
+        "compare",
+        files / "on_lstm.gpst.mrg",
+        files / "rnng.gpst.mrg",
+        *bank,
+        "--out",
+        out,
+        "--overwrite",
+    )
+    assert {name: tested[0][name] for name in ("first", "second", "difference", "p")} == {
+        name: load_result(out).scores[name] for name in ("first", "second", "difference", "p")
+    }
+    assert [row["punctuation"] for row in result.tables["conventions"]][0] == "punctuation removed before parsing"
+    # Labeled brackets of a model without labels have no score; trees of files are scored alike.
+    said = fail_nothing(capsys, "evaluate", "parsing", *bank, *given)
+    assert (
+        f"evalb: {names[0]} gives trees without labels and has no score" in said.err and f"| {names[0]} |" in said.out
+    )
+    trees = [word for name in ("on_lstm", "rnng") for word in ("--trees", files / f"{name}.gpst.mrg")]
+    two = ("--convention", "gpst", "--convention", "compound-pcfg-corpus")
+    run(capsys, "evaluate", "parsing", *bank, *trees, *two, "--out", out, "--overwrite")
+    assert list(load_result(out).scores.values()) == [v for k, v in result.scores.items() if not k.startswith("evalb")]
+    latex = run(capsys, "evaluate", "parsing", *bank, *trees, *two, "--format", "latex")
+    assert latex.startswith("% F1 (%)\n\\begin{tabular}{lrr}\n\\toprule\ntrees & gpst & compound-pcfg-corpus \\\\\n")
+    assert (
+        latex.count("\\end{tabular}") == 3 and f"right branching & {baselines['gpst right branching']:.2f} & " in latex
+    )
+    refused = ("evaluate", "parsing", *bank, *given)
+    assert "--consensus takes one model and one convention" in fail(capsys, *refused, "--consensus")
+    assert "--cache c holds trees of one model" in fail(capsys, *refused, "--cache", "c")
+    assert "--convention gpst is given 2 times" in fail(capsys, *refused, "--convention", "gpst")
+    assert "belong to --convention evalb" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two, "--unlabeled")
+
+
+def fail_nothing(capsys, *command):
+    """What a command prints that succeeds with a remark."""
+    assert main(list(map(str, command))) == 0
+    return capsys.readouterr()
 
 
 def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):

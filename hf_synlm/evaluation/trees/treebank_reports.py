@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbSummary, EvalbTree, labeled_f1
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, best_trees, match_treebank
@@ -29,6 +29,8 @@ from hf_synlm.evaluation.trees.parsing_analysis import (
     tree_statistics,
 )
 from hf_synlm.trees.spans import Span, right_branching
+
+RIGHT = "right branching"
 
 
 def report_parsing(
@@ -118,17 +120,21 @@ def report_conventions(
     differences: list[Row] = []
     for title, (treebank, rule, runs) in cases.items():
         if isinstance(rule, EvalbParameters):
+            if not rule.labeled:
+                trees = [Hypothesis(tuple(right_branching(length))) for length in treebank.lengths]
+                right = [ParsedSentence(s.words, (t,)) for s, t in zip(treebank.sentences, trees, strict=True)]
+                runs = {**runs, RIGHT: right}
             scores[title] = {name: report_evalb(treebank, {name: run}, rule)[0]["f1"] for name, run in runs.items()}
             continue
         treebank, runs, gold, lengths = _scored(treebank, runs, rule)
-        trees = {name: treebank.over_kept_words(best_trees(parsed)) for name, parsed in runs.items()}
-        trees["right branching"] = [right_branching(length) for length in lengths]
-        found = {name: unlabeled_f1(spans, gold, lengths, rule) for name, spans in trees.items()}
+        spans_of = {name: treebank.over_kept_words(best_trees(parsed)) for name, parsed in runs.items()}
+        spans_of[RIGHT] = [right_branching(length) for length in lengths]
+        found = {name: unlabeled_f1(spans, gold, lengths, rule) for name, spans in spans_of.items()}
         scores[title] = {name: score.numbers()["f1"] for name, score in found.items()}
         for first, second in combinations(found, 2):
             row = {"convention": title, "systems": f"{first}, {second}", **compare_scores(found[first], found[second])}
             differences.append({name: value for name, value in row.items() if name != "measure"})
-    names = sorted({name: None for each in scores.values() for name in each}, key="right branching".__eq__)
+    names = sorted({name: None for each in scores.values() for name in each}, key=RIGHT.__eq__)
     rows = [{"trees": name, **{title: each.get(name) for title, each in scores.items()}} for name in names]
     values = {f"{title} {name}": value for title, each in scores.items() for name, value in each.items()}
     return values, {"F1 (%)": rows, "differences of sentence F1 (%)": differences}
