@@ -5,10 +5,10 @@ import dataclasses
 import inspect
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -21,8 +21,13 @@ from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScore
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingConvention, resolve_convention
 
 if TYPE_CHECKING:
+    from hf_synlm.evaluation.text.scoring import TextScorer
     from hf_synlm.evaluation.trees.gold_treebank import Treebank
 
+_CONVENTION = (
+    "What counts: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as the "
+    "program EVALB counts them, exactly if --trees have tags."
+)
 Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many of the first sentences.")]
 
 
@@ -32,10 +37,7 @@ class CountingOptions(options.TreebankReading):
 
     convention: Annotated[
         str,
-        typer.Option(
-            help="What counts: gpst, prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as "
-            "the program EVALB counts them, exactly if --trees have tags."
-        ),
+        typer.Option(help=_CONVENTION),
     ] = "gpst"
     punctuation: Annotated[
         Literal["remove", "ignore", "keep"] | None,
@@ -125,26 +127,25 @@ class CountingOptions(options.TreebankReading):
 class CountingByConventions(CountingOptions):
     """How gold trees are read, and what counts in the score by one or several conventions."""
 
-    # The base class has one convention; `by_convention` makes a base class of each.
-    convention: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What counts: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: "
-            "brackets, as the program EVALB counts them, exactly if --trees have tags. Repeat for a table of several."
-        ),
-    ] = None  # type: ignore[assignment]  # several, where CountingOptions takes one
+    # The base class has one convention; `each` makes a base class of each.
+    convention: Annotated[list[str] | None, typer.Option(help=f"{_CONVENTION} Repeat for a table of several.")] = None  # type: ignore[assignment]
 
-    def by_convention(self) -> dict[str, CountingOptions]:
-        """The options for each convention; beside others, evalb has no lengths, and the others have not what is its."""
-        names = self.convention or [CountingOptions.convention]
+    def each(self) -> Iterator[CountingOptions]:
+        """The options for each convention; those of EVALB count for no other one beside it."""
+        names = self.convention or ["gpst"]
         options.refuse_repeated("--convention", names)
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(CountingOptions)}
-        found = {name: {**given, "convention": name} for name in names}
-        if "evalb" in found and len(found) > 1:
-            for name, own in found.items():
-                for other in ("max_length", "min_length") if name == "evalb" else ("parameters", "unlabeled"):
-                    del own[other]
-        return {name: CountingOptions(**own) for name, own in found.items()}
+        for name in names:
+            unused = {"parameters": None, "unlabeled": False} if name != "evalb" and "evalb" in names else {}
+            yield CountingOptions(**{**vars(self), "convention": name, **unused})
+
+
+class _Case(NamedTuple):
+    """A convention with the gold trees as it reads them, and the trees that it scores, by the name of their run."""
+
+    counting: CountingOptions
+    bank: "Treebank"
+    rule: ParsingConvention | EvalbParameters
+    runs: dict[str, Any]
 
 
 def parsing(
@@ -199,32 +200,30 @@ def parsing(
         synlm evaluate parsing --treebank wsj23.mrg --trees 1.mrg --trees 2.mrg --trees 3.mrg --consensus
         synlm evaluate parsing --treebank wsj23.mrg --model A --model B --convention gpst --convention compound-pcfg
     """
-    models, files, countings = model or [], trees or [], counting.by_convention()
+    models, files = model or [], trees or []
     reads = (treebank, *files, parsing.cache, counting.parameters)
-    for one in models or [None]:
-        options.check_results(out, overwrite, *reads, model=one)
-        options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=one, flag="--save-trees")
+    for name in models or [""]:
+        options.check_results(out, overwrite, *reads, model=name)
+        options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=name, flag="--save-trees")
     if bool(models) == bool(files):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
     options.refuse_repeated("--trees", files)
     options.refuse_repeated("--model", models)
     from hf_synlm.evaluation.trees.consensus import average_parses
 
-    rules = {name: one.rule() for name, one in countings.items()}
-    cases = {name: (one, rules[name], one.treebank(treebank, limit)) for name, one in countings.items()}
-    data = {"files": describe_files([treebank, *files, *filter(None, [counting.parameters])])}
     if files:
         _check_unused(parsing)
+    cases = []
+    for one in counting.each():
+        rule, bank = one.rule(), one.treebank(treebank, limit)
+        evalb = None if consensus else one.evalb(rule, treebank, limit)
+        cases.append(_Case(one, bank, rule, _read_runs(treebank, files, tree_style, limit, evalb, one.predicted())))
+    data = {"files": describe_files([treebank, *files, *filter(None, [counting.parameters])])}
     if len(models) > 1 or len(cases) > 1:
-        if consensus or save_trees:
-            flag = "--consensus" if consensus else "--save-trees"
-            raise ValueError(f"{flag} takes one model and one convention: leave it out, or give one of each")
-        runs = {
-            name: _read_runs(treebank, files, tree_style, limit, one.evalb(rule, treebank, limit), one.predicted())
-            for name, (one, rule, _) in cases.items()
-        }
-        return options.report(_tabulate(cases, runs, models, parsing, data), out, style=style)
-    [(chosen, rule, bank)] = cases.values()
+        if consensus or save_trees is not None:
+            raise ValueError("--consensus and --save-trees take one model and one convention: give one of each")
+        return options.report(_tabulate(cases, models, parsing, data), out, style=style)
+    chosen, bank, rule, runs = cases[0]
     settings = chosen.describe(rule, bank)
     settings |= {"consensus": True} if consensus else {}
     if models:
@@ -232,65 +231,52 @@ def parsing(
         return options.report(result, out, style=style)
     if save_trees is not None and not consensus:
         raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
-    evalb = None if consensus else chosen.evalb(rule, treebank, limit)
-    found = _read_runs(treebank, files, tree_style, limit, evalb, chosen.predicted())
-    average = average_parses(found) if consensus else None
-    scores, tables = _score(bank, found, rule, average)
+    average = average_parses(runs) if consensus else None
+    scores, tables = _score(bank, runs, rule, average)
     _write_trees(save_trees, average or ())
-    _say_missing(bank, found, rule)
-    result = EvaluationResult("parsing", scores, {"name": ", ".join(found)}, settings, data, tables)
+    _say_missing(bank, runs, rule)
+    result = EvaluationResult("parsing", scores, {"name": ", ".join(runs)}, settings, data, tables)
     options.report(result, out, style=style)
 
 
 def _tabulate(
-    cases: "Mapping[str, tuple[CountingOptions, ParsingConvention | EvalbParameters, Treebank]]",
-    runs: dict[str, dict[str, Any]],
-    models: Sequence[str],
-    parsing: options.Parsing,
-    data: dict[str, Any],
+    cases: Sequence[_Case], models: Sequence[str], parsing: options.Parsing, data: dict[str, Any]
 ) -> EvaluationResult:
-    """Score models, each of which parses once, or the `runs` that files give, by several conventions."""
+    """Score models, or the trees of files, by several conventions; each model is loaded once, and parses once."""
     from hf_synlm.evaluation.trees.treebank_reports import report_conventions
 
     if parsing.cache is not None and len(models) > 1:
         raise ValueError(f"--cache {parsing.cache} holds trees of one model: leave it out, or give one --model")
-    described = [_add_runs(cases, runs, model, parsing) for model in models]
+    described = []
+    for model in models:
+        from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+
+        scorer = parsing.scorer(model)
+        words = list({tuple(c.bank.words[k]): 0 for c in cases for k in _numbers_scored(c.bank, c.rule)})
+        how = {"progress": f"parse: {scorer.name}", **parsing.computation(), **parsing.chosen()}
+        trees = dict(zip(words, parse_sentences(scorer.model, scorer.tokenizer, words, **how), strict=True))
+        for case in cases:
+            if _needs_labels(scorer, case.rule):
+                options.say(f"evalb: {scorer.name} gives trees without labels and has no score (--unlabeled)")
+            else:
+                case.runs[scorer.name] = [trees.get(tuple(own), ParsedSentence(())) for own in case.bank.words]
+        described.append(scorer.describe())
     options.leave_output_to_first_process()
-    for name, (_, rule, bank) in cases.items():
-        _say_missing(bank, runs[name], rule)
-    scores, tables = report_conventions({name: (bank, rule, runs[name]) for name, (_, rule, bank) in cases.items()})
-    tables["conventions"] = [counting.describe(rule, bank) for counting, rule, bank in cases.values()]
-    return EvaluationResult(
-        task="parsing by conventions",
-        scores=scores,
-        model={"name": ", ".join(dict.fromkeys(name for each in runs.values() for name in each)), "models": described},
-        options={"conventions": ", ".join(cases), "parse": parsing.chosen() or None, "seed": parsing.seed},
-        data=data,
-        tables=tables,
-    )
+    for case in cases:
+        _say_missing(case.bank, case.runs, case.rule)
+    scores, tables = report_conventions({case.counting.convention: case[1:] for case in cases})
+    tables["conventions"] = [case.counting.describe(case.rule, case.bank) for case in cases]
+    names = dict.fromkeys(name for case in cases for name in case.runs)
+    settings = {"unit": "percent", "parse": parsing.chosen() or None, "seed": parsing.seed}
+    model_of = {"name": ", ".join(names), "models": described}
+    return EvaluationResult("parsing by conventions", scores, model_of, settings, data, tables)
 
 
-def _add_runs(
-    cases: "Mapping[str, tuple[CountingOptions, ParsingConvention | EvalbParameters, Treebank]]",
-    runs: dict[str, dict[str, Any]],
-    model: str,
-    parsing: options.Parsing,
-) -> dict[str, Any]:
-    """Parse the sentences that any convention scores, and add the trees to the runs; what describes the model."""
-    from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+def _needs_labels(scorer: "TextScorer", rule: ParsingConvention | EvalbParameters) -> bool:
+    """Whether labels count that the model does not give."""
     from hf_synlm.hub.abilities import declared
 
-    scorer = parsing.scorer(model)
-    scored = [bank.words[number] for _, rule, bank in cases.values() for number in _numbers_scored(bank, rule)]
-    words = list(dict.fromkeys(map(tuple, scored)))
-    how = {"progress": f"parse: {scorer.name}", **parsing.computation(), **parsing.chosen()}
-    trees = dict(zip(words, parse_sentences(scorer.model, scorer.tokenizer, words, **how), strict=True))
-    for name, (_, rule, bank) in cases.items():
-        if isinstance(rule, EvalbParameters) and rule.labeled and not declared(scorer.model.config, "gives_labels"):
-            options.say(f"{name}: {scorer.name} gives trees without labels and has no score (--unlabeled)")
-        else:
-            runs[name][scorer.name] = [trees.get(tuple(own), ParsedSentence(())) for own in bank.words]
-    return scorer.describe()
+    return isinstance(rule, EvalbParameters) and rule.labeled and not declared(scorer.model.config, "gives_labels")
 
 
 def _read_runs(
@@ -324,12 +310,11 @@ def _evaluate_model(
     """Parse the sentences that are scored, write their trees, and score them."""
     from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-    from hf_synlm.hub.abilities import declared
 
     chosen, scorer = parsing.chosen(), parsing.scorer(model)
     if consensus:
         chosen["num_return_sequences"] = parsing.beam(scorer.model)
-    if isinstance(rule, EvalbParameters) and rule.labeled and not declared(scorer.model.config, "gives_labels"):
+    if _needs_labels(scorer, rule):
         name = scorer.model.config.model_type
         raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
     count, numbers = len(bank.sentences), _numbers_scored(bank, rule)

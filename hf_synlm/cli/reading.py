@@ -236,7 +236,7 @@ class _Study:
     def regress(self) -> "ReadingReport":
         """How well the times of words are predicted."""
         from hf_synlm.evaluation.reading import natural_stories, report
-        from hf_synlm.evaluation.reading.corpus import join_corpus, source_of
+        from hf_synlm.evaluation.reading.corpus import join_corpus
         from hf_synlm.evaluation.reading.tables import read_predictor, read_rows
 
         times, regression = self.times, self.regression
@@ -269,7 +269,7 @@ class _Study:
             options={
                 "preset": times.preset,
                 "controls": "+".join(regression.control or []) or None,
-                "frequencies": source_of(counts) if counts else None,
+                "frequencies": counts,
             },
             data={"files": describe_files(read)},
         )

@@ -17,7 +17,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import find_model, write_text
-from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
 from hf_synlm.evaluation.text.text_items import TextItem, read_files, read_items, table_text, text_files
 
 if TYPE_CHECKING:
@@ -144,13 +144,13 @@ class MeasureOptions:
         path = Path(self.frequencies or "")
         return path if path.is_file() else None
 
-    def counts(self) -> tuple[Callable[[str], float] | None, dict[str, str]]:
-        """How often a word occurs, if --frequencies says it, and what results say about it."""
+    def counts(self) -> Callable[[str], float] | None:
+        """How often a word occurs, if --frequencies says it."""
         if self.frequencies is None:
-            return None, {}
-        from hf_synlm.evaluation.reading.corpus import counter, source_of
+            return None
+        from hf_synlm.evaluation.reading.corpus import counter
 
-        return counter(self.frequencies), {"frequencies": source_of(self.frequencies)}
+        return counter(self.frequencies)
 
     def scorer(self, scoring: options.Scoring, model: str) -> "TextScorer":
         """The model, which gives these measures."""
@@ -234,8 +234,7 @@ def surprisal(
     model: Annotated[
         list[str],
         typer.Option(
-            help="Folder of a model or of its training run, or its name on the Hub; repeat for a column of surprisals "
-            "by each.",
+            help="Folder of a model, or its name on the Hub; repeat for a column of surprisals by each.",
             callback=lambda names: list(map(find_model, names)),
             rich_help_panel="Model",
         ),
@@ -277,11 +276,13 @@ def surprisal(
     by_width = scoring.by_width()
     _check_places(texts, out)
     measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
-    _check_models(model, scoring, given)
+    options.refuse_repeated("--model", [_column_of(name) for name in model])
+    if len(model) > 1 and (scoring.cache or given.trees):
+        raise ValueError("--cache and --trees go with one --model: run the models one by one")
     given.check(scoring, measures)
     data: dict[str, Any] = {"files": describe_files(found)}
     items = reading.items(texts, found)
-    count_of, counted = measures.counts()
+    count_of = measures.counts()
     if measures.counts_file is not None:
         data["frequencies"] = describe_files([measures.counts_file])
     if not measures.lmzoo:
@@ -305,9 +306,10 @@ def surprisal(
         scores = _with_models(scores, _column_of(model[0]), others)
     data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
-    settings |= {"seed": scoring.seed, **counted, **described}
+    settings |= {"seed": scoring.seed, "frequencies": measures.frequencies, **described}
     seconds = time.perf_counter() - start
-    result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
+    versions = library_versions(*["wordfreq"][: measures.frequencies is not None])
+    result = EvaluationResult.of(scorer, "surprisal", counts, settings, data, versions=versions, seconds=seconds)
     if out is not None:
         _write_meta(result, out, words_per_second=counts["words"] / seconds)
     _say_what_was_cut(scorer, counts, measures.tokenize, may_split=given.trees is None)
@@ -334,17 +336,6 @@ def _search(
     return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
 
 
-def _check_models(names: Sequence[str], scoring: options.ScoringByBeams, given: TreeOptions) -> None:
-    """Refuse models whose columns would have one name, and options that belong to one model."""
-    columns = list(map(_column_of, names))
-    if twice := [name for name in columns if columns.count(name) > 1]:
-        raise ValueError(f"--model: two columns would be called {twice[0]}: give each model once, in another folder")
-    several_beams = len(scoring.num_beams or ()) > 1
-    if len(names) > 1 and (several_beams or scoring.cache or given.trees):
-        flag = "--num-beams twice" if several_beams else "--cache" if scoring.cache else "--trees"
-        raise ValueError(f"{flag} goes with one --model: leave it out, or run the models one by one")
-
-
 def _column_of(model: str) -> str:
     """What the column of a model is called after: the folder, or that of its training run."""
     return [part for part in Path(model).parts if part != "model"][-1]
@@ -353,14 +344,14 @@ def _column_of(model: str) -> str:
 def _score_by_others(
     names: Sequence[str], scoring: options.Scoring, measures: MeasureOptions, items: Sequence[TextItem]
 ) -> "tuple[dict[str, list[WordScores]], list[dict[str, Any]]]":
-    """Scores of the words of texts by further models, each loaded for itself, and what describes these."""
-    from hf_synlm.evaluation.text import surprisal as words
+    """Scores of the words of texts by further models, by their columns, and what describes the models."""
+    from hf_synlm.evaluation.text.surprisal import score_words
 
     found, described = {}, []
     for name in names:
         scorer = scoring.scorer(name, begin=measures.first_word, details=False)
         how = measures.how(scorer)
-        found[_column_of(name)] = words.score_words(scorer, items, progress=f"surprisal: {scorer.name}", **how)
+        found[_column_of(name)] = score_words(scorer, items, progress=f"surprisal: {scorer.name}", **how)
         described.append({**scorer.describe(), **scorer.options(), **how})
     return found, described
 

@@ -624,7 +624,7 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
         latex.count("\\end{tabular}") == 3 and f"right branching & {baselines['gpst right branching']:.2f} & " in latex
     )
     refused = ("evaluate", "parsing", *bank, *given)
-    assert "--consensus takes one model and one convention" in fail(capsys, *refused, "--consensus")
+    assert "--consensus and --save-trees take one model and one convention" in fail(capsys, *refused, "--consensus")
     assert "--cache c holds trees of one model" in fail(capsys, *refused, "--cache", "c")
     assert "--convention gpst is given 2 times" in fail(capsys, *refused, "--convention", "gpst")
     assert "belong to --convention evalb" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two, "--unlabeled")

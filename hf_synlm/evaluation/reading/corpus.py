@@ -3,8 +3,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,12 @@ def counter(given: str) -> Callable[[str], float]:
     """
     if given.startswith(WORDFREQ):
         return _wordfreq(given)
-    counts = _read_counts(given)
+    return partial(_count_of, counts=_read_counts(given))
 
-    def count(word: str) -> float:
-        word = stripped(word)
-        return counts.get(word, counts.get(word.lower(), math.nan))
 
-    return count
+def _count_of(word: str, counts: Mapping[str, float]) -> float:
+    word = stripped(word)
+    return counts.get(word, counts.get(word.lower(), math.nan))
 
 
 def _wordfreq(given: str) -> Callable[[str], float]:
@@ -64,12 +63,6 @@ def _wordfreq(given: str) -> Callable[[str], float]:
         known = ", ".join(sorted(wordfreq.available_languages()))
         raise ValueError(f"--frequencies {given}: wordfreq has no words of {language!r}, but of {known}") from error
     return lambda word: 1e9 * wordfreq.word_frequency(stripped(word), language) or math.nan
-
-
-def source_of(given: str) -> str:
-    """What results say about --frequencies."""
-    is_package = given.startswith(WORDFREQ)
-    return f"wordfreq {version('wordfreq')}, {given.removeprefix(WORDFREQ)}" if is_package else given
 
 
 def _read_counts(path: str) -> dict[str, float]:

@@ -122,8 +122,8 @@ def report_conventions(
         if isinstance(rule, EvalbParameters):
             if not rule.labeled:
                 trees = [Hypothesis(tuple(right_branching(length))) for length in treebank.lengths]
-                right = [ParsedSentence(s.words, (t,)) for s, t in zip(treebank.sentences, trees, strict=True)]
-                runs = {**runs, RIGHT: right}
+                words = map(tuple, treebank.words)
+                runs = {**runs, RIGHT: [ParsedSentence(w, (tree,)) for w, tree in zip(words, trees, strict=True)]}
             scores[title] = {name: report_evalb(treebank, {name: run}, rule)[0]["f1"] for name, run in runs.items()}
             continue
         treebank, runs, gold, lengths = _scored(treebank, runs, rule)
@@ -132,8 +132,8 @@ def report_conventions(
         found = {name: unlabeled_f1(spans, gold, lengths, rule) for name, spans in spans_of.items()}
         scores[title] = {name: score.numbers()["f1"] for name, score in found.items()}
         for first, second in combinations(found, 2):
-            row = {"convention": title, "systems": f"{first}, {second}", **compare_scores(found[first], found[second])}
-            differences.append({name: value for name, value in row.items() if name != "measure"})
+            row = compare_scores(found[first], found[second])
+            differences.append({"convention": title, "systems": f"{first}, {second}", **row})
     names = sorted({name: None for each in scores.values() for name in each}, key=RIGHT.__eq__)
     rows = [{"trees": name, **{title: each.get(name) for title, each in scores.items()}} for name in names]
     values = {f"{title} {name}": value for title, each in scores.items() for name, value in each.items()}

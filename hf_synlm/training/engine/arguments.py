@@ -180,10 +180,9 @@ class ModelArguments:
 # ---------------------------------------------------------------------------------------------- checks
 def _number_of_words(text: str) -> int:
     """The number that 500K, 1.5M or 2000000 means."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text)
-    if found is None or not float(found[1]):
+    if not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?[KMB]?", text):
         raise ValueError(f"keep_at_words: {text!r} is no number of words. Write 500K, 1.5M or 2000000.")
-    return round(float(found[1]) * {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}[found[2]])
+    return round(float(text.rstrip("KMB")) * {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1], 1))
 
 
 def check_minimum(arguments: Any, minimum: int, names: str) -> None:

@@ -90,11 +90,6 @@ def start_or_resume(
     """Restore the checkpoint of `take_output_folder`, or evaluate the untrained model; sets `run.state`."""
     if checkpoint is not None:
         run.state = load_checkpoint(run.accelerator, checkpoint, settings)
-        if run.arguments.word_marks and run.state.step and not run.state.words:
-            raise ValueError(
-                f"keep_at_words: the words before {checkpoint} were not counted. Leave it out, or start from step 0 "
-                "with another --output_dir."
-            )
         if run.accelerator.is_main_process:
             remove_later(run.output_dir, run.state.step)
             forget_results(run.output_dir)

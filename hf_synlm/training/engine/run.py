@@ -140,6 +140,7 @@ def course_settings(
     ).split()
     return {
         **{name: getattr(arguments, name) for name in names},
+        "keep_at_words": bool(arguments.word_marks) or None,  # words are counted; None: as in runs without this option
         "config": config.to_dict(),
         "tokenizer": tokenizer_hash(tokenizer),
         "num_processes": accelerator.num_processes,
