@@ -329,7 +329,7 @@ def test_checkpoints_at_numbers_of_words(tmp_path: Path, capsys: pytest.CaptureF
     train(straight, batches, tokenizer=words)
     assert straight.state.words == 6 * 45 == 6 * int(gpst_rows()["attention_mask"].sum())
     assert names_of(tmp_path / "straight") == ["step_2", "step_3", "step_4", "step_6"]
-    assert "step 3: 135 words have been read, its checkpoint is kept" in capsys.readouterr().out
+    assert "step 3: 135 words have been read (keep_at_words)" in capsys.readouterr().out
 
     cut, batches = make_run(tmp_path / "cut", max_train_steps=3, **options)
     train(cut, batches, tokenizer=words)

@@ -177,7 +177,7 @@ class TrainingLoop:
         reached = [mark for mark in run.arguments.word_marks if state.words - words < mark <= state.words]
         if reached:
             state.notes.setdefault("kept", []).append(state.step)
-            run.accelerator.print(f"step {state.step}: {state.words:,} words have been read, its checkpoint is kept")
+            run.accelerator.print(f"step {state.step}: {state.words:,} words have been read (keep_at_words)")
         return bool(reached)
 
     def _after_step(self, save: bool = False) -> bool:
