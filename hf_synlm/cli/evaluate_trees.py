@@ -5,10 +5,10 @@ import dataclasses
 import inspect
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -21,8 +21,13 @@ from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScore
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingConvention, resolve_convention
 
 if TYPE_CHECKING:
-    from hf_synlm.evaluation.trees.treebank_parsing import Treebank
+    from hf_synlm.evaluation.text.scoring import TextScorer
+    from hf_synlm.evaluation.trees.gold_treebank import Treebank
 
+_CONVENTION = (
+    "What counts: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as the "
+    "program EVALB counts them, exactly if --trees have tags."
+)
 Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many of the first sentences.")]
 
 
@@ -32,10 +37,7 @@ class CountingOptions(options.TreebankReading):
 
     convention: Annotated[
         str,
-        typer.Option(
-            help="What counts: gpst, prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as "
-            "the program EVALB counts them, exactly if --trees have tags."
-        ),
+        typer.Option(help=_CONVENTION),
     ] = "gpst"
     punctuation: Annotated[
         Literal["remove", "ignore", "keep"] | None,
@@ -74,7 +76,7 @@ class CountingOptions(options.TreebankReading):
 
     def treebank(self, path: Path, limit: int | None) -> "Treebank":
         """The gold trees, with punctuation as the options say."""
-        from hf_synlm.evaluation.trees.treebank_parsing import load_treebank
+        from hf_synlm.evaluation.trees.gold_treebank import load_treebank
 
         remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
         return load_treebank(path, self.treatment, limit, self.punctuation_by, remedy, **self.reading_all())
@@ -121,13 +123,41 @@ class CountingOptions(options.TreebankReading):
         }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CountingByConventions(CountingOptions):
+    """How gold trees are read, and what counts in the score by one or several conventions."""
+
+    # The base class has one convention; `each` makes a base class of each.
+    convention: Annotated[list[str] | None, typer.Option(help=f"{_CONVENTION} Repeat for a table of several.")] = None  # type: ignore[assignment]
+
+    def each(self) -> Iterator[CountingOptions]:
+        """The options for each convention; those of EVALB count for no other one beside it."""
+        names = self.convention or ["gpst"]
+        options.refuse_repeated("--convention", names)
+        for name in names:
+            unused = {"parameters": None, "unlabeled": False} if name != "evalb" and "evalb" in names else {}
+            yield CountingOptions(**{**vars(self), "convention": name, **unused})
+
+
+class _Case(NamedTuple):
+    """A convention with the gold trees as it reads them, and the trees that it scores, by the name of their run."""
+
+    counting: CountingOptions
+    bank: "Treebank"
+    rule: ParsingConvention | EvalbParameters
+    runs: dict[str, Any]
+
+
 def parsing(
     treebank: options.Treebank,
-    counting: CountingOptions,
+    counting: CountingByConventions,
     parsing: options.Parsing,
     model: Annotated[
-        str | None,
-        typer.Option(help="Folder of the model that parses, or its name on the Hub.", rich_help_panel="Model"),
+        list[str] | None,
+        typer.Option(
+            help="Folder of the model that parses, or its name on the Hub; repeat for a table of several.",
+            rich_help_panel="Model",
+        ),
     ] = None,
     trees: Annotated[
         list[Path] | None,
@@ -154,43 +184,99 @@ def parsing(
         ),
     ] = None,
     out: options.Output = None,
+    style: options.TableFormat = "markdown",
     overwrite: options.Overwrite = False,
 ) -> None:
     """Compute the F1 of trees against a treebank by a named convention, beside trees that need no model.
 
     Also reports recall by label; width and height, depth and branching of the trees; and the agreement of several runs
-    (several --trees), with the F1 between every two. All numbers are in percent.
+    (several --trees), with the F1 between every two. All numbers are in percent. Several --model or --convention give
+    one table instead: the F1 of all models by all conventions beside right branching, and a test of each difference in
+    sentence F1 (see `compare`). Each model is loaded once.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
         synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-mini --num-beams 20 --out f1.json
         synlm evaluate parsing --treebank wsj23.mrg --trees 1.mrg --trees 2.mrg --trees 3.mrg --consensus
+        synlm evaluate parsing --treebank wsj23.mrg --model A --model B --convention gpst --convention compound-pcfg
     """
-    reads = (treebank, *(trees or ()), parsing.cache, counting.parameters)
-    options.check_results(out, overwrite, *reads, model=model)
-    options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=model, flag="--save-trees")
-    if (model is None) == (not trees):
+    models, files = model or [], trees or []
+    reads = (treebank, *files, parsing.cache, counting.parameters)
+    for name in models or [""]:
+        options.check_results(out, overwrite, *reads, model=name)
+        options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=name, flag="--save-trees")
+    if bool(models) == bool(files):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
-    options.refuse_repeated("--trees", trees or ())
+    options.refuse_repeated("--trees", files)
+    options.refuse_repeated("--model", models)
     from hf_synlm.evaluation.trees.consensus import average_parses
 
-    rule, bank = counting.rule(), counting.treebank(treebank, limit)
-    settings = counting.describe(rule, bank)
+    if files:
+        _check_unused(parsing)
+    cases = []
+    for one in counting.each():
+        rule, bank = one.rule(), one.treebank(treebank, limit)
+        evalb = None if consensus else one.evalb(rule, treebank, limit)
+        cases.append(_Case(one, bank, rule, _read_runs(treebank, files, tree_style, limit, evalb, one.predicted())))
+    data = {"files": describe_files([treebank, *files, *filter(None, [counting.parameters])])}
+    if len(models) > 1 or len(cases) > 1:
+        if consensus or save_trees is not None:
+            raise ValueError("--consensus and --save-trees take one model and one convention: give one of each")
+        return options.report(_tabulate(cases, models, parsing, data), out, style=style)
+    chosen, bank, rule, runs = cases[0]
+    settings = chosen.describe(rule, bank)
     settings |= {"consensus": True} if consensus else {}
-    data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
-    if model is not None:
-        result = _evaluate_model(model, parsing, bank, rule, consensus, save_trees, settings, data)
-        return options.report(result, out)
-    _check_unused(parsing)
+    if models:
+        result = _evaluate_model(models[0], parsing, bank, rule, consensus, save_trees, settings, data)
+        return options.report(result, out, style=style)
     if save_trees is not None and not consensus:
         raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
-    evalb = None if consensus else counting.evalb(rule, treebank, limit)
-    runs = _read_runs(treebank, trees or (), tree_style, limit, evalb, counting.predicted())
     average = average_parses(runs) if consensus else None
     scores, tables = _score(bank, runs, rule, average)
     _write_trees(save_trees, average or ())
     _say_missing(bank, runs, rule)
-    options.report(EvaluationResult("parsing", scores, {"name": ", ".join(runs)}, settings, data, tables), out)
+    result = EvaluationResult("parsing", scores, {"name": ", ".join(runs)}, settings, data, tables)
+    options.report(result, out, style=style)
+
+
+def _tabulate(
+    cases: Sequence[_Case], models: Sequence[str], parsing: options.Parsing, data: dict[str, Any]
+) -> EvaluationResult:
+    """Score models, or the trees of files, by several conventions; each model is loaded once, and parses once."""
+    from hf_synlm.evaluation.trees.treebank_reports import report_conventions
+
+    if parsing.cache is not None and len(models) > 1:
+        raise ValueError(f"--cache {parsing.cache} holds trees of one model: leave it out, or give one --model")
+    described = []
+    for model in models:
+        from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+
+        scorer = parsing.scorer(model)
+        words = list({tuple(c.bank.words[k]): 0 for c in cases for k in _numbers_scored(c.bank, c.rule)})
+        how = {"progress": f"parse: {scorer.name}", **parsing.computation(), **parsing.chosen()}
+        trees = dict(zip(words, parse_sentences(scorer.model, scorer.tokenizer, words, **how), strict=True))
+        for case in cases:
+            if _needs_labels(scorer, case.rule):
+                options.say(f"evalb: {scorer.name} gives trees without labels and has no score (--unlabeled)")
+            else:
+                case.runs[scorer.name] = [trees.get(tuple(own), ParsedSentence(())) for own in case.bank.words]
+        described.append(scorer.describe())
+    options.leave_output_to_first_process()
+    for case in cases:
+        _say_missing(case.bank, case.runs, case.rule)
+    scores, tables = report_conventions({case.counting.convention: case[1:] for case in cases})
+    tables["conventions"] = [case.counting.describe(case.rule, case.bank) for case in cases]
+    names = dict.fromkeys(name for case in cases for name in case.runs)
+    settings = {"unit": "percent", "parse": parsing.chosen() or None, "seed": parsing.seed}
+    model_of = {"name": ", ".join(names), "models": described}
+    return EvaluationResult("parsing by conventions", scores, model_of, settings, data, tables)
+
+
+def _needs_labels(scorer: "TextScorer", rule: ParsingConvention | EvalbParameters) -> bool:
+    """Whether labels count that the model does not give."""
+    from hf_synlm.hub.abilities import declared
+
+    return isinstance(rule, EvalbParameters) and rule.labeled and not declared(scorer.model.config, "gives_labels")
 
 
 def _read_runs(
@@ -224,12 +310,11 @@ def _evaluate_model(
     """Parse the sentences that are scored, write their trees, and score them."""
     from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-    from hf_synlm.hub.abilities import declared
 
     chosen, scorer = parsing.chosen(), parsing.scorer(model)
     if consensus:
         chosen["num_return_sequences"] = parsing.beam(scorer.model)
-    if isinstance(rule, EvalbParameters) and rule.labeled and not declared(scorer.model.config, "gives_labels"):
+    if _needs_labels(scorer, rule):
         name = scorer.model.config.model_type
         raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
     count, numbers = len(bank.sentences), _numbers_scored(bank, rule)

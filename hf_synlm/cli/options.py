@@ -135,6 +135,10 @@ TreeStyle = Annotated[
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
+TableFormat = Annotated[
+    Literal["markdown", "latex"],
+    typer.Option("--format", help="How to print the tables; latex: for the package booktabs."),
+]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -574,8 +578,10 @@ def leave_output_to_first_process() -> None:
         raise typer.Exit
 
 
-def report(result: EvaluationResult, out: Path | None, items_out: Path | None = None) -> None:
-    """Write a result with its command, if `out` is given, and print its table, even if writing fails."""
+def report(
+    result: EvaluationResult, out: Path | None, items_out: Path | None = None, style: TableFormat = "markdown"
+) -> None:
+    """Write a result with its command, if `out` is given, and print its tables, even if writing fails."""
     leave_output_to_first_process()
     result.command = command_line.get()
     try:
@@ -586,4 +592,10 @@ def report(result: EvaluationResult, out: Path | None, items_out: Path | None = 
             write_text(items_out, rows_text(result.items))
             say(f"wrote {len(result.items)} rows to {items_out}")
     finally:
-        typer.echo(result.to_markdown(_MAX_ROWS), nl=False)
+        typer.echo(result.to_markdown(_MAX_ROWS) if style == "markdown" else _latex_of(result), nl=False)
+
+
+def _latex_of(result: EvaluationResult) -> str:
+    from hf_synlm.viz.latex import table_to_latex
+
+    return "\n".join(f"% {title}\n{table_to_latex(rows)}" for title, rows in result.tables.items() if rows)

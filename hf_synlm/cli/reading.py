@@ -66,8 +66,8 @@ class RegressionOptions:
     frequencies: Annotated[
         str | None,
         typer.Option(
-            help="File of words and counts (words that it lacks count in lower case), or column of the times; default: "
-            "none.",
+            help="File of words and counts (words that it lacks count in lower case), column of the times, or "
+            "wordfreq:en, wordfreq:de, ... (the package wordfreq, in a billion words); default: none.",
             **_WORDS,
         ),
     ] = None
@@ -116,7 +116,7 @@ class RegressionOptions:
         if unknown := [name for name in names if name not in BASELINE]:
             raise ValueError(f"--baseline {self.baseline}: {unknown[0]!r} is none of {', '.join(BASELINE)}")
         if "frequency" in names and not has_counts:
-            raise ValueError(f"--baseline {self.baseline}: frequency needs --frequencies FILE (words and counts)")
+            raise ValueError(f"--baseline {self.baseline}: frequency needs --frequencies: a file, or wordfreq:en")
         fields = {field.name for field in dataclasses.fields(Settings)} & set(vars(self))
         return Settings(**{**{name: getattr(self, name) for name in fields}, "baseline": names, "seed": seed})
 
@@ -266,7 +266,11 @@ class _Study:
             corpus,
             settings,
             model=described,
-            options={"preset": times.preset, "controls": "+".join(regression.control or []) or None},
+            options={
+                "preset": times.preset,
+                "controls": "+".join(regression.control or []) or None,
+                "frequencies": counts,
+            },
             data={"files": describe_files(read)},
         )
 

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import write_text
-from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.data.files import find_model, write_text
+from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
 from hf_synlm.evaluation.text.text_items import TextItem, read_files, read_items, table_text, text_files
 
 if TYPE_CHECKING:
@@ -119,19 +119,18 @@ class MeasureOptions:
         float | None, typer.Option(min=0, help="Order of --belief-update, also inf; default: 1, Kullback-Leibler.")
     ] = None
     frequencies: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Table of words and their counts: adds length and log_frequency of each word without punctuation at "
-            "its ends (in lower case if the table lacks it as it is), as `synlm evaluate reading` computes them. Needs "
-            "the extra [reading].",
-            **options.INPUT_FILE,
+            help="Table of words and their counts, or wordfreq:en, wordfreq:de, ... (counts in a billion words): adds "
+            "length and log_frequency of each word without punctuation at its ends (in lower case if the table lacks "
+            "it as it is), as `synlm evaluate reading` computes them. Needs the extra [reading].",
         ),
     ] = None
     first_word: Annotated[
         bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
     ] = True
 
-    def check(self, texts: Sequence[Path], several_beams: bool) -> None:
+    def check(self, texts: Sequence[Path], several_columns: bool) -> None:
         """Refuse what the columns of lm-zoo cannot hold, and an order of nothing."""
         if self.belief_order is not None and self.belief_update is None:
             raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
@@ -141,10 +140,10 @@ class MeasureOptions:
             raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
         if self.unit != "bits":
             raise ValueError(f"--unit {self.unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-        if several_beams or self.frequencies or any(self.entropies.values()):
+        if several_columns or self.frequencies or any(self.entropies.values()):
             raise ValueError(
-                "--lmzoo has four columns: give one --num-beams, and neither --entropy nor --attention-entropy nor "
-                "--belief-update nor --frequencies"
+                "--lmzoo has four columns: give one --model, one --num-beams, and neither --entropy nor "
+                "--attention-entropy nor --belief-update nor --frequencies"
             )
 
     @property
@@ -153,13 +152,19 @@ class MeasureOptions:
         beliefs = self.belief_update and (self.belief_update, 1.0 if self.belief_order is None else self.belief_order)
         return {"entropy": self.entropy, "attention_entropy": self.attention_entropy, "belief_update": beliefs}
 
-    def counts(self) -> Mapping[str, float] | None:
-        """How often words occur, if --frequencies says it."""
+    @property
+    def counts_file(self) -> Path | None:
+        """The file of --frequencies, if it is one."""
+        path = Path(self.frequencies or "")
+        return path if path.is_file() else None
+
+    def counts(self) -> Callable[[str], float] | None:
+        """How often a word occurs, if --frequencies says it."""
         if self.frequencies is None:
             return None
-        from hf_synlm.evaluation.reading.corpus import read_counts
+        from hf_synlm.evaluation.reading.corpus import counter
 
-        return read_counts(self.frequencies)
+        return counter(self.frequencies)
 
     def scorer(self, scoring: options.Scoring, model: str) -> "TextScorer":
         """The model, which gives these measures."""
@@ -242,7 +247,14 @@ class TreeOptions:
 
 def surprisal(
     texts: options.TextFiles,
-    model: options.Model,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="Folder of a model, or its name on the Hub; repeat for a column of surprisals by each.",
+            callback=lambda names: list(map(find_model, names)),
+            rich_help_panel="Model",
+        ),
+    ],
     scoring: options.ScoringByBeams,
     reading: InputOptions,
     given: TreeOptions,
@@ -264,7 +276,8 @@ def surprisal(
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
     --entropy adds entropy_bits, --attention-entropy adds nae, --belief-update adds belief_update_bits and belief_cut;
     --frequencies adds length and log_frequency. With several --num-beams there is a column for each, such as
-    surprisal_bits_b5; the other columns are of the widest beam.
+    surprisal_bits_b5; the other columns are of the widest beam. With
+    several --model there is a column for each, such as surprisal_bits_rnng-mini; the others are of the first model.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
@@ -274,21 +287,25 @@ def surprisal(
         synlm surprisal wsj23.txt --trees wsj23.mrg --model model_cards/rnng-mini --out given.tsv
     """
     found = text_files(texts)
-    reads = (*found, *given.files, measures.frequencies, scoring.cache)
-    options.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=options.meta_file)
+    reads = (*found, *given.files, measures.counts_file, scoring.cache)
+    for name in model:
+        options.check_out(out, overwrite, *reads, model=name, check=_check_table, beside=options.meta_file)
     by_width = scoring.by_width()
     _check_places(texts, out)
-    measures.check(texts, several_beams=len(by_width) > 1)
+    measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
+    options.refuse_repeated("--model", [_column_of(name) for name in model])
+    if len(model) > 1 and (scoring.cache or given.trees):
+        raise ValueError("--cache and --trees go with one --model: run the models one by one")
     given.check(scoring, measures)
     data: dict[str, Any] = {"files": describe_files(found)}
     items = reading.items(texts, found)
-    counts_of_words = measures.counts()
-    if measures.frequencies is not None:
-        data["frequencies"] = describe_files([measures.frequencies])
+    count_of = measures.counts()
+    if measures.counts_file is not None:
+        data["frequencies"] = describe_files([measures.counts_file])
     if not measures.lmzoo:
         _say_repeated_items(items)
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
-    scorer = measures.scorer(widest, model)
+    scorer = measures.scorer(widest, model[0])
     options.say_plain_context(scorer, measures.context)
     if scorer.tokenization(measures.tokenize) is None and given.trees is None:
         _say_attached_punctuation(scorer, items)
@@ -299,15 +316,19 @@ def surprisal(
         scores = _search(scorer, items, list(by_width), out, how)
     else:
         scores, described = given.scores(scorer, items)
-    if counts_of_words is not None:
-        scores = _with_frequencies(scores, counts_of_words)
+    if count_of is not None:
+        scores = _with_frequencies(scores, count_of)
+    if len(model) > 1:
+        others, described["other_models"] = _score_by_others(model[1:], widest, measures, items)
+        scores = _with_models(scores, _column_of(model[0]), others)
     data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
     if beliefs := settings["belief_update"]:  # JSON has no inf
         settings["belief_update"] = [beliefs[0], f"order {beliefs[1]:g}"]
-    settings |= {"seed": scoring.seed, **described}
+    settings |= {"seed": scoring.seed, "frequencies": measures.frequencies, **described}
     seconds = time.perf_counter() - start
-    result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
+    versions = library_versions(*["wordfreq"][: measures.frequencies is not None])
+    result = EvaluationResult.of(scorer, "surprisal", counts, settings, data, versions=versions, seconds=seconds)
     if out is not None:
         _write_meta(result, out, words_per_second=counts["words"] / seconds)
     _say_what_was_cut(scorer, counts, measures.tokenize, may_split=given.trees is None)
@@ -334,15 +355,45 @@ def _search(
     return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
 
 
-def _with_frequencies(scores: "Iterable[WordScores]", counts: Mapping[str, float]) -> "Iterator[WordScores]":
+def _column_of(model: str) -> str:
+    """What the column of a model is called after: the folder, or that of its training run."""
+    return [part for part in Path(model).parts if part != "model"][-1]
+
+
+def _score_by_others(
+    names: Sequence[str], scoring: options.Scoring, measures: MeasureOptions, items: Sequence[TextItem]
+) -> "tuple[dict[str, list[WordScores]], list[dict[str, Any]]]":
+    """Scores of the words of texts by further models, by their columns, and what describes the models."""
+    from hf_synlm.evaluation.text.surprisal import score_words
+
+    found, described = {}, []
+    for name in names:
+        scorer = scoring.scorer(name, begin=measures.first_word, details=False)
+        how = measures.how(scorer)
+        found[_column_of(name)] = score_words(scorer, items, progress=f"surprisal: {scorer.name}", **how)
+        described.append({**scorer.describe(), **scorer.options(), **how})
+    return found, described
+
+
+def _with_models(
+    scores: "Iterable[WordScores]", name: str, others: "Mapping[str, Sequence[WordScores]]"
+) -> "Iterator[WordScores]":
+    """Scores by the model of this name that get its surprisals as a column of its own, and those by others."""
+    for found, *parts in zip(scores, *others.values(), strict=True):
+        for model, part in zip((name, *others), (found, *parts), strict=True):
+            found.more[f"surprisal_{{}}_{model}"] = -part.log_probs
+        yield found
+
+
+def _with_frequencies(scores: "Iterable[WordScores]", count_of: Callable[[str], float]) -> "Iterator[WordScores]":
     """Scores with the length and log frequency of every word, as in the baseline of reading times."""
     import torch
 
-    from hf_synlm.evaluation.reading.corpus import count_of, length_of
+    from hf_synlm.evaluation.reading.corpus import length_of
 
     for found in scores:
         lengths = [length_of(word.text) for word in found.words]
-        logs = [math.log(count_of(word.text, counts) + 1) for word in found.words]
+        logs = [math.log(count_of(word.text) + 1) for word in found.words]
         found.more |= {"length": torch.tensor(lengths), "log_frequency": torch.tensor(logs, dtype=torch.float64)}
         yield found
 

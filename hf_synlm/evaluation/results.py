@@ -33,6 +33,7 @@ import logging
 import math
 import platform
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -175,8 +176,10 @@ def library_versions(*more: str) -> dict[str, str]:
 
 
 def describe_hardware(device: Any = "cpu") -> dict[str, Any]:
-    """`device`, `device_name` and `num_threads`."""
-    import torch  # results are read without it
+    """`device`, `device_name` and `num_threads`; 1 where torch is not loaded, as for trees in files."""
+    if "torch" not in sys.modules:
+        return {"device": str(device), "device_name": _processor_name(), "num_threads": 1}
+    import torch
 
     device = torch.device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
@@ -252,15 +255,25 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """
     if not rows:
         return ""
+    columns = table_columns(rows)
+    lines = ["| " + " | ".join("---:" if is_number else "---" for is_number, _ in columns.values()) + " |"]
+    for row in zip(*(cells for _, cells in columns.values()), strict=True):
+        escaped = (cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for cell in row)
+        lines.append("| " + " | ".join(escaped) + " |")
+    return "\n".join(["| " + " | ".join(columns) + " |", *lines])
+
+
+def table_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[bool, list[str]]]:
+    """By name, whether a column of `markdown_table` holds numbers, and its cells."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    numeric = {n for n in names if all(isinstance(row[n], (int, float)) or row[n] is None for row in rows)}
     digits = {name: max(_digits(row[name]) for row in rows) for name in names}
-    lines = [
-        "| " + " | ".join(names) + " |",
-        "| " + " | ".join("---:" if name in numeric else "---" for name in names) + " |",
-    ]
-    lines += ["| " + " | ".join(_cell(row[name], digits[name]) for name in names) + " |" for row in rows]
-    return "\n".join(lines)
+    return {
+        name: (
+            all(isinstance(row[name], (int, float, NoneType)) for row in rows),
+            [_cell(row[name], digits[name]) for row in rows],
+        )
+        for name in names
+    }
 
 
 def _digits(value: Any) -> int:
@@ -273,8 +286,7 @@ def _digits(value: Any) -> int:
 def _cell(value: Any, digits: int) -> str:
     if value is None:
         return ""
-    text = f"{value:.{digits}f}" if isinstance(value, float) else str(value)
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
 def json_text(fields: Mapping[str, Any], indent: int | None = 2) -> str:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Trees for LaTeX, in the notation of the package forest.
+r"""Trees for LaTeX, in the notation of the package forest, and tables.
 
-The preamble needs \usepackage{forest}. Words in other scripts than Latin need LuaLaTeX or XeLaTeX, and a font for them.
+The preamble needs \usepackage{forest} for trees, \usepackage{booktabs} for tables. Words in other scripts than Latin
+need LuaLaTeX or XeLaTeX, and a font for them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from hf_synlm.evaluation.results import table_columns
 from hf_synlm.trees.spans import Span
 from hf_synlm.viz.layout import Node, build_nodes, clean_text
 
@@ -92,3 +95,13 @@ def _brackets(root: Node, depth: int) -> str:
             agenda.append((None, level))
             agenda.extend((child, level + 1) for child in reversed(node.children))
     return "\n".join(lines)
+
+
+def table_to_latex(rows: Sequence[Mapping[str, Any]]) -> str:
+    r"""Rows with equal keys as a tabular, with the numbers of `markdown_table`; columns without values are left out."""
+    columns = table_columns(rows)
+    kinds = "".join("r" if is_number else "l" for is_number, _ in columns.values())
+    rows_of_cells = [list(columns), *zip(*(cells for _, cells in columns.values()), strict=True)]
+    head, *body = [" & ".join(map(escape_latex, cells)) + r" \\" for cells in rows_of_cells]
+    rules = [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(rules) + "\n"

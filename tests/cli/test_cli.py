@@ -122,7 +122,28 @@ def test_surprisal_by_several_beams(models, texts, capsys):
     assert meta["options"]["num_beams"] == 6 and meta["data"]["columns"] == list(both[0])
     assert "--num-beams 6 is given twice" in fail(capsys, *command, *widths[:2], *widths)
     assert "holds results of one beam" in fail(capsys, *command, *widths, "--cache", texts.with_name("cache"))
-    assert "give one --num-beams, and neither --entropy" in fail(capsys, *command[:-2], *widths, "--lmzoo")
+    assert "one --num-beams, and neither --entropy" in fail(capsys, *command[:-2], *widths, "--lmzoo")
+
+
+def test_surprisal_by_several_models(models, texts, capsys):
+    """A column for each model, as by itself; the other columns are of the first."""
+    names, out = ("rnng", "on_lstm"), texts.with_name("out.tsv")
+    alone = {}
+    for name in names:
+        run(capsys, "surprisal", texts, "--model", models[name], "--out", out, "--overwrite")
+        alone[name] = read_tsv(out)
+    command = ("surprisal", texts, "--model", models["rnng"], "--model", models["on_lstm"])
+    run(capsys, *command, "--out", out, "--overwrite")
+    both = read_tsv(out)
+    for name, rows in alone.items():
+        assert [row[f"surprisal_bits_{name}"] for row in both] == [row["surprisal_bits"] for row in rows]
+    assert [{key: row[key] for key in alone["rnng"][0]} for row in both] == alone["rnng"]
+    (other,) = json.loads(Path(f"{out}.meta.json").read_text())["options"]["other_models"]
+    assert other["architecture"] == "ONLSTMForCausalLM" and other["estimator"] == "exact"
+    assert "--lmzoo has four columns: give one --model" in fail(capsys, *command, "--lmzoo")
+    assert "--cache and --trees go with one --model" in fail(capsys, *command, "--cache", "c")
+    assert "--model rnng is given 2 times" in fail(capsys, *command, "--model", models["rnng"])
+    assert "--model a is given 2 times" in fail(capsys, "surprisal", texts, "--model", "x/a/model", "--model", "b/a")
 
 
 def test_surprisal_with_frequencies(models, texts, capsys):
@@ -143,6 +164,10 @@ def test_surprisal_with_frequencies(models, texts, capsys):
     assert [row["log_frequency"] for row in read_tsv(out)] == [row["log_frequency"] for row in rows]
     counts.write_text("word\nThe\n")
     assert "the second their counts" in fail(capsys, *command, "--frequencies", counts)
+    assert "No such file" in fail(capsys, *command, "--frequencies", "missing.tsv")
+    run(capsys, *command, "--frequencies", "wordfreq:en", "--out", out, "--overwrite")
+    meta = json.loads(Path(f"{out}.meta.json").read_text())
+    assert meta["options"]["frequencies"] == "wordfreq:en" and meta["versions"]["wordfreq"] >= "3"
 
 
 def test_surprisal_options(models, tmp_path):

@@ -4,7 +4,11 @@ import functools
 import io
 import json
 import math
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,16 +21,12 @@ from hf_synlm.data.parsed import ParsedSentence, guess_style, lines_of_parses, p
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.results import load_result
+from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.trees.baseline_trees import left_branching
 from hf_synlm.evaluation.trees.consensus import average_parses
 from hf_synlm.evaluation.trees.evalb import labeled_f1
-from hf_synlm.evaluation.trees.treebank_parsing import (
-    best_trees,
-    load_treebank,
-    make_treebank,
-    parse_sentences,
-    score_baselines,
-)
+from hf_synlm.evaluation.trees.gold_treebank import best_trees, load_treebank, make_treebank, score_baselines
+from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.evaluation.trees.treebank_reports import report_parsing
 from hf_synlm.trees.spans import right_branching
 from hf_synlm.viz import posteriors
@@ -356,7 +356,7 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
     assert "--save-trees: --trees are in a file" in fail(
         capsys, "evaluate", "parsing", *bank, "--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg"
     )
-    assert "--model is given 2 times" in fail(capsys, "evaluate", "parsing", *bank, "--model", "a", "--model", "b")
+    assert "--model a is given 2 times" in fail(capsys, "evaluate", "parsing", *bank, "--model", "a", "--model", "a")
 
 
 def test_trees_from_elsewhere_and_agreement(files, capsys):
@@ -559,6 +559,83 @@ def test_trees_of_a_model_in_another_script(saved_models, files, capsys):
             assert drawn == [tuple(line.split()) for line in (files / text).read_text(encoding="utf-8").splitlines()]
 
 
+def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypatch):
+    """The numbers and tests of single commands, though every model is loaded and parses once."""
+    bank = ("--treebank", sample_path("trees.test.txt"), "--limit", 12)
+    names = [str(saved_models / name) for name in ("on_lstm", "rnng")]
+    conventions = {"gpst": (), "compound-pcfg-corpus": (), "evalb": ("--unlabeled",)}
+    single = {}
+    for name in names:
+        for convention, more in conventions.items():
+            out = files / "single.json"
+            saved = ("--save-trees", files / f"{Path(name).name}.{convention}.mrg")
+            command = ("evaluate", "parsing", *bank, "--model", name, "--convention", convention, *more, *saved)
+            run(capsys, *command, "--out", out, "--overwrite")
+            single[f"{convention} {name}"] = load_result(out).scores["f1"]
+    right = {row["trees"]: row for row in load_result(out).tables.get("unlabeled F1 (%)", [])}
+    assert not right  # of EVALB
+    loaded = []
+    pretrained = TextScorer.from_pretrained
+    monkeypatch.setattr(
+        TextScorer, "from_pretrained", lambda name, **how: loaded.append(name) or pretrained(name, **how)
+    )
+    given = [word for name in names for word in ("--model", name)]
+    given += [word for name in conventions for word in ("--convention", name)]
+    command = ("evaluate", "parsing", *bank, *given, "--unlabeled")
+    table = run(capsys, *command, "--out", files / "table.json")
+    assert loaded == names and table.startswith("# parsing by conventions: ")
+    result = load_result(files / "table.json")
+    baselines = {key: value for key, value in result.scores.items() if key.endswith(" right branching")}
+    assert result.scores == {**single, **baselines} and len(baselines) == 3
+    treebank = load_treebank(sample_path("trees.test.txt"), max_sentences=12)
+    assert baselines["gpst right branching"] == score_baselines(treebank)["right"].numbers()["f1"]
+    rows = result.tables["F1 (%)"]
+    assert [row["trees"] for row in rows] == [*names, "right branching"]
+    assert [row["evalb"] for row in rows[:2]] == [single[f"evalb {name}"] for name in names]
+    tested = [row for row in result.tables["differences of sentence F1 (%)"] if row["convention"] == "gpst"]
+    assert [row["systems"] for row in tested][0] == ", ".join(names) and len(tested) == 3
+    run(
+        capsys,
+        "evaluate",
+        "compare",
+        files / "on_lstm.gpst.mrg",
+        files / "rnng.gpst.mrg",
+        *bank,
+        "--out",
+        out,
+        "--overwrite",
+    )
+    assert {name: tested[0][name] for name in ("first", "second", "difference", "p")} == {
+        name: load_result(out).scores[name] for name in ("first", "second", "difference", "p")
+    }
+    assert [row["punctuation"] for row in result.tables["conventions"]][0] == "punctuation removed before parsing"
+    # Labeled brackets of a model without labels have no score; trees of files are scored alike.
+    said = fail_nothing(capsys, "evaluate", "parsing", *bank, *given)
+    assert (
+        f"evalb: {names[0]} gives trees without labels and has no score" in said.err and f"| {names[0]} |" in said.out
+    )
+    trees = [word for name in ("on_lstm", "rnng") for word in ("--trees", files / f"{name}.gpst.mrg")]
+    two = ("--convention", "gpst", "--convention", "compound-pcfg-corpus")
+    run(capsys, "evaluate", "parsing", *bank, *trees, *two, "--out", out, "--overwrite")
+    assert list(load_result(out).scores.values()) == [v for k, v in result.scores.items() if not k.startswith("evalb")]
+    latex = run(capsys, "evaluate", "parsing", *bank, *trees, *two, "--format", "latex")
+    assert latex.startswith("% F1 (%)\n\\begin{tabular}{lrr}\n\\toprule\ntrees & gpst & compound-pcfg-corpus \\\\\n")
+    assert (
+        latex.count("\\end{tabular}") == 3 and f"right branching & {baselines['gpst right branching']:.2f} & " in latex
+    )
+    refused = ("evaluate", "parsing", *bank, *given)
+    assert "--consensus and --save-trees take one model and one convention" in fail(capsys, *refused, "--consensus")
+    assert "--cache c holds trees of one model" in fail(capsys, *refused, "--cache", "c")
+    assert "--convention gpst is given 2 times" in fail(capsys, *refused, "--convention", "gpst")
+    assert "belong to --convention evalb" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two, "--unlabeled")
+
+
+def fail_nothing(capsys, *command):
+    """What a command prints that succeeds with a remark."""
+    assert main(list(map(str, command))) == 0
+    return capsys.readouterr()
+
+
 def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
     command = ("evaluate", "parsing", "--treebank", files / "gold.mrg")
     trees = files / "trees.txt"
@@ -588,3 +665,36 @@ def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsy
     assert "sentence 2 of 90 words" in message and "(1 of 2 sentences are too long)" in message
     assert "none of the 2 sentences is scored" in fail(capsys, *command, "--min-length", 100)
     assert "gpst gives trees without labels" in fail(capsys, *command, "--convention", "evalb")
+
+
+# ------------------------------------------------------------------------------------------------------ without torch
+WITHOUT_TORCH = {
+    "trees": "evaluate parsing --treebank gold.mrg --trees gold.mrg --punctuation keep --out f1.json --overwrite",
+    "average": "evaluate parsing --treebank gold.mrg --trees gold.mrg --trees b.mrg --punctuation keep --consensus",
+    "evalb": "evaluate parsing --treebank gold.mrg --trees gold.mrg --convention evalb",
+    "table": "evaluate parsing --treebank gold.mrg --trees gold.mrg --trees b.mrg --punctuation keep --convention gpst "
+    "--convention palm",
+    "compare": "evaluate compare gold.mrg b.mrg --treebank gold.mrg --punctuation keep",
+    "plot": "evaluate plot f1.json --out f1.svg --overwrite",
+    "an unknown option": "surprisal in.txt --model m --nonsense 1",
+    "an unknown convention": "evaluate parsing --treebank gold.mrg --model m --convention nonsense",
+    "no model": "evaluate parsing --treebank gold.mrg",
+    "options of a model": "evaluate parsing --treebank gold.mrg --trees gold.mrg --num-beams 5",
+    "one file twice": "evaluate compare gold.mrg gold.mrg --treebank gold.mrg",
+}
+LOADED = (
+    "import sys, synlm; status = synlm.main(sys.argv[1:]); "
+    "print(status, [name for name in sys.modules if name == 'torch' or 'modeling_' in name])"
+)
+
+
+@pytest.mark.parametrize("name", list(WITHOUT_TORCH))
+def test_commands_that_need_no_model_do_not_load_torch(name, files):
+    (files / "b.mrg").write_text(GOLD, encoding="utf-8")
+    commands = [WITHOUT_TORCH["trees"]] * (name == "plot") + [WITHOUT_TORCH[name]]
+    environment = {**os.environ, "PYTHONPATH": str(Path(hf_synlm.__file__).parents[1])}
+    for command in commands:
+        program = [sys.executable, "-c", LOADED, *command.split()]
+        done = subprocess.run(program, cwd=files, env=environment, capture_output=True, text=True)
+        failing = name[:2] in ("an", "no") or name.startswith(("options", "one"))
+        assert done.stdout.splitlines()[-1] == f"{2 if failing else 0} []", done.stdout + done.stderr

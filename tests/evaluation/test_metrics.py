@@ -20,7 +20,7 @@ from hf_synlm.evaluation.text.perplexity import perplexities
 from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, evaluate_files
-from hf_synlm.evaluation.trees.treebank_parsing import make_treebank, score_baselines
+from hf_synlm.evaluation.trees.gold_treebank import make_treebank, score_baselines
 from hf_synlm.trees.spans import right_branching
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.helpers.scoring_models import SENTENCES, scorer_of

@@ -19,6 +19,13 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, EvalbTree, labeled_f1
+from hf_synlm.evaluation.trees.gold_treebank import (
+    make_treebank,
+    match_treebank,
+    score_baselines,
+    score_table,
+    score_trees,
+)
 from hf_synlm.evaluation.trees.parsing import ParsingConvention, binarized_gold, branching_baselines
 from hf_synlm.evaluation.trees.parsing_analysis import (
     Recall,
@@ -28,13 +35,6 @@ from hf_synlm.evaluation.trees.parsing_analysis import (
     recall_by_size,
     span_heights,
     tree_statistics,
-)
-from hf_synlm.evaluation.trees.treebank_parsing import (
-    make_treebank,
-    match_treebank,
-    score_baselines,
-    score_table,
-    score_trees,
 )
 from hf_synlm.trees.spans import right_branching
 

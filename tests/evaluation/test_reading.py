@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import wordfreq
 
 from hf_synlm.cli.app import main
+from hf_synlm.evaluation.reading.corpus import counter
 from hf_synlm.evaluation.reading.tables import plain_word
 from tests.helpers import commands
 
@@ -597,10 +599,30 @@ def test_frequencies_of_a_file(tables, capsys):
     check(run(capsys, *files)[0], slow(rows))
     write(tables / "s.tsv", WORDS, OF_SURPRISALS)
     write(tables / "rt.tsv", WORDS, OF_TIMES)
+    assert run(capsys, *files)[0]["options"]["frequencies"] == "counts.tsv"
     result, said = run(capsys, *COMMON[:-2])
     assert "no word frequency" in said and "frequency_0" not in result["tables"]["baseline"][0]["columns"]
     assert "frequency needs --frequencies" in fail(capsys, *COMMON[:-2], "--baseline", "frequency,length")
     assert "'lenght' is none of" in fail(capsys, *COMMON, "--baseline", "lenght")
+
+
+def test_frequencies_of_the_package_wordfreq(tables, capsys, monkeypatch):
+    """Occurrences in a billion words; words without one, such as most of these invented ones, have no value."""
+    found = {row["word"]: 1e9 * wordfreq.word_frequency(row["word"].strip(STRIPPED), "de") or None for row in WORDS}
+    assert 100 < sum(value is None for value in found.values()) < len(found) - 50
+    german = (*COMMON[:-1], "wordfreq:de", "--missing-frequency", "zero")
+    result, _ = run(capsys, *german)
+    check(result, slow([{**row, "count": found[row["word"]] or 0} for row in WORDS]))
+    assert result["options"]["frequencies"] == "wordfreq:de" and result["versions"]["wordfreq"] >= "3"
+    assert "frequencies wordfreq:de" in Path("r.md").read_text(encoding="utf-8")
+    assert counter("wordfreq:en")("“The,") == 1e9 * wordfreq.word_frequency("the", "en") > 1e7
+    assert math.isnan(counter("wordfreq:en")("qqzzqq"))
+    said = fail(capsys, *COMMON[:-1], "wordfreq:xx")
+    assert "no words of 'xx'" in said and " ar, bg," in said
+    monkeypatch.setitem(sys.modules, "jieba", None)
+    assert "wordfreq:zh needs pip install 'wordfreq[cjk]'" in fail(capsys, *COMMON[:-1], "wordfreq:zh")
+    monkeypatch.setitem(sys.modules, "wordfreq", None)
+    assert "needs pip install 'wordfreq[cjk]'" in fail(capsys, *COMMON[:-1], "wordfreq:en")
 
 
 def test_options_that_do_not_go_together(tables, capsys, monkeypatch):

@@ -30,7 +30,8 @@ from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, glue_task, mai
 from hf_synlm.evaluation.suites.rouge import rouge_scores, sentences_as_lines
 from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.text.words import unknown_ids
-from hf_synlm.evaluation.trees.treebank_parsing import parse_words, score_trees
+from hf_synlm.evaluation.trees.gold_treebank import score_trees
+from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.samplers import seed_micro_step

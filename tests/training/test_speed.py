@@ -47,7 +47,7 @@ def test_speed_of_all_processes_and_of_a_device(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 3 * 2**29)
     meter = SpeedMeter(SimpleNamespace(num_processes=2, device=torch.device("cuda")), flops_per_token=1e9)
     for _ in range(2):
-        meter.add(StepReport({}, torch.zeros(()), 40_000, seconds=0.0, waited=0.5))
+        meter.add(StepReport({}, torch.zeros(()), 40_000, 0, seconds=0.0, waited=0.5))
     with meter.paused():
         pass
     speed = meter.read()  # 80,000 tokens in 4 seconds

@@ -14,8 +14,9 @@ from transformers import AutoTokenizer
 
 from hf_synlm import PCFGForCausalLM
 from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.trees.gold_treebank import make_treebank
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
-from hf_synlm.evaluation.trees.treebank_parsing import make_treebank, parse_words
+from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.samplers import EpochEnds
 from hf_synlm.training.programs import train_pcfg

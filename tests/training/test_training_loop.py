@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
-from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm import GPSTConfig, LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
+from hf_synlm.data.collate import pad_inputs
+from hf_synlm.data.tokenizers import character_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.models.gpst.composition import GPSTPairEncoder
 from hf_synlm.training.engine import checkpoints, loop, samplers, steps
 from hf_synlm.training.engine import run as common
@@ -26,6 +28,7 @@ from hf_synlm.training.engine.export import export_run, push_final_model
 from hf_synlm.training.engine.runner import preflight
 from hf_synlm.training.engine.sample_texts import sample_texts
 from hf_synlm.training.engine.steps import StopSignals
+from hf_synlm.training.engine.word_counts import WordCounter
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
 from tests.helpers.training_runs import reset_accelerate
 from tests.models.gpst.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
@@ -120,6 +123,7 @@ def train(run: common.Run, batches: Any, objective: Any = compute_loss, **option
         evaluation_due=lambda step: steps.is_due(step, run.arguments.evaluation_steps, run.arguments.num_steps),
         summarize=dict,
         flops_per_token=lambda model: None,
+        tokenizer=options.pop("tokenizer", None),
     )
     run.output_dir.mkdir(parents=True, exist_ok=True)
     if not run.state.notes:
@@ -314,6 +318,78 @@ def test_a_failing_export_keeps_the_last_step(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("hf_synlm.training.engine.export.export_model", fail)
     with pytest.raises(OSError, match="The model .*step_3"):
         export_run(run, word_tokenizer([["a"]]), {}, run.output_dir / "model")
+
+
+# ---------------------------------------------------------------------------------------------- numbers of words
+def test_checkpoints_at_numbers_of_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every step reads 45 words. What is kept stays, beside the newest checkpoint, also where the run is resumed."""
+    options = {"keep_at_words": "90, 0.1K,179,180,900", "checkpointing_steps": 1, "checkpoints_total_limit": 1}
+    words = word_tokenizer([[f"w{number}" for number in range(36)]])
+    straight, batches = make_run(tmp_path / "straight", max_train_steps=6, **options)
+    train(straight, batches, tokenizer=words)
+    assert straight.state.words == 6 * 45 == 6 * int(gpst_rows()["attention_mask"].sum())
+    assert names_of(tmp_path / "straight") == ["step_2", "step_3", "step_4", "step_6"]
+    assert "step 3: 135 words have been read (keep_at_words)" in capsys.readouterr().out
+
+    cut, batches = make_run(tmp_path / "cut", max_train_steps=3, **options)
+    train(cut, batches, tokenizer=words)
+    assert names_of(tmp_path / "cut") == ["step_2", "step_3"]
+    for start in ("step_3", "step_2"):
+        again, batches = make_run(tmp_path / "cut", max_train_steps=6, **options)
+        loop.start_or_resume(again, tmp_path / "cut" / start, {}, no_evaluation)
+        train(again, batches, tokenizer=words)
+        assert again.state.words == 270 and again.state.notes["kept"] == [2, 3, 4]
+        assert names_of(tmp_path / "cut") == ["step_2", "step_3", "step_4", "step_6"]
+
+    # Where words were not counted from the beginning, their number is unknown.
+    settings = [
+        common.course_settings(run.arguments, GPSTConfig(), run.accelerator, words) for run in (cut, uncounted())
+    ]
+    assert settings[0] == {**settings[1], "keep_at_words": True}
+
+
+def uncounted() -> common.Run:
+    return make_run(Path("x"), max_train_steps=3, checkpointing_steps=1, checkpoints_total_limit=1)[0]
+
+
+def names_of(output_dir: Path) -> list[str]:
+    return [folder.name for folder in checkpoints.list_checkpoints(output_dir)]
+
+
+@pytest.mark.parametrize("given", ["1G", "1M,0", "1M;2M", "-5"])
+def test_numbers_of_words_that_are_none(given: str) -> None:
+    with pytest.raises(ValueError, match="keep_at_words: .* is no number of words. Write 500K"):
+        TrainingArguments(output_dir="x", keep_at_words=given)
+
+
+def test_numbers_of_words() -> None:
+    arguments = TrainingArguments(output_dir="x", keep_at_words="500K, 1.5M,2000000,1B")
+    assert arguments.word_marks == [500_000, 1_500_000, 2_000_000, 10**9]
+
+
+SENTENCES = ["the people agree", "they unquestionably agreed", "so be it"]
+WORDS = [sentence.split() for sentence in SENTENCES]
+PIECES = {
+    "words": word_tokenizer([words[1:] for words in WORDS], end_token=True),
+    "ends of words": subword_tokenizer(WORDS, 40, min_frequency=1),
+    "byte-level": train_bpe_tokenizer(SENTENCES, 280),
+    "wordpiece": train_wordpiece_tokenizer(SENTENCES, 40),
+    "characters": character_tokenizer(SENTENCES),
+}
+
+
+@pytest.mark.parametrize("name", list(PIECES))
+def test_words_are_counted(name: str) -> None:
+    """Nine words in three sentences: in rows of their own with special tokens around them, or in one row."""
+    tokenizer = PIECES[name]
+    count = WordCounter(tokenizer)
+    sentences = [tokenizer(sentence, add_special_tokens=False)["input_ids"] for sentence in SENTENCES]
+    rows = [[tokenizer.eos_token_id, *ids, tokenizer.eos_token_id] for ids in sentences]
+    assert count(pad_inputs(rows, tokenizer.pad_token_id)) == 9
+    one = [token for ids in sentences for token in ids]
+    numbers = [number for number, ids in enumerate(sentences, 1) for _ in ids]
+    assert count({"input_ids": torch.tensor([one]), "sentence_ids": torch.tensor([numbers])}) == 9
+    assert count({"input_ids": torch.tensor([one]), "num_words": torch.tensor(7)}) == 7
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:

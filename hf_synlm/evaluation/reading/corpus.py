@@ -3,7 +3,8 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hf_synlm.evaluation.reading.tables import Predictor, add_structure, columns
 SHORTEST, LONGEST = 100, 3000
 """Reading times of single readers (ms) count between these."""
 BASELINE = ("length", "frequency", "punctuation", "place")
+WORDFREQ = "wordfreq:"
 RESERVED = (*BASELINE, "length_x_frequency", "baseline", "subject", "time")
 """Names of columns in the tables of results."""
 STRIPPED = ".,;:!?'\"`()[]-–—‘’“”"
@@ -31,8 +33,40 @@ def length_of(word: str) -> float:
     return max(1.0, len(stripped(word)))
 
 
-def read_counts(path: str | Path) -> dict[str, float]:
-    """Frequencies of words: the second column of a table by the first one; the table may lack a header."""
+def counter(given: str) -> Callable[[str], float]:
+    """How often a word occurs, without punctuation at its ends; NaN if this is unknown.
+
+    `given` is the value of --frequencies: a table of words and counts, where words that it lacks count in lower case,
+    or wordfreq:LANGUAGE, which counts in a billion words.
+    """
+    if given.startswith(WORDFREQ):
+        return _wordfreq(given)
+    return partial(_count_of, counts=_read_counts(given))
+
+
+def _count_of(word: str, counts: Mapping[str, float]) -> float:
+    word = stripped(word)
+    return counts.get(word, counts.get(word.lower(), math.nan))
+
+
+def _wordfreq(given: str) -> Callable[[str], float]:
+    """Source: Robyn Speer, wordfreq (code Apache-2.0; data CC BY-SA 4.0)."""
+    language = given.removeprefix(WORDFREQ)
+    try:
+        import wordfreq
+
+        wordfreq.word_frequency("a", language)  # reads the list, and for some languages loads a program that splits
+    except ImportError as error:
+        remedy = "pip install 'wordfreq[cjk]'"
+        raise ImportError(f"{error.name} is missing: --frequencies {given} needs {remedy}") from error
+    except LookupError as error:
+        known = ", ".join(sorted(wordfreq.available_languages()))
+        raise ValueError(f"--frequencies {given}: wordfreq has no words of {language!r}, but of {known}") from error
+    return lambda word: 1e9 * wordfreq.word_frequency(stripped(word), language) or math.nan
+
+
+def _read_counts(path: str) -> dict[str, float]:
+    """The second column of a table by the first one; the table may lack a header."""
     table = read_rows(Path(path))
     if len(table.columns) < 2:
         raise ValueError(f"--frequencies {path}: the first column must hold words, the second their counts")
@@ -40,12 +74,6 @@ def read_counts(path: str | Path) -> dict[str, float]:
     counts = dict(zip(table[first], numbers(table, second), strict=True))
     count = pd.to_numeric(second, errors="coerce")
     return counts if math.isnan(count) else {first: float(count), **counts}
-
-
-def count_of(word: str, counts: Mapping[str, float]) -> float:
-    """The count of a word without punctuation at its ends, as it is or else in lower case; NaN if there is none."""
-    word = stripped(word)
-    return counts.get(word, counts.get(word.lower(), math.nan))
 
 
 @dataclasses.dataclass
@@ -187,12 +215,11 @@ def _check_order(text: pd.DataFrame) -> None:
 
 
 def _counts(given: str, text: pd.DataFrame, times: pd.DataFrame, of_times: np.ndarray) -> pd.Series:
-    """Frequencies of the words: a column of the text or of the times, or a file of words and counts."""
+    """Frequencies of the words: a column of the text or of the times, or as `counter` finds them."""
     if given in text:
         return pd.Series(numbers(text, given))
     if given in times:
         return pd.Series(numbers(times, given)).groupby(of_times).mean().reindex(text.index)
-    if not Path(given).is_file():
+    if not given.startswith(WORDFREQ) and not Path(given).is_file():
         raise ValueError(f"--frequencies {given} is neither a file nor a column; {columns_of(times)}")
-    counts = read_counts(given)
-    return pd.Series([count_of(word, counts) for word in text["word"]], dtype=float)
+    return pd.Series(map(counter(given), text["word"]), dtype=float)

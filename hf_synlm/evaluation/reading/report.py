@@ -70,7 +70,7 @@ def evaluate_reading(
         options={"unit": "nats per word", **{name: None if v is False else v for name, v in chosen.items()}},
         data={**(data or {}), "words": len(frame.rows), "exclusions": frame.lost},
         tables={title: table for title, table in tables.items() if table},
-        versions=library_versions("pandas", "scipy", "statsmodels"),
+        versions=library_versions("pandas", "scipy", "statsmodels", "wordfreq"),
     )
     return ReadingReport(result, frame, analysis, remarks)
 

@@ -374,7 +374,7 @@ def read_treebank_items(
     `punctuation` is "keep", or "remove" for models that are trained without punctuation; `punctuation_by` and `reading`
     are as in `load_treebank`.
     """
-    from hf_synlm.evaluation.trees.treebank_parsing import load_treebank  # imports torch
+    from hf_synlm.evaluation.trees.gold_treebank import load_treebank
 
     remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
     treebank = load_treebank(Path(path), punctuation, punctuation_by=punctuation_by, remedy=remedy, **reading)

@@ -23,6 +23,7 @@ import numpy as np
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
+    ParsingScores,
     check_spans,
     check_trees,
     counted_spans,
@@ -115,15 +116,19 @@ def compare_parses(
     convention = resolve_convention(convention, **changes)
     lengths = [len(sentence.words) for sentence in gold]
     spans = [sentence.spans for sentence in gold]
-    scores = [unlabeled_f1(trees, spans, lengths, convention) for trees in (first, second)]
-    by_sentence = [[value for value in score.f1_per_sentence if value is not None] for score in scores]
-    rows = [_compared("sentence F1", by_sentence[0], by_sentence[1], scores[0].num_sentences)]
+    rows = [compare_scores(*(unlabeled_f1(trees, spans, lengths, convention) for trees in (first, second)))]
     found = [list(_labels_found(trees, gold, convention)) for trees in (first, second)]
     total = sum((truth for _, truth in found[0]), Counter[str]())
     for label, count in total.most_common():
         ours, theirs = ([part[label] for part, _ in each] for each in found)
         rows.append(_compared(f"recall {label}", ours, theirs, count))
     return rows
+
+
+def compare_scores(first: ParsingScores, second: ParsingScores) -> dict[str, Any]:
+    """The row of sentence F1 of `compare_parses`."""
+    ours, theirs = ([f1 for f1 in score.f1_per_sentence if f1 is not None] for score in (first, second))
+    return _compared("sentence F1", ours, theirs, first.num_sentences)
 
 
 def _compared(measure: str, first: Sequence[float], second: Sequence[float], count: int) -> dict[str, Any]:

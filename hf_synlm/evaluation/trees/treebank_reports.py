@@ -3,11 +3,13 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
-from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbSummary, EvalbTree, labeled_f1
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, best_trees, match_treebank
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
     ParsingScores,
@@ -19,14 +21,16 @@ from hf_synlm.evaluation.trees.parsing import (
 from hf_synlm.evaluation.trees.parsing_analysis import (
     Recall,
     compare_parses,
+    compare_scores,
     pair_rows,
     pairwise_f1,
     recall_by_label,
     recall_by_size,
     tree_statistics,
 )
-from hf_synlm.evaluation.trees.treebank_parsing import Treebank, best_trees, match_treebank
-from hf_synlm.trees.spans import Span
+from hf_synlm.trees.spans import Span, right_branching
+
+RIGHT = "right branching"
 
 
 def report_parsing(
@@ -55,13 +59,8 @@ def report_parsing(
     """
     convention = resolve_convention(convention, **changes)
     count, runs = len(runs), _with_average(runs, average)
-    for name, parsed in runs.items():
-        match_treebank(parsed, treebank, name)
-    chosen = treebank.numbers_scored(convention)
-    treebank = treebank.select(chosen)
-    runs = {name: [parsed[number] for number in chosen] for name, parsed in runs.items()}
+    treebank, runs, gold, lengths = _scored(treebank, runs, convention)
     trees = {name: treebank.over_kept_words(best_trees(parsed)) for name, parsed in runs.items()}
-    gold, lengths = treebank.over_kept_words(treebank.spans), [len(sentence.words) for sentence in treebank.scored()]
     scores = {name: unlabeled_f1(found, gold, lengths, convention) for name, found in trees.items()}
     baselines = branching_baselines(gold, lengths, convention)
     binary = [binarized_gold(spans, length) for spans, length in zip(gold, lengths, strict=True)]
@@ -86,6 +85,59 @@ def report_parsing(
     if pairs:
         tables["F1 between the runs (%)"] = pair_rows(list(runs), count, pairs)
     return values, tables
+
+
+def _scored(
+    treebank: Treebank, runs: Mapping[str, Sequence[ParsedSentence]], convention: ParsingConvention
+) -> tuple[Treebank, dict[str, list[ParsedSentence]], list[Sequence[Span]], list[int]]:
+    """The sentences that are scored: gold ones, those of the runs, and gold spans and lengths of what counts."""
+    for name, parsed in runs.items():
+        match_treebank(parsed, treebank, name)
+    chosen = treebank.numbers_scored(convention)
+    treebank = treebank.select(chosen)
+    lengths = [len(sentence.words) for sentence in treebank.scored()]
+    of_runs = {name: [parsed[number] for number in chosen] for name, parsed in runs.items()}
+    return treebank, of_runs, treebank.over_kept_words(treebank.spans), lengths
+
+
+def report_conventions(
+    cases: Mapping[str, tuple[Treebank, ParsingConvention | EvalbParameters, Mapping[str, Any]]],
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """F1 of several systems by several conventions, beside right branching, and tests of all differences.
+
+    Args:
+        cases: by the name of a convention: the gold trees, the convention, and by system what `report_parsing` or
+            `report_evalb` takes as a run. A system may lack a convention.
+
+    Returns:
+        F1 in percent by "CONVENTION SYSTEM"; and tables: F1, a row per system; and differences of sentence F1, second
+        less first, with p of `permutation_test`, which is not corrected for the number of tests. EVALB is not tested.
+
+    Raises:
+        ValueError: as `report_parsing` and `report_evalb`.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    differences: list[Row] = []
+    for title, (treebank, rule, runs) in cases.items():
+        if isinstance(rule, EvalbParameters):
+            if not rule.labeled:
+                trees = [Hypothesis(tuple(right_branching(length))) for length in treebank.lengths]
+                words = map(tuple, treebank.words)
+                runs = {**runs, RIGHT: [ParsedSentence(w, (tree,)) for w, tree in zip(words, trees, strict=True)]}
+            scores[title] = {name: report_evalb(treebank, {name: run}, rule)[0]["f1"] for name, run in runs.items()}
+            continue
+        treebank, runs, gold, lengths = _scored(treebank, runs, rule)
+        spans_of = {name: treebank.over_kept_words(best_trees(parsed)) for name, parsed in runs.items()}
+        spans_of[RIGHT] = [right_branching(length) for length in lengths]
+        found = {name: unlabeled_f1(spans, gold, lengths, rule) for name, spans in spans_of.items()}
+        scores[title] = {name: score.numbers()["f1"] for name, score in found.items()}
+        for first, second in combinations(found, 2):
+            row = compare_scores(found[first], found[second])
+            differences.append({"convention": title, "systems": f"{first}, {second}", **row})
+    names = sorted({name: None for each in scores.values() for name in each}, key=RIGHT.__eq__)
+    rows = [{"trees": name, **{title: each.get(name) for title, each in scores.items()}} for name in names]
+    values = {f"{title} {name}": value for title, each in scores.items() for name, value in each.items()}
+    return values, {"F1 (%)": rows, "differences of sentence F1 (%)": differences}
 
 
 def _numbers_of_run(

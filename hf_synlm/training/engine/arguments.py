@@ -5,6 +5,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import re
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,10 @@ class TrainingArguments:
     generation_steps: int = option(0, "Steps between samples of generated sentences with their trees; 0 disables.")
     checkpointing_steps: int = option(0, "Steps between checkpoints; 0 disables.")
     checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.")
+    keep_at_words: str | None = option(
+        None,
+        "Numbers of words, such as 1M,2M,10M: save a checkpoint when so many have been read since step 0, and keep it.",
+    )
     resume_from_checkpoint: str | None = option(
         None,
         "A checkpoint folder, or 'latest' for the newest complete one. Default: an unfinished run in the output "
@@ -115,6 +120,7 @@ class TrainingArguments:
         )
         if not 0 <= self.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
+        self.word_marks = [_number_of_words(part.strip()) for part in (self.keep_at_words or "").split(",") if part]
         if self.push_to_hub and not self.hub_model_id:
             raise ValueError("push_to_hub needs a repository. Pass --hub_model_id OWNER/NAME.")
         if self.with_tracking:  # accelerate would ignore a tracker that is unknown or not installed
@@ -172,6 +178,13 @@ class ModelArguments:
 
 
 # ---------------------------------------------------------------------------------------------- checks
+def _number_of_words(text: str) -> int:
+    """The number that 500K, 1.5M or 2000000 means."""
+    if not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?[KMB]?", text):
+        raise ValueError(f"keep_at_words: {text!r} is no number of words. Write 500K, 1.5M or 2000000.")
+    return round(float(text.rstrip("KMB")) * {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1], 1))
+
+
 def check_minimum(arguments: Any, minimum: int, names: str) -> None:
     """Raise ValueError if a field is smaller than `minimum`; `None` is allowed. `names` are divided by spaces."""
     for name in names.split():

@@ -41,7 +41,10 @@ WEIGHTS_FILE = "model.safetensors"
 def save_checkpoint(
     accelerator: Accelerator, output_dir: Path, state: TrainingState, keep: int, best_weights: Path | None = None
 ) -> Path:
-    """Write the checkpoint `step_N` and delete all but the newest `keep`; every process calls. Returns its folder."""
+    """Write the checkpoint `step_N`, and delete all but the newest `keep` and those that the notes name as kept.
+
+    Every process calls. Returns its folder.
+    """
     folder, is_main = output_dir / f"step_{state.step}", accelerator.is_main_process
     partial_folder = folder_writer(folder) if is_main else nullcontext(folder.with_name(folder.name + PARTIAL_SUFFIX))
     with clear_errors(folder, "The checkpoint"), partial_folder as partial:
@@ -53,7 +56,8 @@ def save_checkpoint(
                 link_or_copy(best_weights, partial / BEST_FILE)
             write_json(partial / STATE_FILE, dataclasses.asdict(state))
     if is_main:
-        for old in list_checkpoints(output_dir)[:-keep]:
+        kept = {output_dir / f"step_{step}" for step in state.notes.get("kept", ())}
+        for old in {*list_checkpoints(output_dir)[:-keep]} - kept:
             remove_folder(old)
     accelerator.wait_for_everyone()
     return folder

@@ -11,15 +11,15 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from hf_synlm.data.text import errors_at
 from hf_synlm.evaluation.generation import generate_texts
-from hf_synlm.evaluation.trees.treebank_parsing import (
+from hf_synlm.evaluation.trees.gold_treebank import (
     Treebank,
     load_treebank,
-    parse_words,
     score_baselines,
     score_numbers,
     score_table,
     score_trees,
 )
+from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.engine.sample_texts import text_with_tree

@@ -3,7 +3,8 @@
 
 Resuming: `start_or_resume` restores a checkpoint of `checkpoints.py` and replaces `run.state`; `TrainingLoop` then asks
 the recipe for a loader that starts behind `state.consumed` and counts on from `state.step`. `_save` writes checkpoints:
-every `checkpointing_steps`, after the last step, and after SIGTERM or SIGINT (`_leave`).
+every `checkpointing_steps`, at the numbers of words of `keep_at_words`, after the last step, and after SIGTERM or
+SIGINT (`_leave`).
 """
 
 import itertools
@@ -33,6 +34,7 @@ from hf_synlm.training.engine.run import Run, end_run
 from hf_synlm.training.engine.sample_texts import log_samples
 from hf_synlm.training.engine.speed import SpeedMeter, for_bar, make_profiler
 from hf_synlm.training.engine.steps import StepReport, StopSignals, is_due, optimizer_steps
+from hf_synlm.training.engine.word_counts import WordCounter
 
 TIMED_STEPS = 20
 Evaluate = Callable[[nn.Module, int], dict[str, Any]]
@@ -131,7 +133,8 @@ class TrainingLoop:
         with StopSignals() as signals, self.bar, profiling as profiler:
             stopped_early = False
             self._apply_limits(0.0)
-            for report in optimizer_steps(run, self.batches, self.recipe.compute_loss, signals):
+            count = WordCounter(self.recipe.tokenizer) if arguments.word_marks else None
+            for report in optimizer_steps(run, self.batches, self.recipe.compute_loss, signals, count):
                 self.meter.reports.append(report)
                 self.speed.add(report)
                 self.bar.update()
@@ -140,7 +143,7 @@ class TrainingLoop:
                 if profiler is not None:
                     with self.speed.paused():
                         profiler.step()
-                if self._after_step():
+                if self._after_step(self._keep(report.words)):
                     stopped_early = True
                     run.accelerator.print(f"stopped at step {run.state.step}: no better evaluation for a while")
                     break
@@ -168,11 +171,22 @@ class TrainingLoop:
             minutes = seconds / done * left / 60
             self.run.accelerator.print(f"step {step}: the other {left:,} steps take about {minutes:,.1f} minutes")
 
-    def _after_step(self) -> bool:
+    def _keep(self, words: int) -> bool:
+        """Whether one of `keep_at_words` was reached in this step, which has read so many words."""
+        run, state = self.run, self.run.state
+        reached = [mark for mark in run.arguments.word_marks if state.words - words < mark <= state.words]
+        if reached:
+            state.notes.setdefault("kept", []).append(state.step)
+            run.accelerator.print(f"step {state.step}: {state.words:,} words have been read (keep_at_words)")
+        return bool(reached)
+
+    def _after_step(self, save: bool = False) -> bool:
         """Read, evaluate, generate and save if they are due; whether to stop early."""
         arguments, step, last = self.run.arguments, self.run.state.step, self.run.arguments.num_steps
         # The last step is saved, too: the final measurements and the export may fail.
-        save = is_due(step, arguments.checkpointing_steps, last) or (step == last and arguments.checkpointing_steps > 0)
+        save |= is_due(step, arguments.checkpointing_steps, last) or (
+            step == last and arguments.checkpointing_steps > 0
+        )
         evaluate = step < last and self.recipe.evaluation_due(step)
         generate = is_due(step, arguments.generation_steps, last)
         # First: if the losses are not finite, the reading names the samples before anything else uses the model.

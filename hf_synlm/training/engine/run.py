@@ -77,13 +77,16 @@ class TrainingState:
         consumed: samples (`StepSampler`) or batches (`PaddedBatchSampler`, segments of a stream) that all processes
             together have consumed.
         tokens: that all processes together have read.
+        words: likewise, if `keep_at_words` counts them.
         settings: everything that decides the course of the run; a resumed run must repeat them.
-        notes: evaluations, training losses, and the step and metric of the best model.
+        notes: evaluations, training losses, the step and metric of the best model, and the steps whose checkpoints are
+            kept.
     """
 
     step: int = 0
     consumed: int = 0
     tokens: int = 0
+    words: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -137,6 +140,7 @@ def course_settings(
     ).split()
     return {
         **{name: getattr(arguments, name) for name in names},
+        "keep_at_words": bool(arguments.word_marks) or None,  # words are counted; None: as in runs without this option
         "config": config.to_dict(),
         "tokenizer": tokenizer_hash(tokenizer),
         "num_processes": accelerator.num_processes,

@@ -28,6 +28,8 @@ from tqdm.auto import tqdm
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.samplers import seed_micro_step
 
+Plan = tuple[bool, float, int, int, list[dict[str, float]] | None]
+CountWords = Callable[[Mapping[str, Any]], int]
 ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -125,32 +127,33 @@ class StepPlanner:
     synchronized. The same all-reduce tells all processes about a signal, and the time of the main process.
     """
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module):
-        self.accelerator = accelerator
+    def __init__(self, accelerator: Accelerator, model: nn.Module, count_words: CountWords | None = None):
+        self.accelerator, self.count_words = accelerator, count_words
         plain = accelerator.unwrap_model(model, keep_torch_compile=False)
         self.count_items = getattr(plain, "count_loss_items", None)
         self.group = torch.distributed.new_group(backend="gloo") if accelerator.num_processes > 1 else None
         self.begin = time.monotonic()
 
-    def plan(self, batches: list[dict[str, Any]], stop: bool) -> tuple[bool, float, int, list[dict[str, float]] | None]:
+    def plan(self, batches: list[dict[str, Any]], stop: bool) -> Plan:
         """Agree on a step, given the batches of this process on the host; every process calls.
 
         `stop` says whether this process received a signal. Returns whether any process did, so that the step does not
-        take place; the seconds since the planner was made; the tokens of all processes; and for each micro step the
-        `loss_shares` of the model, or `None` for a model that does not count.
+        take place; the seconds since the planner was made; the tokens and words of all processes; and for each micro
+        step the `loss_shares` of the model, or `None` for a model that does not count.
         """
         counts = [] if self.count_items is None else [self.count_items(**batch) for batch in batches]
         names = list(counts[0]) if counts else []
         tokens = sum(int(x.get("attention_mask", torch.ones_like(x["input_ids"])).sum()) for x in batches)
         milliseconds = round(1e3 * (time.monotonic() - self.begin)) if self.accelerator.is_main_process else 0
-        own = [int(stop), milliseconds, tokens, *(sum(count[name] for count in counts) for name in names)]
+        words = 0 if self.count_words is None else sum(map(self.count_words, batches))
+        own = [int(stop), milliseconds, tokens, words, *(sum(count[name] for count in counts) for name in names)]
         if self.group is not None:
             sums = torch.tensor(own)
             torch.distributed.all_reduce(sums, group=self.group)
             own = sums.tolist()
-        totals = dict(zip(names, own[3:], strict=True))
+        totals = dict(zip(names, own[4:], strict=True))
         shares = [to_shares(count, totals) for count in counts] if counts else None
-        return bool(own[0]), own[1] / 1e3, own[2], shares
+        return bool(own[0]), own[1] / 1e3, own[2], own[3], shares
 
 
 @dataclass
@@ -160,7 +163,7 @@ class StepReport:
     Fields:
         losses: this process's share of each named mean over the batch of the step; "loss" is the objective.
         gradient_norm: before clipping.
-        tokens: of all processes.
+        tokens, words: of all processes; words are 0 if they are not counted.
         seconds: of training before this step, by the clock of the main process.
         waited: seconds that this process waited for its batches.
     """
@@ -168,21 +171,26 @@ class StepReport:
     losses: dict[str, Tensor]
     gradient_norm: Tensor
     tokens: int
+    words: int
     seconds: float
     waited: float
 
 
 def optimizer_steps(
-    run: Run, batches: DataLoader, compute_loss: ComputeLoss, signals: StopSignals
+    run: Run,
+    batches: DataLoader,
+    compute_loss: ComputeLoss,
+    signals: StopSignals,
+    count_words: CountWords | None = None,
 ) -> Iterator[StepReport]:
     """Train until `max_train_steps` or until a process receives a signal; yields after every optimizer step.
 
     `compute_loss` is (model, batch) -> the scalar objective and its named parts, detached. The batch is that of the
-    loader with `loss_shares`, if the model counts its items; the objective is a mean otherwise. `step`, `consumed` and
-    `tokens` of `run.state` are advanced before the yield.
+    loader with `loss_shares`, if the model counts its items; the objective is a mean otherwise. `step`, `consumed`,
+    `tokens` and `words` of `run.state` are advanced before the yield.
     """
     accelerator, arguments, state, model = run.accelerator, run.arguments, run.state, run.model
-    planner = StepPlanner(accelerator, model)
+    planner = StepPlanner(accelerator, model, count_words)
     accumulation = arguments.gradient_accumulation_steps
     pieces = accumulation * accelerator.num_processes
     sampler: Any = batches.batch_sampler
@@ -192,10 +200,10 @@ def optimizer_steps(
         begin = time.perf_counter()
         host_batches = list(itertools.islice(iterator, accumulation))
         waited = time.perf_counter() - begin
-        stop, seconds, tokens, shares = planner.plan(host_batches, signals.received is not None)
+        stop, seconds, tokens, words, shares = planner.plan(host_batches, signals.received is not None)
         if stop:
             return
-        report = StepReport({}, torch.zeros(()), tokens, seconds, waited)
+        report = StepReport({}, torch.zeros(()), tokens, words, seconds, waited)
         for number, host_batch in enumerate(host_batches):
             batch = to_device(host_batch, accelerator.device)
             if shares is not None:
@@ -221,5 +229,6 @@ def optimizer_steps(
         state.step += 1
         state.consumed += accumulation * consumed
         state.tokens += tokens
+        state.words += words
         yield report
         model.train()

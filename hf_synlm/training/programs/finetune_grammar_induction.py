@@ -27,8 +27,7 @@ from hf_synlm.data.punctuation import is_punctuation
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import describe_files
-from hf_synlm.evaluation.trees.parsing import ParsingScores, resolve_convention
-from hf_synlm.evaluation.trees.treebank_parsing import (
+from hf_synlm.evaluation.trees.gold_treebank import (
     Treebank,
     load_treebank,
     score_baselines,
@@ -36,6 +35,7 @@ from hf_synlm.evaluation.trees.treebank_parsing import (
     score_table,
     score_trees,
 )
+from hf_synlm.evaluation.trees.parsing import ParsingScores, resolve_convention
 from hf_synlm.training.engine.arguments import check_minimum
 from hf_synlm.training.engine.final_report import parse_together
 from hf_synlm.training.engine.recipe import kept_evaluation

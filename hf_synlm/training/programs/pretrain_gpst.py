@@ -30,7 +30,7 @@ from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
-from hf_synlm.evaluation.trees.treebank_parsing import (
+from hf_synlm.evaluation.trees.gold_treebank import (
     PUNCTUATION,
     Treebank,
     load_treebank,

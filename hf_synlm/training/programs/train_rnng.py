@@ -27,7 +27,7 @@ from hf_synlm.data.arguments import option
 from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.data.vocabulary import word_final_ids
-from hf_synlm.evaluation.trees.treebank_parsing import PUNCTUATION
+from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
 from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.final_report import load_report_treebanks, report_saved_model

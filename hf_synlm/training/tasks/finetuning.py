@@ -42,7 +42,7 @@ Collate = Callable[[list[Any]], dict[str, Any]]
 # Arguments that do not change the scores, or whose content is described elsewhere in the result.
 _PLACES = frozenset(
     """output_dir overwrite_output_dir resume_from_checkpoint with_tracking report_to push_to_hub
-    hub_model_id logging_steps checkpointing_steps checkpoints_total_limit dataloader_num_workers profile
+    hub_model_id logging_steps checkpointing_steps checkpoints_total_limit keep_at_words dataloader_num_workers profile
     preprocessing_num_workers model_name_or_path trust_remote_code dataset_name
     dataset_config_name""".split()
 )

@@ -19,8 +19,9 @@ from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
 from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.perplexity import perplexity_of
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, make_treebank, score_trees
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingScores, resolve_convention
-from hf_synlm.evaluation.trees.treebank_parsing import Treebank, make_treebank, parse_words, score_trees
+from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.engine.arguments import check_choice, check_minimum
 from hf_synlm.training.engine.final_report import parse_together
 from hf_synlm.training.engine.samplers import padded_batches

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.streams import TokenStream
-from hf_synlm.evaluation.trees.treebank_parsing import score_baselines, score_numbers, score_table
+from hf_synlm.evaluation.trees.gold_treebank import score_baselines, score_numbers, score_table
 from hf_synlm.training.engine.arguments import ModelArguments
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.final_report import report_saved_model

@@ -16,7 +16,7 @@ from hf_synlm.data.punctuation import Punctuation
 from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank
 from hf_synlm.evaluation.metrics import ListInputs
-from hf_synlm.evaluation.trees.treebank_parsing import best_trees, make_treebank, match_treebank, score_trees
+from hf_synlm.evaluation.trees.gold_treebank import best_trees, make_treebank, match_treebank, score_trees
 
 _CITATION = """
 @inproceedings{kim-etal-2019-compound,
