@@ -85,6 +85,7 @@ class InputOptions(options.TreebankReading):
         ),
     ] = None
     text_column: options.TextColumn = None
+    split_sentences: options.SplitSentences = False
     punctuation: Annotated[
         Literal["remove", "keep"] | None,
         typer.Option(help="Of a treebank: keep it (default), or remove it before scoring."),
@@ -94,8 +95,10 @@ class InputOptions(options.TreebankReading):
     def items(self, texts: Path) -> tuple[list[TextItem], dict[str, Any]]:
         """The texts, and what results say about how they were read."""
         if self.file_format == "treebank":
-            if self.text_column is not None:
-                raise ValueError("--text-column: a treebank has no columns, leave it out")
+            if self.text_column is not None or self.split_sentences:
+                raise ValueError(
+                    "--text-column, --split-sentences: a treebank has neither columns nor lines, omit them"
+                )
             reading, treatment = self.reading(), self.punctuation or "keep"
             items, punctuation = read_treebank_items(texts, treatment, self.punctuation_by, **reading)
             return items, {"punctuation": punctuation, **reading}
@@ -105,7 +108,9 @@ class InputOptions(options.TreebankReading):
             )
         if given := ["punctuation_by"] * (self.punctuation_by != "tag") + self.given():
             raise ValueError(f"{options.flag_of(given[0])} belongs to --format treebank: leave it out")
-        items = read_items(texts, kind=self.file_format, text_column=self.text_column)
+        items = read_items(
+            texts, kind=self.file_format, text_column=self.text_column, by_sentences=self.split_sentences
+        )
         options.say_odd_texts(item.text for item in items)
         return items, {}
 

@@ -30,6 +30,7 @@ from hf_synlm.cli.app import app, main
 from hf_synlm.data.samples import sample_path
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.suites.syntaxgym import load_suite, region_surprisals
+from hf_synlm.evaluation.text import text_items
 from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.text.surprisal import columns, score_words
 from hf_synlm.evaluation.text.text_items import TextItem, read_items
@@ -313,8 +314,12 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         (tmp_path / name).write_text(content)
         assert message in fail(capsys, "surprisal", tmp_path / name, *model, *given)
     assert main(["surprisal", str(tmp_path / "a.txt"), *model, "--format", "txt"]) == 0
-    assert main(["parse", str(tmp_path / "a.txt"), *model]) == 0
-    assert "columns, as CoNLL-U, whose sentences" in capsys.readouterr().err
+    for command in ("parse", "generate"):
+        message = fail(capsys, command, tmp_path / "a.txt", *model)
+        assert (
+            "columns, as CoNLL-U, whose sentences" in message and "--input-format tsv, or --input-format txt" in message
+        )
+        assert main([command, str(tmp_path / "a.txt"), *model, "--input-format", "txt"]) == 0
     for content, said in (
         ("We\nask\nfor\npeace\n.\n", "5 of 5 texts have one word, .* --word-column"),
         ('"We ask"\nWe\n', "1 of 2 texts stand in quotation marks"),
@@ -337,6 +342,36 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         for name, more in (("c.txt", ["--tokenize", "no-punctuation"]), ("d.txt", []))
     ]
     assert read[0] == read[1]
+
+
+def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):
+    """What is printed and written is as if they were read at once."""
+    lines = [" ".join(["We ask for peace"] * (k % 3)) for k in range(70)]
+    (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
+    rows = [f"x{k}\t{line}\t{k}" for k, line in enumerate(lines)]
+    (tmp_path / "a.tsv").write_text("\n".join(["item\tsentence\tday", *rows]), encoding="utf-8")
+    objects = [json.dumps({"sentence": line, **({"day": k} if k > 60 else {})}) for k, line in enumerate(lines)]
+    (tmp_path / "b.jsonl").write_text("\n".join(objects), encoding="utf-8")
+    for model, command, name, *more in (
+        ("on_lstm", "surprisal", "a.txt"),
+        ("gpt2", "surprisal", "a.tsv", "--out", tmp_path / "out.tsv", "--overwrite"),
+        ("on_lstm", "parse", "a.txt"),
+        ("gpst", "parse", "a.tsv", "--format", "json", "--num-trees", 2),
+        ("gpst", "parse", "a.txt", "--format", "text", "--out", tmp_path / "out.txt", "--overwrite"),
+    ):
+        printed = []
+        for first in (4, 4096):
+            monkeypatch.setattr(text_items, "NUM_FIRST", first)
+            printed.append(run(capsys, command, tmp_path / name, "--model", models[model], *more))
+            printed[-1] = printed[-1] or next(file for file in more if isinstance(file, Path)).read_text("utf-8")
+        numbers = [re.findall(r"-?\d+\.\d+(?:e-\d+)?", text) for text in printed]
+        texts = [re.sub(r"-?\d+\.\d+(?:e-\d+)?", "", text) for text in printed]
+        assert texts[0] == texts[1] and len(texts[0]) > 900, (model, command, name)
+        values = [list(map(float, found)) for found in numbers]
+        assert values[0] == pytest.approx(values[1], abs=1e-4)
+    monkeypatch.setattr(text_items, "NUM_FIRST", 4)
+    message = fail(capsys, "surprisal", tmp_path / "b.jsonl", "--model", models["gpt2"], "--out", tmp_path / "c.tsv")
+    assert "item '62' has the column 'day'" in message and not (tmp_path / "c.tsv").exists()
 
 
 def test_compressed_files_and_other_encodings(models, tmp_path, capsys):

@@ -738,5 +738,21 @@ def test_scores_of_the_first_texts_come_before_the_last_are_read(monkeypatch):
     first = next(found)
     assert read == [1]
     assert [len(scores.words) for scores in (first, *found)] == lengths
-    assert read[:5] == [1, 2, 2, 2, 1]  # then 2, 4 and 8 texts in batches of two, as far as they differ
+    assert read == [1, 2, 2, 1, 2]  # then 2, 4 and 8 texts in batches of two, as far as they differ
     assert sum(read) == len(set(lengths))
+
+
+@pytest.mark.parametrize(("architecture", "number"), [("gpst", 1), ("on_lstm", 1), ("on_lstm", 2)])
+def test_texts_of_an_iterator_are_read_as_they_are_needed(architecture, number):
+    """Scores are those of a list, and few texts are read before the first scores come; ON-LSTM also has trees."""
+    texts = [" ".join(["we ask for peace"] * (k % 4)) for k in range(300)]
+    items, read = [TextItem(str(k), text) for k, text in enumerate(texts)], []
+    scorer = scorer_of(architecture, details=True, batch_size=2, num_processes=number)
+    found = iterate_words(scorer, (read.append(item) or item for item in items))
+    early = [next(found)]
+    assert len(read) <= (8 if number == 1 else 64)
+    early += found
+    whole = score_words(scorer, items)
+    assert [[word.text for word in scores.words] for scores in early] == [text.split() for text in texts]
+    for one, other in zip(word_table(items, early), word_table(items, whole), strict=True):
+        assert one == pytest.approx(other, abs=1e-4, nan_ok=True)

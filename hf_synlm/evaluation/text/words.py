@@ -78,9 +78,9 @@ def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.is_fast and type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
 
 
-def split_words(text: str) -> list[Word]:
-    """Words of a text, as `text.split()` gives them, with their positions."""
-    return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
+def split_words(text: str, start: int = 0) -> list[Word]:
+    """Words of a text, as `text.split()` gives them, with their positions where the text begins at `start`."""
+    return [Word(match.group(), start + match.start(), start + match.end()) for match in _WORD.finditer(text)]
 
 
 def split_as_treebank(
