@@ -20,10 +20,10 @@ import typer
 
 from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
-from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
+from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, write_text
 from hf_synlm.data.text import Tokenization, command_encoding, read_lines_beside
-from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
+from hf_synlm.evaluation.results import EvaluationResult, check_report, json_text, refuse_pipe
 from hf_synlm.evaluation.text.text_items import NUM_FIRST, OpenTexts, open_texts, remarks_on, rows_text
 
 if TYPE_CHECKING:
@@ -149,7 +149,8 @@ Output = Annotated[
     ),
 ]
 ItemsOutput = Annotated[
-    Path | None, typer.Option(help="TSV file for the measurements of every item: one row per pair or region.")
+    Path | None,
+    typer.Option(help="File for the measurements of every item, a row per pair or region: TSV, or .jsonl for JSON."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 
@@ -211,6 +212,15 @@ class TreebankReading:
         ),
     ] = None
 
+    invalid: Annotated[
+        Invalid | None,
+        typer.Option(
+            help="Dependencies that are no tree (several roots, a cycle): refuse the file, or skip the sentences. "
+            "Default: refuse.",
+            **DEPENDENCIES,
+        ),
+    ] = None
+
     def given(self) -> list[str]:
         """Names of the options that were given."""
         return differing(self, TreebankReading())
@@ -230,16 +240,13 @@ class TextReading:
     text_column: TextColumn = None
     item_column: Annotated[
         str | None,
-        typer.Option(
-            help="Column of the items' ids in a table; default: item, or the number of the row. With --word-column "
-            "several columns, separated by commas, may tell the texts apart: item,condition."
-        ),
+        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
     ] = None
     word_column: Annotated[
         str | None,
         typer.Option(
             help="Column of the words, or regions, in a table with one per row. The rows of an item (--item-column) "
-            "are one text, in their order."
+            "are one text, in their order; those of several conditions are one each."
         ),
     ] = None
     sentence_column: Annotated[
@@ -630,7 +637,9 @@ def report(result: EvaluationResult, out: Path | None, items_out: Path | None = 
             paths = result.save(out)
             say(f"wrote {paths[0]} and {paths[1]}")
         if items_out is not None:
-            write_text(items_out, rows_text(result.items))
+            is_json = items_out.suffix.lower() == ".jsonl"
+            lines = (json_text(row, indent=None) for row in result.items)
+            write_text(items_out, "".join(lines) if is_json else rows_text(result.items))
             say(f"wrote {len(result.items)} rows to {items_out}")
     finally:
         typer.echo(result.to_markdown(_MAX_ROWS), nl=False)

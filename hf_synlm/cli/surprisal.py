@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.text.surprisal import WordScores
 
 _TREES: dict[str, Any] = {"rich_help_panel": "Given trees"}
+_INSIDE = re.compile(r"\w[^\w\s'’-]+\s+\w")
 _ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 
 
@@ -240,21 +241,24 @@ def surprisal(
     given.check(scoring, measures)
     opened = reading.open(texts, reading.file_format)
     counts_of_words = measures.counts()
-    if not measures.lmzoo:
+    if not measures.lmzoo and reading.sentence_column is None:
         _say_repeated_items(opened.first)
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
     scorer = measures.scorer(widest, model)
     options.say_plain_context(scorer, measures.context)
     if scorer.tokenization(measures.tokenize) is None and given.trees is None:
         _say_attached_punctuation(scorer, opened.first)
+    inside = sum(bool(_INSIDE.search(item.text)) for item in opened.first)
+    if inside and measures.tokenize == "no-punctuation":
+        options.say(
+            f"--tokenize no-punctuation: {inside} of {len(opened.first)} texts lose marks between words, such as "
+            "commas. If you compare texts with and without them, choose a model that reads punctuation"
+        )
     how = measures.how(scorer)
     start = time.perf_counter()
     described: dict[str, Any] = {}
-    items = opened.items
-    if items is opened.first or by_width or given.trees is not None:
-        items = read = list(items)
-    else:
-        items, read = tee(items)
+    items = list(opened.items) if by_width or given.trees is not None else opened.items
+    items, read = (items, items) if isinstance(items, list) else tee(items)
     if given.trees is None:
         scores = _search(scorer, read, list(by_width), out, how)
     else:
@@ -292,7 +296,8 @@ def _search(
         width: words.score_words(scorer.with_beam(width), list(items), progress=bar and f"{bar}, beam {width}", **how)
         for width in sorted(filter(None, narrower))
     }
-    scores = words.iterate_words(scorer, items, progress=bar, first_texts_first=out is None, **how)
+    items = iter(items) if out is None else items  # rows are printed at once
+    scores = words.iterate_words(scorer, items, progress=bar, **how)
     return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
 
 
@@ -378,9 +383,10 @@ def _print(rows: Sequence[Sequence[Any]]) -> None:
 
 def _say_repeated_items(items: Sequence[TextItem]) -> None:
     repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
-    if repeated and not items[0].rows:
+    if repeated:
+        texts = "texts, by condition" if items[0].rows else "texts"
         options.say(
-            f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
+            f"items with several {texts}: {repeated}. Join other tables by sentence_id, which counts the rows of the "
             "input, and word_id, not by item"
         )
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
@@ -110,8 +111,8 @@ def parse(
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'}: of use with one --model only. Leave it out.")
     opened = reading.open([texts], input_format, "--input-format")
-    is_stream = len(model) == 1 and not wanted.consensus and style not in ("svg", "html")
-    is_stream = is_stream and opened.items is not opened.first
+    is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus or style in ("svg", "html")
+    is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
     sentences: Any = (item.text.split() for item in opened.items)
     sentences = sentences if is_stream else list(sentences)
     _check_drawings(sentences if style == "svg" else (), style, out, overwrite)
@@ -139,13 +140,13 @@ def parse(
         found = iter(average_parses({name: list(run) for name, run in runs.items()}))
     counts = Counter[str]()
 
-    def counted() -> Iterator[ParsedSentence]:
-        for sentence in found:
-            counts["sentences"] += bool(sentence.words)
-            counts["without tree"] += bool(sentence.words) and not sentence.hypotheses
-            yield sentence
+    def counted(sentence: ParsedSentence) -> ParsedSentence:
+        counts["sentences"] += bool(sentence.words)
+        counts["without tree"] += bool(sentence.words) and not sentence.hypotheses
+        return sentence
 
-    blocks: Iterable[list[ParsedSentence]] = growing_blocks(counted(), 1024) if is_stream else [list(counted())]
+    found = map(counted, found)
+    blocks: Iterable[list[ParsedSentence]] = growing_blocks(found, 1024) if is_stream else [list(found)]
     options.leave_output_to_first_process()
     if style == "html" and len(model) == 1:
         blocks = [_with_unknown_words(block, scorer) for block in blocks]

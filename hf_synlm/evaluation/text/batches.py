@@ -106,29 +106,25 @@ def iterate_texts(
     group: Callable[[list[Any]], list[list[Any]]],
     compute: Callable[[Iterable[list[Any]]], Iterator[tuple[Any, Result]]],
     most: int,
-    first_texts_first: bool = False,
 ) -> Iterator[list[tuple[Any, Result]]]:
     """The parts of each text with their results, in the order of the texts.
 
-    A list is one block of texts, or, with `first_texts_first`, blocks that grow to `most`; equal parts are computed
-    once. Of an iterator, blocks are taken as they are needed, and forgotten when they are computed. `group` makes
-    batches of the different parts of a block, which `compute` gets, as the function `iterate_batches` of batches.
+    A list is one block of texts. Of an iterator, blocks that grow to `most` are taken as they are needed, and forgotten
+    when they are computed. `group` makes batches of the different parts of a block, which `compute` gets, as the
+    function `iterate_batches` of batches.
     """
     is_list = isinstance(texts, list)
-    blocks = growing_blocks(texts, most) if first_texts_first or not is_list else [texts]
     # The parts of each text of a block, and how many results there are when all of them are computed.
     waiting: deque[tuple[list[Sequence[Any]], int]] = deque()
 
     def batches() -> Iterator[list[Any]]:
-        asked, number = dict[Any, None](), 0
-        for block in blocks:
+        number = 0
+        for block in [texts] if is_list else growing_blocks(texts, most):
             rows = [parts_of(text) for text in block]
-            new = dict.fromkeys(part for row in rows for part in row if part not in asked)
-            number += len(new)
+            different = list(dict.fromkeys(chain.from_iterable(rows)))
+            number += len(different)
             waiting.append((rows, number))
-            yield from group(list(new))
-            if is_list:
-                asked |= new
+            yield from group(different)
 
     computed = compute(list(batches()) if is_list else batches())
     results: dict[Any, Result] = {}
@@ -136,8 +132,7 @@ def iterate_texts(
         results |= [] if pair is None else [pair]
         while waiting and waiting[0][1] <= number:
             rows, _ = waiting.popleft()
-            for row in rows:
-                yield [(part, results[part]) for part in row]
-            for part in () if is_list else chain.from_iterable(rows):
+            yield from ([(part, results[part]) for part in row] for row in rows)
+            for part in chain.from_iterable(rows):
                 results.pop(part, None)
     yield from ([] for rows, _ in waiting for _ in rows)  # nothing to compute

@@ -322,7 +322,6 @@ class TextScorer:
         end: bool = False,
         starts: bool = False,
         progress: str | None = None,
-        first_texts_first: bool = False,
     ) -> Iterator[TokenScores]:
         """Score texts, and yield the scores in the order of the texts; equal texts of a list are scored once.
 
@@ -330,11 +329,11 @@ class TextScorer:
         first window that contains it. Context that does not fit loses its first sentences. `self.cuts` counts both.
 
         Args:
-            texts: encoded texts; those of an iterator are taken, first ones first, and forgotten as they are scored.
+            texts: encoded texts. Of a list, the longest are read first. Those of an iterator are read nearly in their
+                order, the first one alone, and forgotten when they are scored.
             end: also score the end of every text.
             starts: also give `TokenScores.word_start`.
             progress: name of a progress bar; None = no bar.
-            first_texts_first: read texts nearly in their order, the first one alone; else the longest first.
 
         Yields:
             The scores of each text.
@@ -368,8 +367,7 @@ class TextScorer:
             progress=progress,
         )
         group = partial(batches_by_cost, batch_size=self.batch_size, budget=budget)
-        most = 64 * self.batch_size
-        for row in iterate_texts(texts, self._windows, group, compute, most, first_texts_first):
+        for row in iterate_texts(texts, self._windows, group, compute, 64 * self.batch_size):
             yield joined([(window, TokenScores.from_dict(result)) for window, result in row])
 
     def _result_cache(self, end: bool, starts: bool) -> ResultCache | None:

@@ -102,13 +102,13 @@ def iterate_words(
     tokenize: Tokenization | None = None,
     end: bool = False,
     progress: str | None = None,
-    first_texts_first: bool = False,
 ) -> Iterator[WordScores]:
     """Score every word of texts; the scores come in the order of the texts.
 
     Args:
         scorer: the model.
-        items: the texts; they may be empty. Those of an iterator are taken as they are needed ("sentence" only).
+        items: the texts; they may be empty. Those of an iterator are taken as they are needed
+            ("sentence" only), and the first scores come as soon as possible, which costs some speed.
         context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
             GPST with their trees, a Tree LM on a backbone as plain text before its begin token, a recurrent model with
             an end token between texts, other models as running text, joined by spaces, in windows where it is long.
@@ -117,7 +117,6 @@ def iterate_words(
         tokenize: how the model reads words, see `encode_sentences`.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
-        first_texts_first: give the scores of the first texts as soon as possible. It costs some speed.
 
     Yields:
         One element per text, with one value per word of `text.split()`, or per row of a table of words.
@@ -132,14 +131,16 @@ def iterate_words(
     )
     as_written = encode if scorer.text_style == NATURAL else partial(encode_rows, scorer.tokenizer)
     reads_documents = context == "document" and not scorer.reads_context
-    is_list = isinstance(items, list) or context == "document"
+    is_list = isinstance(items, list)
     has_one_tree = scorer.details and declared(scorer.model.config, "gives_trees") and not scorer.searches
     # Of each group of texts their numbers, their words, and what the model reads.
     read: deque[tuple[list[int], list[list[Word]], EncodedText]] = deque()
 
     def encoded() -> Iterator[EncodedText]:
         first = 0
-        for part in [list(items)] if is_list else growing_blocks(items, 64 * scorer.batch_size, 8):
+        for part in (
+            [list(items)] if is_list or context == "document" else growing_blocks(items, 64 * scorer.batch_size, 8)
+        ):
             words = [words_of(item) for item in part]
             groups = _documents(part) if reads_documents else [[k] for k in range(len(part))]
             for group, text in zip(
@@ -153,10 +154,10 @@ def iterate_words(
     trees: deque[Tensor] = deque()
     results: dict[int, WordScores] = {}
     following = 0
-    how: dict[str, Any] = {"end": end, "starts": starts, "progress": progress, "first_texts_first": first_texts_first}
-    for found in scorer.iterate(list(encoded()) if is_list else encoded(), **how):
+    texts = list(encoded()) if is_list else encoded()
+    for found in scorer.iterate(texts, end=end, starts=starts, progress=progress):
         if has_one_tree and not trees:
-            near = islice(read, 8 * scorer.batch_size if first_texts_first or not is_list else None)
+            near = islice(read, None if is_list else 8 * scorer.batch_size)
             trees.extend(_tree_measures(scorer, encode, [words for _, group, _ in near for words in group]))
         group, words, text = read.popleft()
         whole = by_words(scorer, list(chain.from_iterable(words)), text, found)
@@ -190,15 +191,24 @@ def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence
     found = [torch.full((text.num_words, 4), math.nan, dtype=torch.float64) for text in texts]
     places = [list(dict.fromkeys(text.word_of_token)) for text in texts]
     full = [k for k, text in enumerate(texts) if text.ids]
+    # A grammar has no pieces of words: constituents that cut a word of several tokens are left out of its tree.
+    is_grammar = scorer.model.config.model_type == "pcfg"
     sentences = []
     for k in full:
         owner = texts[k].word_of_token
-        ends = tuple(a != b for a, b in zip(owner, [*owner[1:], -1], strict=True))
-        spelled = tuple("_".join(words[k][place].text.split()) for place in places[k])
+        ends = tuple(is_grammar or a != b for a, b in zip(owner, [*owner[1:], -1], strict=True))
+        spelled = tuple("_".join(words[k][place].text.split()) for place in (owner if is_grammar else places[k]))
         sentences.append(EncodedSentence(tuple(texts[k].ids), ends, spelled))
     parsed = parse_encoded(scorer.model, sentences, batch_size=scorer.batch_size, num_processes=scorer.num_processes)
     for k, sentence in zip(full, parsed, strict=True):
-        measures = _measures_of_tree(sentence.tree().spans, len(sentence.words))
+        spans = sentence.tree().spans
+        if is_grammar:
+            owner = [-1, *texts[k].word_of_token, -1]
+            places_of = dict(zip(places[k], range(len(places[k])), strict=True))
+            whole = [(i, j) for i, j in spans if owner[i] != owner[i + 1] and owner[j] != owner[j + 1]]
+            whole = [(places_of[owner[i + 1]], places_of[owner[j]] + 1) for i, j in whole]
+            spans = tuple(dict.fromkeys((i, j) for i, j in whole if j - i > 1))
+        measures = _measures_of_tree(spans, len(places[k]))
         found[k][places[k]] = torch.tensor(measures, dtype=torch.float64)
     return found
 

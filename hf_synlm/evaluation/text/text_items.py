@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from hf_synlm.data.punctuation import Punctuation
-from hf_synlm.data.text import PathLike, errors_at, file_ending, read_csv, read_lines, read_tsv, split_sentences
+from hf_synlm.data.text import (
+    UNSPACED,
+    PathLike,
+    errors_at,
+    file_ending,
+    read_csv,
+    read_lines,
+    read_tsv,
+    split_sentences,
+)
 from hf_synlm.trees.spans import check_words
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
@@ -29,8 +38,7 @@ _REMEDIES = {
 }
 
 
-# Scripts that write no spaces between words: Thai and Lao, Burmese, Khmer, Japanese and Chinese.
-_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line end
 _READERS = frozenset("subject subject_id subj participant participant_id reader reader_id workerid".split())
 NUM_FIRST = 4096
 """How many texts of a file are read, and looked at, before the first is used."""
@@ -79,9 +87,9 @@ def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
     return list(read_rows(path, kind))
 
 
-def read_rows(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows of `read_table`, one after the other."""
-    rows = _json_rows(path) if kind == "jsonl" else _separated(path, kind)
+def read_rows(path: PathLike, kind: str, line_ends: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of `read_table`, one after the other; fields of CSV may have `line_ends` inside by request."""
+    rows = _json_rows(path) if kind == "jsonl" else _separated(path, kind, line_ends)
     first = next(rows, None)
     if first is None:
         raise ValueError(f"{path} has no rows")
@@ -105,8 +113,8 @@ def _json_rows(path: PathLike) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _separated(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
-    rows = enumerate(read_tsv(read_lines(path)), 1) if kind == "tsv" else _read_csv(path)
+def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str, Any]]:
+    rows = enumerate(read_tsv(read_lines(path)), 1) if kind == "tsv" else _read_csv(path, line_ends)
     _, header = next(rows, (0, None))
     if header is None:
         raise ValueError(f"{path} is empty: the first line must name the columns")
@@ -120,11 +128,11 @@ def _separated(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
         yield dict(zip(header, fields, strict=True))
 
 
-def _read_csv(path: PathLike) -> Iterator[tuple[int, list[str]]]:
+def _read_csv(path: PathLike, line_ends: bool) -> Iterator[tuple[int, list[str]]]:
     """Rows of a CSV file, each with the number of its line."""
     # Line ends stay, so that a field that holds some is seen.
     for first, last, fields in read_csv((line + "\n" for line in read_lines(path)), path):
-        if last > first:
+        if last > first and not line_ends:
             raise ValueError(
                 f"{path}:{first}: the row goes on to line {last}: a quotation mark is open. If it is text, double it "
                 "and quote the field; if not, take the line end out of the field."
@@ -272,7 +280,8 @@ def _items_of_words(
 ) -> list[TextItem]:
     """A text for each item, or each sentence of an item, whose words are rows in the order of the file."""
     need_columns(path, rows, [word], "Name the column that has it (--word-column).")
-    texts: dict[tuple[str, Any], list[WordRow]] = {}
+    apart = _telling_columns(rows, word, item_column, sentence)
+    texts: dict[tuple[Any, ...], list[WordRow]] = {}
     for place, row in enumerate(rows):
         where = f"{path}: row {place + 1}"
         item = str(_label(row, item_column, where, needed=True))
@@ -280,16 +289,37 @@ def _items_of_words(
             raise ValueError(f"{where} has an empty {item_column!r}: give every row the item that it belongs to")
         part = None if sentence is None else _label(row, sentence, where, needed=True)
         more = {name: value for name, value in row.items() if name not in (word, item_column)}
-        texts.setdefault((item, part), []).append(WordRow(row[word], place, more))
-    for (item, _), words in texts.items():
+        key = (item, part, *(str(row.get(column)) for column in apart))
+        texts.setdefault(key, []).append(WordRow(row[word], place, more))
+    for (item, *_), words in texts.items():
         _check_one_reader(path, item, words)
     documents: dict[Any, int] = {}
     items = []
-    for (item, _), words in texts.items():
+    for (item, _, *others), words in texts.items():
         named = _label(words[0].columns, "document", f"{path}: row {words[0].place + 1}")
-        document = documents.setdefault(item if named is None else named, len(documents))
+        document = documents.setdefault((item, *others) if named is None else named, len(documents))
         items.append(TextItem(item, " ".join(row.word for row in words), document, rows=words))
     return items
+
+
+def _telling_columns(rows: Sequence[dict[str, Any]], word: str, item_column: str, sentence: str | None) -> list[str]:
+    """Columns that tell the texts of an item apart, as conditions do.
+
+    They are called condition, or their values divide most items into texts of the same words, at least by two thirds.
+    """
+    parts: dict[str, dict[str, dict[str, Counter[str]]]] = {}
+    for row in rows:
+        for name in row.keys() - {word, item_column, sentence}:
+            item = parts.setdefault(name, {}).setdefault(str(row.get(item_column)), {})
+            item.setdefault(str(row[name]), Counter()).update(row[word].lower().split())
+    found = []
+    for name in rows[0].keys() & parts.keys():
+        several = [list(values.values())[:2] for values in parts[name].values() if len(values) > 1]
+        alike = [(a & b).total() >= max(3, min(a.total(), b.total()) * 2 / 3) for a, b in several]
+        is_named = name.lower() in ("condition", "cond") and bool(several)
+        if is_named or (name.lower() not in _READERS and 2 * sum(alike) > len(alike)):
+            found.append(name)
+    return sorted(found)
 
 
 def _check_one_reader(path: PathLike, item: str, words: Sequence[WordRow]) -> None:
@@ -325,13 +355,19 @@ def remarks_on(texts: Iterable[str]) -> list[str]:
         longest = max(longest, len(words))
         counts["quoted"] += len(words) > 1 and text[0] == text[-1] == '"' and text.count('"') == 2
         if not text.isascii():
-            unspaced = [number for word in words if (number := len(_UNSPACED.findall(word)))]
+            counts["controls"] += bool(_CONTROLS.search(text))
+            unspaced = [number for word in words if (number := len(UNSPACED.findall(word)))]
             counts["unspaced words"] += len(unspaced)
             counts["unspaced characters"] += sum(unspaced)
     if counts["long"]:
         remarks.append(
             f"{counts['long']} of {counts['texts']} texts have more than {_LONG} words (the longest {longest}), and "
             "each is read as one sentence. If they are paragraphs, add --split-sentences"
+        )
+    if counts["controls"]:
+        remarks.append(
+            f"{counts['controls']} of {counts['texts']} texts have control characters (U+0080 to U+009F). In files of "
+            "Windows these bytes are quotes and dashes: read it with --encoding cp1252"
         )
     if counts["quoted"]:
         remarks.append(

@@ -243,11 +243,10 @@ def iterate_parses(
     known = parse_options(model)
     if unknown := ", ".join(sorted(set(options) - known)):
         raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")
-    is_list = isinstance(sentences, list)
 
     def encoded() -> Iterator[EncodedSentence]:
         first = 1
-        for block in [sentences] if is_list else growing_blocks(sentences, 1024, 8):
+        for block in [sentences] if isinstance(sentences, list) else growing_blocks(sentences, 1024, 8):
             pieces = split_sentences(tokenizer, block, tokenize, style)
             split = [[piece for word in words for piece in word] for words in pieces]
             if [] in split and skipped is None:
@@ -266,7 +265,9 @@ def iterate_parses(
                 yield EncodedSentence(tuple(ids), tuple(ends), tuple(words)) if kept else EncodedSentence((), (), ())
             first += len(block)
 
-    yield from iterate_encoded(model, list(encoded()) if is_list else encoded(), **computation, **options)
+    yield from iterate_encoded(
+        model, list(encoded()) if isinstance(sentences, list) else encoded(), **computation, **options
+    )
 
 
 class EncodedSentence(NamedTuple):
