@@ -3,7 +3,8 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,13 +13,18 @@ import typer
 from hf_synlm.cli import options
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
-from hf_synlm.evaluation.text.text_items import TextItem, read_items, read_treebank_items
+from hf_synlm.evaluation.text.text_items import TextItem, need_columns, read_items, read_table, read_treebank_items
 from hf_synlm.viz import plot_bars, plot_effects
+from hf_synlm.viz.plots import plot_lines
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.proposals import Proposals
 
 Results = Annotated[list[Path], typer.Argument(help="JSON files of one evaluation.", **options.INPUT_FILE)]
+Plotted = Annotated[
+    list[Path],
+    typer.Argument(help="JSON files of one evaluation, or a table of `synlm surprisal`.", **options.INPUT_FILE),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,6 +91,7 @@ class InputOptions(options.TreebankReading):
         ),
     ] = None
     text_column: options.TextColumn = None
+    split_sentences: options.SplitSentences = False
     punctuation: Annotated[
         Literal["remove", "keep"] | None,
         typer.Option(help="Of a treebank: keep it (default), or remove it before scoring."),
@@ -94,8 +101,10 @@ class InputOptions(options.TreebankReading):
     def items(self, texts: Path) -> tuple[list[TextItem], dict[str, Any]]:
         """The texts, and what results say about how they were read."""
         if self.file_format == "treebank":
-            if self.text_column is not None:
-                raise ValueError("--text-column: a treebank has no columns, leave it out")
+            if self.text_column is not None or self.split_sentences:
+                raise ValueError(
+                    "--text-column, --split-sentences: a treebank has neither columns nor lines, omit them"
+                )
             reading, treatment = self.reading(), self.punctuation or "keep"
             items, punctuation = read_treebank_items(texts, treatment, self.punctuation_by, **reading)
             return items, {"punctuation": punctuation, **reading}
@@ -105,7 +114,9 @@ class InputOptions(options.TreebankReading):
             )
         if given := ["punctuation_by"] * (self.punctuation_by != "tag") + self.given():
             raise ValueError(f"{options.flag_of(given[0])} belongs to --format treebank: leave it out")
-        items = read_items(texts, kind=self.file_format, text_column=self.text_column)
+        items = read_items(
+            texts, kind=self.file_format, text_column=self.text_column, by_sentences=self.split_sentences
+        )
         options.say_odd_texts(item.text for item in items)
         return items, {}
 
@@ -279,7 +290,7 @@ def summary(results: Results, out: options.Output = None, overwrite: options.Ove
 
 
 def plot(
-    results: Results,
+    results: Plotted,
     out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) is the format.")],
     overwrite: options.Overwrite = False,
     label: Annotated[
@@ -296,6 +307,8 @@ def plot(
             "and the circuits or phenomena; for parsing the F1s; for perplexity the one over words."
         ),
     ] = None,
+    x: Annotated[str | None, typer.Option(help="Of a table: column along the axis, such as region.")] = None,
+    by: Annotated[str | None, typer.Option(help="Of a table: column with a line for each value: condition.")] = None,
 ) -> None:
     """Draw the scores of one or several results as bars.
 
@@ -305,8 +318,17 @@ def plot(
 
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
+        synlm evaluate plot surprisals.tsv --by condition --x region --out regions.svg
     """
     options.check_out(out, overwrite, *results, check=options.check_picture)
+    is_table = results[0].suffix.lower() == ".tsv"
+    if is_table != (x is not None) or (is_table and (len(results) > 1 or label)) or (by and x is None):
+        raise ValueError(
+            "one table of `synlm surprisal` (.tsv) needs --x COLUMN; --x and --by belong to it, no --label"
+        )
+    if x is not None:
+        _plot_regions(results[0], out, x, by, score)
+        return options.say(f"wrote {out}")
     loaded = load_runs(results)
     if loaded[0].task == "reading" and len(loaded) == 1 and not (label or score):
         _plot_reading(loaded[0], out)
@@ -334,6 +356,26 @@ _AXES = {
     "reading": ("Delta log-likelihood (nats per word)", None),
     **dict.fromkeys(("syntaxgym", "blimp", "pairs"), ("accuracy", 1.0)),
 }
+
+
+def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str] | None) -> None:
+    """Draw the mean over items, with its standard error, of a column of a table of `synlm surprisal`."""
+    rows = read_table(path, "tsv")
+    names = score or [name for name in rows[0] if name.startswith("surprisal_")][:1] or ["surprisal_bits"]
+    need_columns(path, rows, [*names, x, *([by] if by else [])], "Name them by --x, --by, --score.")
+    values: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        found = values.setdefault((row[by] if by else names[0], row[x]), [])
+        found += [float(row[names[0]])] if row[names[0]] else []
+    lines, places = (list(dict.fromkeys(parts)) for parts in zip(*values, strict=True))
+    drawn = {line: [_mean_and_error(values.get((line, place), [])) for place in places] for line in lines}
+    plot_lines(out, places, drawn, title=f"{path.name}: means and standard errors", axes_titles=(x, names[0]))
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of numbers, NaN without any, and its standard error."""
+    mean = statistics.fmean(values) if values else math.nan
+    return mean, statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def _plot_reading(result: EvaluationResult, out: Path) -> None:

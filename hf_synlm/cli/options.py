@@ -20,11 +20,11 @@ import typer
 
 from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
-from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
+from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, write_text
 from hf_synlm.data.text import Tokenization, command_encoding, read_lines_beside
-from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
-from hf_synlm.evaluation.text.text_items import remarks_on, rows_text
+from hf_synlm.evaluation.results import EvaluationResult, check_report, json_text, refuse_pipe
+from hf_synlm.evaluation.text.text_items import NUM_FIRST, OpenTexts, open_texts, remarks_on, rows_text
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
@@ -99,7 +99,6 @@ TextFiles = Annotated[
         "standard input."
     ),
 ]
-Sentences = Annotated[Path, typer.Argument(help="Text, one sentence per line; - reads standard input.")]
 Context = Annotated[
     Literal["sentence", "document"],
     typer.Option(help="Read each sentence alone, or after the earlier sentences of its document."),
@@ -120,6 +119,14 @@ _ENCODING = inspect.Parameter(
     annotation=Annotated[str, typer.Option(help="Encoding of the files that are read, such as latin-1 or gbk.")],
 )
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
+InputFormat = Literal["txt", "tsv", "csv", "jsonl"]
+InputFormatOption = Annotated[
+    InputFormat | None, typer.Option(help="Format of the input; default: the ending of its name.")
+]
+SplitSentences = Annotated[
+    bool,
+    typer.Option("--split-sentences", help="Split lines, or texts of a table, into sentences (English rules)."),
+]
 PunctuationBy = Annotated[
     Literal["tag", "form"],
     typer.Option(
@@ -146,7 +153,8 @@ Output = Annotated[
     ),
 ]
 ItemsOutput = Annotated[
-    Path | None, typer.Option(help="TSV file for the measurements of every item: one row per pair or region.")
+    Path | None,
+    typer.Option(help="File for the measurements of every item, a row per pair or region: TSV, or .jsonl for JSON."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 
@@ -208,6 +216,15 @@ class TreebankReading:
         ),
     ] = None
 
+    invalid: Annotated[
+        Invalid | None,
+        typer.Option(
+            help="Dependencies that are no tree (several roots, a cycle): refuse the file, or skip the sentences. "
+            "Default: refuse.",
+            **DEPENDENCIES,
+        ),
+    ] = None
+
     def given(self) -> list[str]:
         """Names of the options that were given."""
         return differing(self, TreebankReading())
@@ -218,6 +235,43 @@ class TreebankReading:
         given |= {name: given[name].split() for name in ("drop_tags", "drop_labels") if name in given}
         dependencies = {name: given.pop(name) for name in DEPENDENCY_OPTIONS if name in given}
         return given | ({"dependencies": dependencies} if dependencies else {})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextReading:
+    """Which texts are read."""
+
+    text_column: TextColumn = None
+    item_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
+    ] = None
+    word_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the words, or regions, in a table with one per row. The rows of an item (--item-column) "
+            "are one text, in their order; those of several conditions are one each."
+        ),
+    ] = None
+    sentence_column: Annotated[
+        str | None,
+        typer.Option(
+            help="With --word-column, the column that tells the sentences of an item apart; with --context document, a "
+            "sentence is read after the sentences of its item before it."
+        ),
+    ] = None
+    split_sentences: SplitSentences = False
+
+    def open(self, places: Sequence[Path], kind: InputFormat | None, flag: str = "--format") -> OpenTexts:
+        """The texts, with remarks on the first ones."""
+        names = [field.name for field in dataclasses.fields(TextReading) if field.name != "split_sentences"]
+        columns = {name: getattr(self, name) for name in names}
+        found = open_texts(places, kind=kind, by_sentences=self.split_sentences, flag=flag, **columns)
+        if self.word_column is None:
+            say_odd_texts(item.text for item in found.first)
+        if found.items is not found.first:
+            say(f"more than {NUM_FIRST:,} texts: they are read piece by piece, and remarks are about the first ones")
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -589,7 +643,9 @@ def report(
             paths = result.save(out)
             say(f"wrote {paths[0]} and {paths[1]}")
         if items_out is not None:
-            write_text(items_out, rows_text(result.items))
+            is_json = items_out.suffix.lower() == ".jsonl"
+            lines = (json_text(row, indent=None) for row in result.items)
+            write_text(items_out, "".join(lines) if is_json else rows_text(result.items))
             say(f"wrote {len(result.items)} rows to {items_out}")
     finally:
         typer.echo(result.to_markdown(_MAX_ROWS) if style == "markdown" else _latex_of(result), nl=False)

@@ -9,22 +9,24 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count, takewhile
+from contextlib import nullcontext
+from itertools import count, takewhile, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import find_model, write_text
+from hf_synlm.data.files import file_writer, find_model, write_text
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
-from hf_synlm.evaluation.text.text_items import TextItem, read_files, read_items, table_text, text_files
+from hf_synlm.evaluation.text.text_items import TextItem, table_text, text_files
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
     from hf_synlm.evaluation.text.surprisal import WordScores
 
 _TREES: dict[str, Any] = {"rich_help_panel": "Given trees"}
+_INSIDE = re.compile(r"\w[^\w\s'’-]+\s+\w")
 _ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 
 
@@ -35,40 +37,13 @@ def _check_table(out: Path, overwrite: bool) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InputOptions:
+class InputOptions(options.TextReading):
     """Where the texts of `surprisal` stand in its input."""
 
     file_format: Annotated[
-        Literal["txt", "tsv", "csv", "jsonl"] | None,
+        options.InputFormat | None,
         typer.Option("--format", help="Format of the input; default: the ending of its name."),
     ] = None
-    text_column: options.TextColumn = None
-    item_column: Annotated[
-        str | None, typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row.")
-    ] = None
-    word_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of the words in a table with one word per row, as of reading times. The rows of an item "
-            "(--item-column) are one text, in their order."
-        ),
-    ] = None
-    sentence_column: Annotated[
-        str | None,
-        typer.Option(
-            help="With --word-column, the column that tells the sentences of an item apart; with --context document, a "
-            "sentence is read after the sentences of its item before it."
-        ),
-    ] = None
-
-    def items(self, places: Sequence[Path], files: Sequence[Path]) -> list[TextItem]:
-        """The texts of `files`, which lie at these places."""
-        columns = dataclasses.asdict(self)
-        columns["kind"] = columns.pop("file_format")
-        items = read_items(files[0], **columns) if places == files[:1] else read_files(files, **columns)
-        if self.word_column is None:
-            options.say_odd_texts(item.text for item in items)
-        return items
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -267,9 +242,10 @@ def surprisal(
 ) -> None:
     """Surprisal of every word of texts.
 
-    Rows are printed as soon as they are computed. The table has one row per word of the input. White space separates
-    words; attached punctuation belongs to its word. With --word-column, the input is a table with one word per row: its
-    rows come out in their order, also where a word is empty (it has no measures) or has white space inside (the sum).
+    Rows are printed as soon as they are computed; a long file is read piece by piece. The table has one row per word
+    of the input. White space separates words; attached punctuation belongs to its word. With --word-column, the input
+    is a table with one word per row: its rows come out in their order, also where a word is empty (it has no measures)
+    or has white space inside, as a region of several words (the sum).
     With --trees, surprisal is joint, of each word and the actions of its tree since the word before.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
@@ -297,36 +273,46 @@ def surprisal(
     if len(model) > 1 and (scoring.cache or given.trees):
         raise ValueError("--cache and --trees go with one --model: run the models one by one")
     given.check(scoring, measures)
-    data: dict[str, Any] = {"files": describe_files(found)}
-    items = reading.items(texts, found)
+    opened = reading.open(texts, reading.file_format)
     count_of = measures.counts()
-    if measures.counts_file is not None:
-        data["frequencies"] = describe_files([measures.counts_file])
-    if not measures.lmzoo:
-        _say_repeated_items(items)
+    if not measures.lmzoo and reading.sentence_column is None:
+        _say_repeated_items(opened.first)
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
     scorer = measures.scorer(widest, model[0])
     options.say_plain_context(scorer, measures.context)
     if scorer.tokenization(measures.tokenize) is None and given.trees is None:
-        _say_attached_punctuation(scorer, items)
+        _say_attached_punctuation(scorer, opened.first)
+    inside = sum(bool(_INSIDE.search(item.text)) for item in opened.first)
+    if inside and measures.tokenize == "no-punctuation":
+        options.say(
+            f"--tokenize no-punctuation: {inside} of {len(opened.first)} texts lose marks between words, such as "
+            "commas. If you compare texts with and without them, choose a model that reads punctuation"
+        )
     how = measures.how(scorer)
     start = time.perf_counter()
     described: dict[str, Any] = {}
+    all_at_once = by_width or len(model) > 1 or given.trees is not None
+    items = list(opened.items) if all_at_once else opened.items
+    items, read = (items, items) if isinstance(items, list) else tee(items)
     if given.trees is None:
-        scores = _search(scorer, items, list(by_width), out, how)
+        scores = _search(scorer, read, list(by_width), out, how)
     else:
-        scores, described = given.scores(scorer, items)
+        scores, described = given.scores(scorer, list(read))
     if count_of is not None:
         scores = _with_frequencies(scores, count_of)
     if len(model) > 1:
-        others, described["other_models"] = _score_by_others(model[1:], widest, measures, items)
+        others, described["other_models"] = _score_by_others(model[1:], widest, measures, list(items))
         scores = _with_models(scores, _column_of(model[0]), others)
-    data["columns"], counts = _write_words(items, scores, out, None if measures.lmzoo else measures.unit)
+    unit = None if measures.lmzoo else measures.unit
+    columns, counts = _write_words(items, scores, out, unit, opened.first)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
     if beliefs := settings["belief_update"]:  # JSON has no inf
         settings["belief_update"] = [beliefs[0], f"order {beliefs[1]:g}"]
     settings |= {"seed": scoring.seed, "frequencies": measures.frequencies, **described}
     seconds = time.perf_counter() - start
+    data: dict[str, Any] = {"files": describe_files(opened.files), "columns": columns}
+    if measures.counts_file is not None:
+        data["frequencies"] = describe_files([measures.counts_file])
     versions = library_versions(*["wordfreq"][: measures.frequencies is not None])
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data, versions=versions, seconds=seconds)
     if out is not None:
@@ -336,7 +322,7 @@ def surprisal(
 
 def _search(
     scorer: "TextScorer",
-    items: Sequence[TextItem],
+    items: Iterable[TextItem],
     narrower: Sequence[int | None],
     out: Path | None,
     how: dict[str, Any],
@@ -348,10 +334,11 @@ def _search(
         raise ValueError(f"--num-beams: {type(scorer.model).__name__} does not search. Leave it out.")
     bar = None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}"
     others = {
-        width: words.score_words(scorer.with_beam(width), items, progress=bar and f"{bar}, beam {width}", **how)
+        width: words.score_words(scorer.with_beam(width), list(items), progress=bar and f"{bar}, beam {width}", **how)
         for width in sorted(filter(None, narrower))
     }
-    scores = words.iterate_words(scorer, items, progress=bar, first_texts_first=out is None, **how)
+    items = iter(items) if out is None else items  # rows are printed at once
+    scores = words.iterate_words(scorer, items, progress=bar, **how)
     return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
 
 
@@ -405,39 +392,43 @@ def _check_places(texts: Sequence[Path], out: Path | None) -> None:
 
 
 def _write_words(
-    items: Sequence[TextItem], scores: "Iterable[WordScores]", out: Path | None, unit: Literal["bits", "nats"] | None
+    items: Iterable[TextItem],
+    scores: "Iterable[WordScores]",
+    out: Path | None,
+    unit: Literal["bits", "nats"] | None,
+    first: Sequence[TextItem],
 ) -> tuple[list[str], Counter[str]]:
-    """Print the rows of each text as soon as its scores are there, or write all; without a `unit` those of lm-zoo.
+    """Print or write the rows of each text as soon as its scores are there; without a `unit` those of lm-zoo.
 
-    Returns the names of the columns, and counts.
+    `first` are texts that have all columns of the input. Returns the names of the columns, and counts.
     """
     from hf_synlm.evaluation.text import surprisal as words
 
-    more, names = words.more_columns(items), list[str]()
+    more, names = words.more_columns(first), list[str]()
     counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
-    rows: list[Sequence[Any]] = []
     waiting: dict[int, Sequence[Any]] = {}
     following = 0
-    for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
-        if number == 1:
-            names = words.columns(unit, items, found.more) if unit else words.LMZOO_COLUMNS
-            rows.append(names)
-        new = list(words.word_rows(number, item, found, unit, more) if unit else words.token_rows(number, found))
-        if unit and item.rows:  # they come out in the order of the input
-            waiting |= dict(zip((row.place for row in item.rows), new, strict=True))
-            new = [waiting.pop(place) for place in takewhile(waiting.__contains__, count(following))]
-            following += len(new)
-        rows += new
-        if out is None:
-            _print(rows)
-            rows = []
-        counts["texts"] += 1
-        counts["words"] += len(found.words)
-        counts["tokens"] += len(found.tokens)
-        counts["unknown_words"] += sum(found.unknown)
-    options.leave_output_to_first_process()
-    if out is not None:
-        write_text(out, table_text(rows))
+    with nullcontext() if out is None else file_writer(out) as file:
+        for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
+            rows: list[Sequence[Any]] = []
+            if number == 1:
+                names = words.columns(unit, first, found.more) if unit else words.LMZOO_COLUMNS
+                rows.append(names)
+            new = list(words.word_rows(number, item, found, unit, more) if unit else words.token_rows(number, found))
+            if unit and item.rows:  # they come out in the order of the input
+                waiting |= dict(zip((row.place for row in item.rows), new, strict=True))
+                new = [waiting.pop(place) for place in takewhile(waiting.__contains__, count(following))]
+                following += len(new)
+            rows += new
+            if file is None:
+                _print(rows)
+            else:
+                file.write(table_text(rows).encode())
+            counts["texts"] += 1
+            counts["words"] += len(found.words)
+            counts["tokens"] += len(found.tokens)
+            counts["unknown_words"] += sum(found.unknown)
+        options.leave_output_to_first_process()
     return names, counts
 
 
@@ -463,9 +454,10 @@ def _print(rows: Sequence[Sequence[Any]]) -> None:
 
 def _say_repeated_items(items: Sequence[TextItem]) -> None:
     repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
-    if repeated and not items[0].rows:
+    if repeated:
+        texts = "texts, by condition" if items[0].rows else "texts"
         options.say(
-            f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
+            f"items with several {texts}: {repeated}. Join other tables by sentence_id, which counts the rows of the "
             "input, and word_id, not by item"
         )
 

@@ -28,6 +28,7 @@ from hf_synlm.data.treebank import (
     to_ptb_concat,
 )
 from hf_synlm.evaluation.results import describe_files
+from hf_synlm.evaluation.text.text_items import read_items
 
 OutFile = Annotated[Path, typer.Option(help="File to write.")]
 
@@ -205,7 +206,7 @@ def treebank(
 
 
 def silver(
-    texts: options.Sentences,
+    texts: options.Texts,
     out: OutFile,
     overwrite: options.Overwrite = False,
     parser: Annotated[
@@ -218,6 +219,8 @@ def silver(
         typer.Option(help="--parser: leave out trees with less log-probability per word (nats), such as -0.1."),
     ] = None,
     dtype: options.DType = "auto",
+    text_column: options.TextColumn = None,
+    input_format: options.InputFormatOption = None,
     by_sentence: Annotated[
         bool, typer.Option("--split-sentences", help="Split each line into sentences; default: a line is a sentence.")
     ] = False,
@@ -265,11 +268,10 @@ def silver(
         if value not in (None, ""):
             raise ValueError(f"{flag} is an option {'of Stanza' if parser else 'for --parser'}. Leave it out.")
     inputs = describe_files([texts])
-    lines = [line for line in read_lines(texts) if line.strip()]
+    items = read_items(texts, text_column=text_column, kind=input_format, flag="--input-format")
+    lines = [item.text for item in items if item.text.strip()]
     if by_sentence:
         lines = [sentence for line in lines for sentence in split_sentences(line, language=language)]
-    if not lines:
-        raise ValueError(f"{texts} holds no sentence: give one per line")
     if parser is None:
         facts, trees = _trees_of_stanza(lines, out, language, package, models, words, device, batch_size)
     else:

@@ -3,18 +3,21 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import check_output, write_text
+from hf_synlm.data.files import check_output, file_writer, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
-from hf_synlm.data.text import read_lines
+from hf_synlm.data.text import file_ending
 from hf_synlm.evaluation.results import json_text, markdown_table
-from hf_synlm.evaluation.text.text_items import describe_table
+from hf_synlm.evaluation.text.text_items import read_items
 from hf_synlm.viz import SentenceView, sentences_to_page
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ class TreesOptions:
 
 
 def parse(
-    texts: options.Sentences,
+    texts: options.Texts,
     model: Annotated[
         list[str],
         typer.Option(
@@ -82,7 +85,13 @@ def parse(
     overwrite: options.Overwrite = False,
     *,
     wanted: TreesOptions,
+    reading: options.TextReading,
+    input_format: options.InputFormatOption = None,
     tokenize: options.Tokenize = None,
+    skip_long: Annotated[
+        bool,
+        typer.Option("--skip-long", help="Leave the line of a sentence blank that is longer than the model can read."),
+    ] = False,
 ) -> None:
     """Parse sentences into trees.
 
@@ -101,36 +110,54 @@ def parse(
         options.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'}: of use with one --model only. Leave it out.")
-    sentences = _read_sentences(texts)
-    _check_drawings(sentences, style, out, overwrite)
-    from hf_synlm.evaluation.text.words import split_sentences
+    opened = reading.open([texts], input_format, "--input-format")
+    is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus or style in ("svg", "html")
+    is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
+    sentences: Any = (item.text.split() for item in opened.items)
+    sentences = sentences if is_stream else list(sentences)
+    _check_drawings(sentences if style == "svg" else (), style, out, overwrite)
+    from hf_synlm.evaluation.text.batches import growing_blocks
     from hf_synlm.evaluation.trees.consensus import average_parses
-    from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+    from hf_synlm.evaluation.trees.treebank_parsing import iterate_parses
 
-    runs: dict[str, list[ParsedSentence]] = {}
+    runs: dict[str, Iterator[ParsedSentence]] = {}
+    skipped = Counter[str]()
     for name in model:
         scorer = parsing.scorer(name)
-        how = scorer.tokenization(tokenize) if len(model) == 1 else None
-        pieces = split_sentences(scorer.tokenizer, sentences, how, scorer.text_style)
-        sentences = [words if any(split) else [] for words, split in zip(sentences, pieces, strict=True)]
-        runs[name] = parse_sentences(
+        runs[name] = iterate_parses(
             scorer.model,
             scorer.tokenizer,
-            [words for words in sentences if words],
-            tokenize=how,
-            progress=f"parse: {scorer.name}",
-            **parsing.computation(),
+            sentences,
+            {**parsing.computation(), "progress": f"parse: {scorer.name}"},
+            tokenize=scorer.tokenization(tokenize) if len(model) == 1 else None,
+            skipped=skipped,
+            skip_long=skip_long,
             **parsing.chosen(num_return_sequences=wanted.count(scorer.model, parsing, among_several=len(model) > 1)),
         )
+        runs[name] = runs[name] if is_stream else iter(list(runs[name]))
+    found = runs[model[0]]
+    if wanted.consensus or len(model) > 1:
+        found = iter(average_parses({name: list(run) for name, run in runs.items()}))
+    counts = Counter[str]()
+
+    def counted(sentence: ParsedSentence) -> ParsedSentence:
+        counts["sentences"] += bool(sentence.words)
+        counts["without tree"] += bool(sentence.words) and not sentence.hypotheses
+        return sentence
+
+    found = map(counted, found)
+    blocks: Iterable[list[ParsedSentence]] = growing_blocks(found, 1024) if is_stream else [list(found)]
     options.leave_output_to_first_process()
-    found = average_parses(runs) if wanted.consensus or len(model) > 1 else runs[model[0]]
-    if missing := sum(not sentence.hypotheses for sentence in found):
-        options.say(f"no complete tree for {missing} of {len(found)} sentences; a wider beam may find more")
     if style == "html" and len(model) == 1:
-        found = _with_unknown_words(found, scorer)
-    remaining = iter(found)
-    parsed = [next(remaining) if words else ParsedSentence(()) for words in sentences]
-    _write_drawings(parsed, style, out, title=f"{texts}, parsed by {', '.join(runs)}")
+        blocks = [_with_unknown_words(block, scorer) for block in blocks]
+    _write_drawings(blocks, style, out, title=f"{texts}, parsed by {', '.join(runs)}")
+    if skipped["long"]:
+        options.say(f"blank: {skipped['long']} sentences that are longer than the model can read (--skip-long)")
+    if counts["without tree"]:
+        options.say(
+            f"no complete tree for {counts['without tree']} of {counts['sentences']} sentences; a wider beam may find "
+            "more"
+        )
 
 
 def _with_unknown_words(sentences: Sequence[ParsedSentence], scorer: Any) -> list[ParsedSentence]:
@@ -140,17 +167,6 @@ def _with_unknown_words(sentences: Sequence[ParsedSentence], scorer: Any) -> lis
         dataclasses.replace(sentence, unknown_words=tuple(sorted(text.unknown)))
         for sentence, text in zip(sentences, texts, strict=True)
     ]
-
-
-def _read_sentences(path: Path) -> list[list[str]]:
-    """The words of every line, with remarks on what may not be sentences."""
-    lines = list(read_lines(path))
-    if not any(line.strip() for line in lines):
-        raise ValueError(f"{path} holds no sentence: give one per line")
-    options.say_odd_texts(lines)
-    if problem := describe_table(lines):
-        options.say(f"{path} {problem}, but each line is parsed as a sentence")
-    return [line.split() for line in lines]
 
 
 def draw(
@@ -175,9 +191,11 @@ def draw(
         synlm draw hf_synlm/data/samples/trees.test.txt --format html --out trees.html
     """
     options.check_out(out, overwrite, trees, check=lambda path, replace: None)
+    if file_ending(trees) in (".tsv", ".csv"):
+        raise ValueError(f"{trees} is a table, and trees are drawn: make them of its texts by `synlm parse`")
     sentences = options.read_trees(trees, tree_style)
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
-    _write_drawings(sentences, style, out, title=str(trees))
+    _write_drawings([sentences], style, out, title=str(trees))
 
 
 def _check_drawings(sentences: Sequence[Sequence[str]], style: Format, out: Path | None, overwrite: bool) -> None:
@@ -197,9 +215,10 @@ def _picture_file(out: Path, number: int, count: int) -> Path:
     return out if out.suffix == ".svg" else out / f"{number:0{len(str(count))}d}.svg"
 
 
-def _write_drawings(sentences: Sequence[ParsedSentence], style: Format, out: Path | None, title: str) -> None:
-    """Write or print sentences; those without words are blank lines, or left out of drawings."""
+def _write_drawings(blocks: Iterable[Sequence[ParsedSentence]], style: Format, out: Path | None, title: str) -> None:
+    """Write or print sentences, of which pictures have one block; those without words are blank lines, or left out."""
     if style == "svg":
+        (sentences,) = blocks
         drawn = {number: SentenceView(s).svg() + "\n" for number, s in enumerate(sentences, start=1) if s.hypotheses}
         if out is None:
             typer.echo("".join(drawn.values()), nl=False)
@@ -208,14 +227,16 @@ def _write_drawings(sentences: Sequence[ParsedSentence], style: Format, out: Pat
             write_text(_picture_file(out, number, len(sentences)), picture)
         options.say(f"wrote {len(drawn)} picture(s) to {out}")
     elif style == "html":
-        _print_or_write(sentences_to_page(sentences, title=title), out)
+        _print_or_write((sentences_to_page(sentences, title=title) for sentences in blocks), out)
     elif style == "json":
-        _print_or_write("".join(json_text(s.to_dict(), indent=None) for s in sentences), out)
+        _print_or_write((json_text(s.to_dict(), indent=None) for sentences in blocks for s in sentences), out)
     elif style == "brackets":
-        _print_or_write("".join(f"{line}\n" for line in lines_of_parses(sentences)), out)
+        _print_or_write((f"{line}\n" for sentences in blocks for line in lines_of_parses(sentences)), out)
     else:
-        drawings = [_drawing(sentence, style) for sentence in sentences if sentence.words]
-        _print_or_write("\n\n".join(drawings) + "\n", out)
+        drawn_texts = (_drawing(sentence, style) for sentences in blocks for sentence in sentences if sentence.words)
+        _print_or_write(
+            (f"{gap}{text}\n" for gap, text in zip(chain([""], repeat("\n")), drawn_texts, strict=False)), out
+        )
 
 
 def _drawing(sentence: ParsedSentence, style: Format) -> str:
@@ -225,11 +246,13 @@ def _drawing(sentence: ParsedSentence, style: Format) -> str:
     return view.latex() if style == "latex" else view.text(style="upright" if style == "upright" else "sideways")
 
 
-def _print_or_write(text: str, out: Path | None) -> None:
+def _print_or_write(parts: Iterable[str], out: Path | None) -> None:
     if out is None:
-        typer.echo(text, nl=False)
+        for part in parts:
+            typer.echo(part, nl=False)
     else:
-        write_text(out, text)
+        with file_writer(out) as file:
+            file.writelines(part.encode() for part in parts)
         options.say(f"wrote {out}")
 
 
@@ -305,7 +328,8 @@ def generate(
     prompts: Annotated[
         Path | None,
         typer.Argument(
-            help="Prompts, one per line; - reads standard input. Default: begin new texts, or see --prompt."
+            help="Prompts, one per line, or a .tsv, .csv or .jsonl table; - reads standard input. Default: begin new "
+            "texts, or see --prompt."
         ),
     ] = None,
     *,
@@ -321,6 +345,8 @@ def generate(
     ] = "text",
     out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
     overwrite: options.Overwrite = False,
+    text_column: options.TextColumn = None,
+    input_format: options.InputFormatOption = None,
     choosing: ChoosingOptions,
     loading: options.Loading,
     gguf_file: options.GGUFFile = None,
@@ -337,7 +363,12 @@ def generate(
         synlm generate prompts.txt --model gpt2 --sample --top-k 20 --num-sequences 3
     """
     options.check_out(out, overwrite, prompts, model=model)
-    texts = _read_prompts(prompts, prompt)
+    texts: list[str | None] = list(prompt or [""])
+    if prompts is not None:
+        if prompt:
+            raise ValueError("prompts come from a file or from --prompt: leave one of the two out")
+        items = read_items(prompts, text_column=text_column, kind=input_format, flag="--input-format")
+        texts = [item.text if item.text.strip() else None for item in items]
     chosen = choosing.chosen()
     from hf_synlm.evaluation.generation import GeneratedText, generate_texts
     from hf_synlm.hub.abilities import declared
@@ -361,7 +392,7 @@ def generate(
     if style in ("text", "json"):
         blank, remaining = GeneratedText("", "", 0, False, None, ParsedSentence(())), iter(found)
         found = [blank if t is None else next(remaining) for t in texts for _ in range(choosing.num_sequences)]
-    _print_or_write(_show(found, style), out)
+    _print_or_write([_show(found, style)], out)
 
 
 def _show(texts: "Sequence[GeneratedText]", style: str) -> str:
@@ -377,18 +408,6 @@ def _show(texts: "Sequence[GeneratedText]", style: str) -> str:
     else:
         lines = [" ".join(text.text.splitlines()) for text in texts]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _read_prompts(path: Path | None, given: Sequence[str] | None) -> list[str | None]:
-    """Prompts of the file, None for its blank lines, or of the options, or one empty prompt."""
-    if path is not None and given:
-        raise ValueError("prompts come from a file or from --prompt: leave one of the two out")
-    if path is None:
-        return list(given or [""])
-    texts = [line if line.strip() else None for line in read_lines(path)]
-    if not any(texts):
-        raise ValueError(f"{path} holds no prompt: give one per line")
-    return texts
 
 
 def _row(text: "GeneratedText") -> dict[str, Any]:

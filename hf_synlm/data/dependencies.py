@@ -18,6 +18,7 @@ left and r those to the right, the constituents of h are
 """
 
 import dataclasses
+import logging
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -30,10 +31,18 @@ Structure = Literal["flat", "left-first", "right-first"]
 Labels = Literal["upos", "X", "deprel"]
 Tokens = Literal["surface", "syntactic"]
 NonProjective = Literal["lift", "skip", "refuse"]
+Invalid = Literal["refuse", "skip"]
 LabeledSpan = tuple[str, int, int]
+logger = logging.getLogger(__name__)
 
 # What training programs and evaluations can choose, with the default.
-DEPENDENCY_OPTIONS = {"structure": "flat", "labels": "upos", "tokens": "surface", "nonprojective": "lift"}
+DEPENDENCY_OPTIONS = {
+    "structure": "flat",
+    "labels": "upos",
+    "tokens": "surface",
+    "nonprojective": "lift",
+    "invalid": "refuse",
+}
 _ENDINGS = (".conllu", ".conll", ".conllx")
 _NUM_COLUMNS = 10
 _SPACE = re.compile(r"\s")
@@ -96,6 +105,10 @@ class _LineError(ValueError):
         self.line = line
 
 
+class _TreeError(_LineError):
+    """Why the dependencies of a sentence are no tree."""
+
+
 # ---------------------------------------------------------------------------------------------------- reading
 def is_conllu(path: PathLike, first_line: str) -> bool:
     """Whether a file is CoNLL-U: by its ending, or by its first line, which is a comment or has ten columns."""
@@ -109,7 +122,11 @@ def holds_dependencies(path: PathLike) -> bool:
 
 
 def read_conllu(
-    path: PathLike, tokens: Tokens = "surface", counts: Counter[str] | None = None, lines: Iterable[str] | None = None
+    path: PathLike,
+    tokens: Tokens = "surface",
+    counts: Counter[str] | None = None,
+    lines: Iterable[str] | None = None,
+    invalid: Invalid = "refuse",
 ) -> list[DependencySentence]:
     """Read all sentences of a file in CoNLL-U or CoNLL-X.
 
@@ -118,6 +135,8 @@ def read_conllu(
         tokens: "surface" makes one word of a multiword token, "syntactic" takes the words of the treebank.
         counts: gets the numbers of multiword tokens, empty nodes, and words with white space inside, which becomes "_".
         lines: of the file, if it is open already.
+        invalid: "skip" leaves out sentences with several roots, cycles or heads that are not there, and counts them in
+            a warning.
 
     Returns:
         The sentences.
@@ -127,12 +146,20 @@ def read_conllu(
             "file:line: what".
     """
     counts = Counter() if counts is None else counts
-    sentences, problems = [], []
+    sentences, problems, no_trees = [], [], list[str]()
     for block in _blocks(read_lines(path) if lines is None else lines):
         try:
             sentences.append(_read_sentence(block, str(path), tokens, counts))
+        except _TreeError as error:
+            no_trees.append(f"{path}:{error.line}: {error}")
         except _LineError as error:
             problems.append(f"{path}:{error.line}: {error}")
+    if no_trees and invalid == "skip":
+        logger.warning(
+            f"left out, for their dependencies are no tree: {len(no_trees)} sentences, such as {no_trees[0]}"
+        )
+    elif no_trees:
+        problems += [*no_trees[:-1], f"{no_trees[-1]}. `synlm treebank --invalid skip` leaves out such sentences"]
     if len(problems) > 1 and not sentences and all("HEAD is '_'" in problem for problem in problems):
         raise ValueError(f"{path}: no word has a HEAD: parse the text first")
     if problems:
@@ -226,14 +253,14 @@ def _read_heads(words: Sequence[_Row], first_line: int) -> tuple[int, ...]:
         if not head.isascii() or not head.isdigit():
             raise _LineError(row.line, f"HEAD is {head!r}: give the ID of a word, or 0")
         if len(head) > 9 or int(head) > len(words) or int(head) == number:
-            raise _LineError(row.line, f"HEAD of word {number} of {len(words)} is {head}")
+            raise _TreeError(row.line, f"HEAD of word {number} of {len(words)} is {head}")
     heads = tuple(int(row.columns[6]) - 1 for row in words)
     if heads.count(-1) != 1:
-        raise _LineError(first_line, f"{heads.count(-1)} roots (HEAD 0): there must be one")
+        raise _TreeError(first_line, f"{heads.count(-1)} roots (HEAD 0): there must be one")
     depths = _depths(heads)
     for number, (row, depth) in enumerate(zip(words, depths, strict=True), 1):
         if depth > len(words):
-            raise _LineError(row.line, f"word {number} does not lead to the root: it is in a cycle, or below one")
+            raise _TreeError(row.line, f"word {number} does not lead to the root: it is in a cycle, or below one")
     return heads
 
 

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hf_synlm.data.text import PathLike
 
@@ -30,19 +30,26 @@ TOKENIZER_FILES = tuple(
 )
 
 
-def write_bytes(path: PathLike, data: bytes) -> None:
-    """Write a file atomically, and make missing folders; symlinks are followed, so that a link stays a link."""
+@contextmanager
+def file_writer(path: PathLike) -> Iterator[BinaryIO]:
+    """Fill a file, which has its name when the block ends without an exception; see `write_bytes`."""
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_bytes(path: PathLike, data: bytes) -> None:
+    """Write a file atomically, and make missing folders; symlinks are followed, so that a link stays a link."""
+    with file_writer(path) as file:
+        file.write(data)
 
 
 def write_text(path: PathLike, text: str) -> None:

@@ -36,6 +36,8 @@ _UNPACKING: dict[bytes, Callable[..., Any]] = {
     rb"\xfd7zXZ": lzma.open,
 }
 _OTHER_ARCHIVE = re.compile(rb"\x28\xb5\x2f\xfd|PK\x03\x04|7z\xbc\xaf")  # zstd, zip, 7z
+UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+"""Scripts that write no spaces between words: Thai and Lao, Burmese, Khmer, Japanese and Chinese."""
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -160,10 +162,12 @@ def _describe_bad_byte(path: PathLike, encoding: str) -> str:
         data = file.read()
     remedy = f"convert it to {encoding.upper()}"
     if command_encoding.get():
-        remedy = "name the encoding of the file, such as --encoding latin-1 (cp1252, gbk, utf-16)"
+        remedy = "name the encoding of the file, such as --encoding {} (gbk, utf-16)"
     try:
         data.decode(encoding)
     except UnicodeDecodeError as error:
+        # Bytes that are control characters in latin-1 are quotes and dashes in Windows.
+        remedy = remedy.format("cp1252" if re.search(rb"[\x80-\x9f]", data) else "latin-1, cp1252")
         line = data.count(b"\n", 0, error.start) + 1
         return (
             f"{path}:{line}: byte 0x{data[error.start]:02x} at position {error.start} is not {encoding} "

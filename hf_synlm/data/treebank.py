@@ -32,6 +32,7 @@ from hf_synlm.data.brackets import (
 )
 from hf_synlm.data.dependencies import (
     DependencySentence,
+    Invalid,
     Labels,
     NonProjective,
     Structure,
@@ -195,6 +196,7 @@ def read_dependency_trees(
     tags: Literal["upos", "xpos"] = "upos",
     punctuation: Literal["keep", "remove"] = "keep",
     nonprojective: NonProjective = "lift",
+    invalid: Invalid = "refuse",
     mark_heads: bool = False,
     left_out: Counter[str] | None = None,
     counts: Counter[str] | None = None,
@@ -211,6 +213,7 @@ def read_dependency_trees(
         punctuation: "remove" removes what UPOS calls PUNCT (in CoNLL-X: a tag of punctuation of the Penn Treebank),
             before everything else.
         nonprojective: "lift" makes trees projective, "skip" leaves out sentences that are not, "refuse" is an error.
+        invalid: "skip" leaves out sentences whose dependencies are no tree, which are otherwise an error.
         mark_heads: add -HD to the label or tag of the part of a constituent that holds its head. Readers of function
             tags cut it off.
         left_out: counts the sentences that are left out.
@@ -224,7 +227,7 @@ def read_dependency_trees(
         ValueError: as `read_conllu`; no word has a UPOS, but labels need it; a tree is not projective and refused.
     """
     counts, left_out = Counter() if counts is None else counts, Counter() if left_out is None else left_out
-    sentences = read_conllu(path, tokens, counts, lines)
+    sentences = read_conllu(path, tokens, counts, lines, invalid)
     if not sentences:
         raise ValueError(f"{path} contains no sentence: is it a file in CoNLL-U?")
     if labels == "upos" and all(tag == "_" for sentence in sentences for tag in sentence.tags):

@@ -144,6 +144,37 @@ def plot_effects(
         write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
 
 
+def plot_lines(
+    path: PathLike,
+    names: Sequence[str],
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    axes_titles: tuple[str, str],
+) -> None:
+    """Draw a line per series over named places, with error bars; NaN: no point.
+
+    Args:
+        path: File to write; its ending is the format: .svg, .png or .pdf.
+        names: Names of the places, from left to right.
+        lines: Per series, for each place a value and its error.
+        title: Title of the picture.
+        axes_titles: What the places and the values are.
+    """
+    with _figure(max(5, 1.5 + 0.6 * len(names)), 4) as figure:
+        axes = figure.subplots()
+        for number, (name, points) in enumerate(lines.items()):
+            values, errors = zip(*points, strict=True)
+            places = [place + 0.04 * number for place in range(len(names))]  # side by side
+            color = _COLORS[number % len(_COLORS)]
+            axes.errorbar(places, values, yerr=errors, fmt="o-", capsize=3, color=color, label=name)
+        axes.set_xticks(range(len(names)), names, rotation=30 if len("".join(names)) > 60 else 0)
+        axes.set(xlabel=axes_titles[0], ylabel=axes_titles[1])
+        axes.set_title(title, fontsize=10, wrap=True)
+        axes.legend(fontsize=8)
+        write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
+
+
 def plot_panels(path: PathLike, panels: Mapping[str, Mapping[str, float]], *, title: str, axis: str) -> None:
     """Draw horizontal bars of values above 0 in panels, three in a row, on one scale.
 

@@ -30,6 +30,7 @@ from hf_synlm.cli.app import app, main
 from hf_synlm.data.samples import sample_path
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.suites.syntaxgym import load_suite, region_surprisals
+from hf_synlm.evaluation.text import text_items
 from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.text.surprisal import columns, score_words
 from hf_synlm.evaluation.text.text_items import TextItem, read_items
@@ -37,7 +38,7 @@ from tests.evaluation.test_blimp import write_blimp
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.helpers import warm_python
 from tests.helpers.commands import fail, run
-from tests.helpers.scoring_models import SENTENCES, scorer_of
+from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -338,8 +339,12 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         (tmp_path / name).write_text(content)
         assert message in fail(capsys, "surprisal", tmp_path / name, *model, *given)
     assert main(["surprisal", str(tmp_path / "a.txt"), *model, "--format", "txt"]) == 0
-    assert main(["parse", str(tmp_path / "a.txt"), *model]) == 0
-    assert "columns, as CoNLL-U, whose sentences" in capsys.readouterr().err
+    for command in ("parse", "generate"):
+        message = fail(capsys, command, tmp_path / "a.txt", *model)
+        assert (
+            "columns, as CoNLL-U, whose sentences" in message and "--input-format tsv, or --input-format txt" in message
+        )
+        assert main([command, str(tmp_path / "a.txt"), *model, "--input-format", "txt"]) == 0
     for content, said in (
         ("We\nask\nfor\npeace\n.\n", "5 of 5 texts have one word, .* --word-column"),
         ('"We ask"\nWe\n', "1 of 2 texts stand in quotation marks"),
@@ -362,6 +367,135 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         for name, more in (("c.txt", ["--tokenize", "no-punctuation"]), ("d.txt", []))
     ]
     assert read[0] == read[1]
+
+
+def saved(architecture: str, folder: Path) -> Path:
+    """The folder of a saved model."""
+    for part in model_and_tokenizer(architecture):
+        part.save_pretrained(folder / architecture)
+    return folder / architecture
+
+
+REGIONS = [
+    ("1", "garden", "np", "We ask"),
+    ("1", "garden", "pp", "for peace"),
+    ("1", "control", "np", "We"),
+    ("1", "control", "pp", "ask for peace"),
+    ("2", "garden", "np", "peace and hope"),
+    ("2", "control", "np", "peace or hope"),
+    ("2", "garden", "pp", "ask"),
+    ("2", "control", "pp", "ask"),
+]
+
+
+@pytest.mark.parametrize("model", ["gpst", "pcfg"])
+@pytest.mark.parametrize("names", [("condition", "region"), ("Ambiguity", "part")])
+def test_regions_of_conditions_are_sums_of_sentences_of_their_own(tmp_path, capsys, model, names):
+    """A table of item x condition, and the figure; conditions are told by their name, or because texts are alike."""
+    condition, region = names
+    table = [("item", *names, "text"), *REGIONS]
+    (tmp_path / "r.tsv").write_text("".join("\t".join(row) + "\n" for row in table), encoding="utf-8")
+    out, picture = tmp_path / "out.tsv", tmp_path / "out.svg"
+    command = [
+        "surprisal",
+        tmp_path / "r.tsv",
+        "--word-column",
+        "text",
+        "--model",
+        saved(model, tmp_path),
+        "--out",
+        out,
+    ]
+    assert main(list(map(str, command))) == 0
+    assert "items with several texts, by condition: 2" in capsys.readouterr().err
+    rows = read_tsv(out)
+    assert [(row["item"], row[condition], row[region], row["word"]) for row in rows] == REGIONS
+    scorer = scorer_of(model, details=True)
+    for item, kind in dict.fromkeys(row[:2] for row in REGIONS):
+        words = [word for row in REGIONS if row[:2] == (item, kind) for word in row[3].split()]
+        [alone] = score_words(scorer, [TextItem("", " ".join(words))])
+        bits = (-alone.log_probs / math.log(2)).tolist()
+        for row in (row for row in rows if (row["item"], row[condition]) == (item, kind)):
+            size = len(row["word"].split())
+            assert float(row["surprisal_bits"]) == pytest.approx(sum(bits[:size]), abs=1e-3)
+            bits = bits[size:]
+    run(capsys, "evaluate", "plot", out, "--by", condition, "--x", region, "--out", picture)
+    drawn = "".join(ElementTree.fromstring(picture.read_text(encoding="utf-8")).itertext())
+    assert all(word in drawn for word in (region, "np", "pp", "garden", "control", "surprisal_bits"))
+    assert "needs --x COLUMN" in fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
+    message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
+    assert "no column 'place'" in message
+
+
+def test_columns_that_change_inside_an_item_are_no_conditions(tmp_path):
+    """Regions of several rows, measures of words, and sentences of a story leave an item one text."""
+    words = "the old man saw the dog near the house and the dog barked at the man".split()
+    rows = [f"1\t{word}\t{'abc'[k // 6]}\t{len(word)}\t{k}\t{k // 8}" for k, word in enumerate(words)]
+    table = "\n".join(["item\tword\tregion\tlength\tposition\tsentence", *rows])
+    (tmp_path / "a.tsv").write_text(table, encoding="utf-8")
+    [item] = read_items(tmp_path / "a.tsv", word_column="word")
+    assert item.text.split() == words
+
+
+def test_words_in_pieces_have_sums_and_measures_of_trees(tmp_path, capsys):
+    """Under a PCFG, too, as for a word that --tokenize ptb splits."""
+    (tmp_path / "a.txt").write_text("We ask\u2019s for peace.\nask's\n", encoding="utf-8")
+    rows = [
+        row.split("\t")
+        for row in run(
+            capsys, "surprisal", tmp_path / "a.txt", "--model", saved("pcfg", tmp_path), "--tokenize", "ptb"
+        ).splitlines()[1:]
+    ]
+    assert [(row[3], row[4]) for row in rows[:4]] == [("We", "1"), ("ask\u2019s", "2"), ("for", "1"), ("peace.", "1")]
+    scores = score_words(scorer_of("pcfg"), [TextItem("", "We ask 's for peace")])[0].log_probs
+    bits = (-scores / math.log(2)).tolist()
+    expected = [bits[0], bits[1] + bits[2], *bits[3:]]
+    assert [float(row[6]) for row in rows[:4]] == pytest.approx(expected, abs=1e-3)
+    opened, closed = (sum(int(row[k]) for row in rows[:4]) for k in (17, 18))
+    assert 1 <= opened == closed <= 3 and all(row[16] for row in rows)
+
+
+def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
+    model = ("--model", models["gpst"])
+    (tmp_path / "a.txt").write_bytes("We ask, for peace.\nAnna\u2019s peace\n".encode("cp1252"))
+    message = fail(capsys, "surprisal", tmp_path / "a.txt", *model)
+    assert "byte 0x92" in message and "such as --encoding cp1252 (gbk" in message
+    assert main(["surprisal", str(tmp_path / "a.txt"), *model, "--encoding", "latin-1"]) == 0
+    assert "1 of 2 texts have control characters" in capsys.readouterr().err
+    command = ["surprisal", str(tmp_path / "a.txt"), *model, "--encoding", "cp1252"]
+    assert main([*command, "--tokenize", "no-punctuation"]) == 0
+    said = capsys.readouterr().err
+    assert "control" not in said and "1 of 2 texts lose marks between words" in said
+
+
+def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):
+    """What is printed and written is as if they were read at once."""
+    lines = [" ".join(["We ask for peace"] * (k % 3)) for k in range(70)]
+    (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
+    rows = [f"x{k}\t{line}\t{k}" for k, line in enumerate(lines)]
+    (tmp_path / "a.tsv").write_text("\n".join(["item\tsentence\tday", *rows]), encoding="utf-8")
+    objects = [json.dumps({"sentence": line, **({"day": k} if k > 60 else {})}) for k, line in enumerate(lines)]
+    (tmp_path / "b.jsonl").write_text("\n".join(objects), encoding="utf-8")
+    for model, command, name, *more in (
+        ("on_lstm", "surprisal", "a.txt"),
+        ("gpt2", "surprisal", "a.tsv", "--out", tmp_path / "out.tsv", "--overwrite"),
+        ("on_lstm", "parse", "a.txt"),
+        ("gpst", "parse", "a.tsv", "--format", "json", "--num-trees", 2),
+        ("gpst", "parse", "a.txt", "--format", "text", "--out", tmp_path / "out.txt", "--overwrite"),
+    ):
+        printed = []
+        for first in (4, 4096):
+            monkeypatch.setattr(text_items, "NUM_FIRST", first)
+            printed.append(run(capsys, command, tmp_path / name, "--model", models[model], *more))
+            printed[-1] = printed[-1] or next(file for file in more if isinstance(file, Path)).read_text("utf-8")
+        numbers = [re.findall(r"-?\d+\.\d+(?:e-\d+)?", text) for text in printed]
+        texts = [re.sub(r"-?\d+\.\d+(?:e-\d+)?", "", text) for text in printed]
+        assert texts[0] == texts[1] and len(texts[0]) > 900, (model, command, name)
+        values = [list(map(float, found)) for found in numbers]
+        assert values[0] == pytest.approx(values[1], abs=1e-4)
+    monkeypatch.setattr(text_items, "NUM_FIRST", 4)
+    message = fail(capsys, "surprisal", tmp_path / "b.jsonl", "--model", models["gpt2"], "--out", tmp_path / "c.tsv")
+    assert "item '62' has the column 'day'" in message and not (tmp_path / "c.tsv").exists()
 
 
 def test_compressed_files_and_other_encodings(models, tmp_path, capsys):
@@ -467,6 +601,23 @@ def test_evaluate_syntaxgym_with_items(models, tmp_path, capsys):
         assert float(row["surprisal_bits"]) == pytest.approx(value, abs=1e-4)
     assert main(command) == 2 and "items.tsv exists" in capsys.readouterr().err
     assert "suite own_agreement" in json.loads(out.read_text())["scores"]
+
+
+def test_ties_of_pairs(models, tmp_path, capsys):
+    """Two of four pairs differ in unknown words only."""
+    rows = ["We for\tWe xyzzy", "We qqq\tWe xyzzy", "qqq\txyzzy", "We\tfor peace and hope"]
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("\n".join(["sentence_good\tsentence_bad", *rows]), encoding="utf-8")
+    out, items = tmp_path / "out.json", tmp_path / "items.jsonl"
+    model = ("--model", models["on_lstm"])
+    run(capsys, "evaluate", "pairs", pairs, *model, "--out", out, "--items-out", items)
+    scores = json.loads(out.read_text(encoding="utf-8"))["scores"]
+    found = [json.loads(line) for line in items.read_text(encoding="utf-8").splitlines()]
+    assert [row["sentence_good"] for row in found] == ["We for", "We qqq", "qqq", "We"]
+    assert scores["ties"] == 2 and scores["accuracy"] == sum(row["correct"] for row in found) / 4
+    assert scores["accuracy_ties_right"] == scores["accuracy"] + 0.5
+    pairs.write_text("sentence_good\tsentence_bad\nWe ask\tWe  ask\n", encoding="utf-8")
+    assert "row 1 has the same sentence twice" in fail(capsys, "evaluate", "pairs", pairs, *model)
 
 
 def test_evaluate_pairs_with_items(models, tmp_path):

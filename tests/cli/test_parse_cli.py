@@ -114,7 +114,51 @@ def test_sentences_that_do_not_fit_are_named_before_parsing(saved_models, files,
     long = files / "long.txt"
     long.write_text("We ask\n\n" + "peace and hope " * 40 + "\n", encoding="utf-8")
     message = fail(capsys, "parse", long, "--model", saved_models / "gpst", "--out", files / "long.out")
-    assert "sentence 2 of 120 words (peace and hope peace and ...) has" in message
+    assert "sentence 3 of 120 words (peace and hope peace and ...) has" in message and "--skip-long" in message
+    assert main(["parse", str(long), "--model", str(saved_models / "gpst"), "--skip-long"]) == 0
+    done = capsys.readouterr()
+    assert done.out == "(We ask)\n\n\n" and "blank: 1 sentences that are longer" in done.err
+
+
+def test_tables_are_read_by_every_command(saved_models, files, capsys):
+    """Trees of a table's texts; regions of a word-per-row table are one sentence of an item."""
+    (files / "a.csv").write_text("item,S,condition\n1,We ask for peace,a\n2,,b\n3,So,b\n", encoding="utf-8")
+    (files / "b.tsv").write_text("item\tword\n1\tWe ask\n2\tSo\n1\tfor peace\n", encoding="utf-8")
+    (files / "plain.txt").write_text("We ask for peace\n\nSo\n", encoding="utf-8")
+    model = ("--model", saved_models / "gpst")
+    plain = run(capsys, "parse", files / "plain.txt", *model)
+    assert run(capsys, "parse", files / "a.csv", "--text-column", "S", *model) == plain
+    assert run(capsys, "parse", files / "b.tsv", "--word-column", "word", *model) == plain.replace("\n\n", "\n")
+    assert "row 1 has no column 'sentence' (it has item, S, condition)" in fail(
+        capsys, "parse", files / "a.csv", *model
+    )
+    greedy = ("--max-new-tokens", 2)
+    assert run(capsys, "generate", files / "a.csv", "--text-column", "S", *greedy, *model) == run(
+        capsys, "generate", files / "plain.txt", *greedy, *model
+    )
+    assert "is a table, and trees are drawn" in fail(capsys, "draw", files / "a.csv")
+
+
+def test_lines_of_several_sentences(saved_models, files, capsys):
+    """A remark on long lines, and their sentences with their places in the line."""
+    long = "We ask for peace. " * 30
+    (files / "long.txt").write_text(f"{long}\n\nWe ask. So we ask!\n", encoding="utf-8")
+    model = ("--model", saved_models / "on_lstm")
+    for command in (["parse"], ["surprisal"], ["evaluate", "perplexity"]):
+        assert main([*command, str(files / "long.txt"), *map(str, model)]) == 0
+        said = capsys.readouterr().err
+        assert "1 of 2 texts have more than 100 words (the longest 120)" in said and "--split-sentences" in said
+        assert main([*command, str(files / "long.txt"), *map(str, model), "--split-sentences"]) == 0
+        done = capsys.readouterr()
+        assert "more than 100 words" not in done.err
+        if command == ["parse"]:
+            assert len(done.out.splitlines()) == 30 + 1 + 2
+        elif command == ["surprisal"]:
+            rows = [row.split("\t") for row in done.out.splitlines()[-5:]]
+            assert [(row[0], row[1], row[3], *row[13:15]) for row in rows[1:3]] == [
+                ("3", "32", "ask.", "3", "7"),
+                ("3", "33", "So", "8", "10"),
+            ]
 
 
 def test_a_beam_changes_nothing_where_the_tree_is_a_function_of_the_words(saved_models, files, capsys):
@@ -133,7 +177,7 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     assert "2 sentences make as many SVG pictures" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
-    assert "holds no sentence" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
+    assert "holds no text" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
     assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
     (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")

@@ -83,7 +83,7 @@ def test_a_stopped_run_continues(tmp_path, capsys, monkeypatch):
         ("a b\n", ["--language", "xx"], "cannot load a parser of 'xx': no network Its parsers"),
         ("a b\n", ["--package", "unknown"], "it has no package unknown that parses"),
         ("\u200b\n", [], "the parser finds no word"),
-        ("\n", [], "holds no sentence"),
+        ("\n", [], "holds no text"),
     ],
 )
 def test_what_cannot_be_parsed(text, options, message, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Averages of trees: the authors' results, a search through all trees, and by hand."""
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -20,11 +21,11 @@ from hf_synlm.trees.spans import right_branching
 from tests.helpers.scoring_models import model_and_tokenizer
 from tests.reference.trees import all_binary_trees, all_trees, spans_of
 
-GOLDENS = Path(__file__).parents[1] / "goldens" / "consensus" / "cases.json"
+GOLDENS = Path(__file__).parents[1] / "goldens" / "consensus" / "cases.json.gz"
 
 
 def test_the_authors_trees():
-    cases = json.loads(GOLDENS.read_text(encoding="utf-8"))
+    cases = json.loads(gzip.decompress(GOLDENS.read_bytes()))
     assert len(cases) == 200
     for case in cases:
         found = hf_synlm.average_trees(case["trees"], case["weights"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -204,3 +205,23 @@ def test_rouge_scores_are_those_of_evaluate():
         means = {name: 100 * sum(values) / len(values) for name, values in case["scores"].items()}
         assert {name: found[name] for name in means} == pytest.approx(means)
         assert means["rougeLsum"] > means["rougeL"]  # texts of several sentences, with moved words
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [("Да, это так", "ru"), ("同意 修路 。", "zh"), ("同意修路。", "zh"), ("Él está", "es"), ("ไทย", "th")],
+)
+def test_rouge_of_other_scripts(text, language):
+    """Equal texts have 100; by the tokens of English some have none, which is an error."""
+    assert set(rouge_scores([text], [text], language=language).values()) >= {100.0}
+    assert rouge_scores([text], [text], language=language)["rouge1"] == 100
+    assert rouge_scores(["xyz"], [text], language=language)["rouge1"] == 0
+    if not re.search("[a-z]", text):
+        with pytest.raises(ValueError, match="no letters of 'en' in its reference .*: name its language"):
+            rouge_scores([text], [text])
+    with pytest.raises(ValueError, match="stems are those of English"):
+        rouge_scores([text], [text], language=language, use_stemmer=True)
+
+
+def test_rouge_counts_characters_of_scripts_without_spaces():
+    assert rouge_scores(["同意"], ["同意修路"], language="zh")["rouge1"] == pytest.approx(100 * 2 / 3)

@@ -581,6 +581,16 @@ def test_words_are_split_as_far_as_the_vocabulary_needs_it(vocabulary, read):
     assert texts[0].num_words == 7 and (6 in texts[0].unknown) == (read[-1] == "|")
 
 
+@pytest.mark.parametrize("word", ["don't", "it's", '"We', "-", "(", "well-known"])
+def test_printed_words_are_read_as_typed_ones(word):
+    """A vocabulary that holds typewriter forms whole reads their printed forms so, too; brackets are its own."""
+    vocabulary = ["don't", '"We', "-", "it", "'s", "-LRB-", "(", "well-known", "``", "."]
+    tokenizer = word_tokenizer([vocabulary], min_count=1)
+    printed = word.translate(str.maketrans({"'": "\u2019", '"': "\u201c", "-": "\u2013"}))
+    [[read], [other]] = split_as_treebank(tokenizer, [[word], [printed]])
+    assert read == other == {"it's": ["it", "'s"], "(": ["-LRB-"]}.get(word, [word])
+
+
 def test_a_vocabulary_of_pieces_knows_words_of_one_token():
     """Pieces can write `end.`, but the model has learned to read `end .`, whether "." is one token or two."""
     for more in ([], ["don", "tin", "go", "home", "now"] * 9):
@@ -770,28 +780,32 @@ def test_half_weights_are_computed_in_float32_on_a_cpu(architecture, tmp_path):
     assert torch.equal(found["auto"], found["float32"]) and not torch.equal(found["auto"], found["bfloat16"])
 
 
-@pytest.mark.parametrize("architecture", ["on_lstm", "gpst"])
-def test_scores_that_come_early_are_the_same(architecture):
-    """Trees of ON-LSTM are made block by block, too."""
-    items = [TextItem(str(k), " ".join(["we ask for peace"] * (k % 3))) for k in range(20)]
-    scorer = scorer_of(architecture, details=True, batch_size=2)
-    early, whole = (word_table(items, score_words(scorer, items, first_texts_first=first)) for first in (True, False))
-    assert len(early) == len(whole) > 50
-    for one, other in zip(early, whole, strict=True):
-        assert one == pytest.approx(other, abs=1e-4, nan_ok=True)
-
-
 def test_scores_of_the_first_texts_come_before_the_last_are_read(monkeypatch):
-    """In the order of the texts, though batches hold texts of about equal length; equal texts are read once."""
+    """In the order of the texts, though batches hold texts of about equal length; equal ones of a block count once."""
     lengths = [2, 9, 3, 3, 8, 1, 4, 2, 9, 5, 2, 7]
     items = [TextItem(str(k), " ".join(["we"] * length)) for k, length in enumerate(lengths)]
     scorer = scorer_of("gpt2", batch_size=2)
     read: list[int] = []
     score = LogitReader.score
     monkeypatch.setattr(LogitReader, "score", lambda self, batch: (read.append(len(batch)), score(self, batch))[1])
-    found = iterate_words(scorer, items, first_texts_first=True)
+    found = iterate_words(scorer, iter(items))
     first = next(found)
     assert read == [1]
     assert [len(scores.words) for scores in (first, *found)] == lengths
-    assert read[:5] == [1, 2, 2, 2, 1]  # then 2, 4 and 8 texts in batches of two, as far as they differ
-    assert sum(read) == len(set(lengths))
+    assert read == [1, 2, 2, 2, 2, 2]  # then 2, 4 and 8 texts in batches of two, as far as they differ
+
+
+@pytest.mark.parametrize(("architecture", "number"), [("gpst", 1), ("on_lstm", 1), ("on_lstm", 2)])
+def test_texts_of_an_iterator_are_read_as_they_are_needed(architecture, number):
+    """Scores are those of a list, and few texts are read before the first scores come; ON-LSTM also has trees."""
+    texts = [" ".join(["we ask for peace"] * (k % 4)) for k in range(300)]
+    items, read = [TextItem(str(k), text) for k, text in enumerate(texts)], []
+    scorer = scorer_of(architecture, details=True, batch_size=2, num_processes=number)
+    found = iterate_words(scorer, (read.append(item) or item for item in items))
+    early = [next(found)]
+    assert len(read) <= (8 if number == 1 else 64)
+    early += found
+    whole = score_words(scorer, items)
+    assert [[word.text for word in scores.words] for scores in early] == [text.split() for text in texts]
+    for one, other in zip(word_table(items, early), word_table(items, whole), strict=True):
+        assert one == pytest.approx(other, abs=1e-4, nan_ok=True)

@@ -561,3 +561,54 @@ def test_only_gpst_has_a_parser_with_a_rate_of_its_own(models: Path) -> None:
     recipe = finetune_glue.GlueRecipe(Accelerator(cpu=True), arguments, None, run_arguments)
     gpst, gpt2 = (AutoModelForCausalLM.from_pretrained(models / name) for name in ("gpst", "gpt2"))
     assert recipe.learning_rates(gpst) == {"parser": 0.5} and recipe.learning_rates(gpt2) == {}
+
+
+def read_own(path: Path, **more: Any) -> tuple[TextTask, finetune_glue.Part]:
+    data = finetune_glue.GlueArguments(train_file=str(path), validation_file=str(path), **more)
+    task, parts = finetune_glue.read_tables(Accelerator(cpu=True), data)
+    return task, parts["training"]
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "columns", "classes"),
+    [
+        ("guid,sentence,label", ["a0,we agree,0", "a1,null,1"], ("sentence",), ("0", "1")),
+        ("sentence1,sentence2,url,label", ["a,b,x,no", "NA,None,y,yes"], ("sentence1", "sentence2"), ("no", "yes")),
+        ("idx,review,label", ["7,nan,true", "8,good,false"], ("review",), ("false", "true")),
+        ("idx,review,label", ["7,n/a,True", "8,good,False"], ("review",), ("False", "True")),
+        ("year,label", ["2024,1", "007,2"], ("year",), ("1", "2")),
+        ("text,label", ["null,1.0", "good,0.0"], ("text",), ("0", "1")),
+        ("text,label", ["null,1.5", "good,0.0"], ("text",), ()),
+    ],
+)
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_columns_and_labels_of_own_tables(header, rows, columns, classes, ending, tmp_path: Path, capsys) -> None:
+    """Cells are the text that stands there; one or two columns of text are known, and classes named, and printed."""
+    path = tmp_path / f"own{ending}"
+    path.write_text("\n".join([header, *rows]).replace(",", "," if ending == ".csv" else "\t"), encoding="utf-8")
+    task, part = read_own(path)
+    assert (task.text_columns, task.labels) == (columns, classes)
+    place = header.split(",").index(columns[0])
+    assert part.table[columns[0]][:] == [row.split(",")[place] for row in rows]
+    assert sorted(part.labels.tolist()) == ([0, 1] if classes else [0.0, 1.5])
+    assert f"text: {', '.join(columns)}; label: label" in capsys.readouterr().out
+
+
+def test_columns_of_text_that_are_in_doubt_are_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "own.csv").write_text("title,review,label\na,b,0\nc,d,1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"\['title', 'review'\]. Name one or two of the columns .* by --text_columns"):
+        read_own(path)
+    assert read_own(path, text_columns=["review"])[0].text_columns == ("review",)
+    assert read_own(path, text_columns=["review", "title"])[0].text_columns == ("review", "title")
+    with pytest.raises(ValueError, match="has no column 'x'"):
+        read_own(path, text_columns=["x"])
+    path.write_text("text,label\na,0\nb,\nc,1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"row 1 \(counted from 0\) has no label"):
+        read_own(path)
+    (summaries := tmp_path / "s.csv").write_text('document,text,summary\n"null\nNA",b,NA\n', encoding="utf-8")
+    given = {"train_file": str(summaries), "validation_file": str(summaries)}
+    with pytest.raises(ValueError, match="set --text_column to one of its columns"):
+        finetune_summarization.read_tables(Accelerator(cpu=True), finetune_summarization.SummaryArguments(**given))
+    data = finetune_summarization.SummaryArguments(**given, text_column="document")
+    table = finetune_summarization.read_tables(Accelerator(cpu=True), data)["train"]
+    assert table[0] == {"text": "null\nNA", "references": ["NA"]}

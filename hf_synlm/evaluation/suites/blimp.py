@@ -2,7 +2,8 @@
 """Minimal pairs: BLiMP, and any pairs of sentences of which a model should prefer the first.
 
 A pair counts if the good sentence has the higher log-probability as a whole (Warstadt et al. 2020: "full-sentence
-method"); equal ones do not count. Sentences that occur in several pairs are scored once.
+method"); equal ones do not. They are counted as ties, and "accuracy_ties_right" is the score of lm-eval, where they are
+right. Sentences that occur in several pairs are scored once.
 
 Source: Alex Warstadt, Alicia Parrish, Haokun Liu, Anhad Mohananey, Wei Peng, Sheng-Fu Wang, Samuel R. Bowman: BLiMP,
 TACL 2020 (data: CC BY 4.0, not part of this package); Rebecca Marvin, Tal Linzen: Targeted Syntactic Evaluation of
@@ -106,6 +107,8 @@ def read_pairs(
         good, bad = row[good_column], row[bad_column]
         if not good.strip() or not bad.strip():
             raise ValueError(f"{path}: row {number} has an empty sentence")
+        if good.split() == bad.split():
+            raise ValueError(f"{path}: row {number} has the same sentence twice, {good!r:.60}: leave it out")
         group = row[group_column] if group_column else "all"
         used = (good_column, bad_column, *groups)
         more = {name: value for name, value in row.items() if name not in used}
@@ -193,7 +196,8 @@ def evaluate_pairs(
         tokenize: how the model reads words, see `encode_sentences`.
 
     Returns:
-        The result. Its scores are "accuracy" (over all pairs), "mean_over_groups", and where pairs have phenomena
+        The result. Its scores are "accuracy" (over all pairs), "accuracy_ties_right" (the same, but a tie counts, as in
+        lm-eval), the number of "ties", "mean_over_groups", and where pairs have phenomena
         "mean_over_phenomena" (mean over phenomena of the mean over their groups) and the accuracy of each. Its table
         has one row per group, its items one row per pair with both log-probabilities.
 
@@ -246,6 +250,7 @@ def _rows_of_groups(scored: Sequence[_ScoredPair]) -> list[Row]:
             "pairs": len(members),
             "accuracy": statistics.fmean(one.good > one.bad for one in members),
             "mean_difference_bits": statistics.fmean(one.good - one.bad for one in members) / NATS["bits"],
+            "ties": sum(one.good == one.bad for one in members),
             "pairs_with_unknown_words": sum(one.has_unknown_words for one in members),
         }
         for (phenomenon, group), members in groups.items()
@@ -256,6 +261,8 @@ def _means(scored: Sequence[_ScoredPair], rows: Sequence[Row]) -> dict[str, floa
     """Accuracy over pairs, over groups and over phenomena, and that of each phenomenon."""
     scores = {
         "accuracy": statistics.fmean(one.good > one.bad for one in scored),
+        "accuracy_ties_right": statistics.fmean(one.good >= one.bad for one in scored),
+        "ties": sum(one.good == one.bad for one in scored),
         "mean_over_groups": statistics.fmean(row["accuracy"] for row in rows),
     }
     phenomena: dict[str, list[float]] = {}

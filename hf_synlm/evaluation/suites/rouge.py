@@ -7,13 +7,16 @@ into sentences here, one per line. "R-L" in papers may mean either, so both are 
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 from rouge_score import rouge_scorer
+from rouge_score.tokenizers import DefaultTokenizer, Tokenizer
 
-from hf_synlm.data.text import check_list, split_sentences
+from hf_synlm.data.text import UNSPACED, check_list, split_sentences
 
+_TOKEN = re.compile(f"{UNSPACED.pattern}|[^\\W_{UNSPACED.pattern[1:-1]}]+")
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
@@ -22,6 +25,14 @@ def sentences_as_lines(text: str, *, language: str = "en") -> str:
     return "\n".join(
         sentence for line in re.split(r"[\r\n]+", text) for sentence in split_sentences(line, language=language)
     )
+
+
+class _Words(Tokenizer):
+    """Words of any script."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """Runs of letters, marks and digits; characters of scripts without spaces stand alone."""
+        return _TOKEN.findall(unicodedata.normalize("NFC", text).lower())
 
 
 def rouge_scores(
@@ -33,8 +44,10 @@ def rouge_scores(
 ) -> dict[str, float]:
     """Mean ROUGE F1 of summaries, in percent; of several references the best counts, for each measure by itself.
 
-    `rouge_average` is the mean of the first three (the paper's R-AVG). The authors of GPST do not stem. The package
-    rouge-score keeps ASCII letters and digits only, whatever the language for splitting sentences.
+    `rouge_average` is the mean of the first three (the paper's R-AVG). The authors of GPST do not stem.
+    Tokens of English are those of rouge-score: runs of ASCII letters and digits. In another `language` (ISO 639) they
+    are runs of letters and digits of any script, and single characters of scripts without spaces (Chinese, Thai). A
+    reference without a token is an error.
 
     Cost: per pair O(length of summary times length of reference) for the subsequences.
     """
@@ -42,12 +55,20 @@ def rouge_scores(
     check_list("references", references)
     if not len(predictions):
         raise ValueError("there are no summaries to score: give at least one")
-    scorer = rouge_scorer.RougeScorer(list(ROUGE_TYPES), use_stemmer=use_stemmer)
+    if use_stemmer and language != "en":
+        raise ValueError(f"use_stemmer: stems are those of English, and the language is {language!r}. Leave it out.")
+    tokens = DefaultTokenizer(use_stemmer) if language == "en" else _Words()
+    scorer = rouge_scorer.RougeScorer(list(ROUGE_TYPES), tokenizer=tokens)
     table = np.zeros((len(predictions), len(ROUGE_TYPES)))
     for row, (prediction, given) in enumerate(zip(predictions, references, strict=True)):
         several = [given] if isinstance(given, str) else list(given)
         if not any(reference.strip() for reference in several):
             raise ValueError(f"document {row} has no reference summary: leave it out")
+        if not any(map(tokens.tokenize, several)):
+            raise ValueError(
+                f"document {row} has no letters of {language!r} in its reference {several[0]!r:.60}: name its language "
+                "(language, in summarization --language), or leave it out"
+            )
         targets = [sentences_as_lines(reference, language=language) for reference in several]
         scores = scorer.score_multi(targets, sentences_as_lines(prediction, language=language))
         table[row] = [scores[name].fmeasure for name in ROUGE_TYPES]

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model reads in one call: windows of texts, grouped by cost."""
+"""What a model reads in one call: windows of texts, grouped by cost; and texts block by block."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedModel
 
+from hf_synlm.evaluation.text.cache import Result
 from hf_synlm.evaluation.text.processes import Text
 from hf_synlm.evaluation.text.words import EncodedText
 
 T = TypeVar("T", bound=Text)
+U = TypeVar("U")
 # Most texts of a call unless the caller decides. On a GPU a search launches hardly more kernels for many texts than for
 # one, and a call that runs out of memory is halved.
 _BATCH_SIZE, _GPU_BATCH_SIZE = 16, 128
@@ -90,11 +94,47 @@ def batches_by_cost(texts: Sequence[T], batch_size: int, budget: int) -> list[li
     return batches
 
 
-def growing_blocks(texts: list[T], most: int) -> list[list[T]]:
-    """1, 2, 4, ..., `most` texts at a time, in their order: the first are read soon, and most with others as long."""
-    blocks, first = [], 0
-    while first < len(texts):
-        last = first + min(first + 1, most)
-        blocks.append(texts[first:last])
-        first = last
-    return blocks
+def growing_blocks(texts: Iterable[U], most: int, first: int = 1) -> Iterator[list[U]]:
+    """`first` texts, then twice as many, ..., `most` at a time, in their order: the first are read soon."""
+    left, size = iter(texts), first
+    while block := list(islice(left, size)):
+        yield block
+        size = min(2 * size, most)
+
+
+def iterate_texts(
+    texts: Iterable[Any],
+    parts_of: Callable[[Any], Sequence[Any]],
+    group: Callable[[list[Any]], list[list[Any]]],
+    compute: Callable[[Iterable[list[Any]]], Iterator[tuple[Any, Result]]],
+    most: int,
+) -> Iterator[list[tuple[Any, Result]]]:
+    """The parts of each text with their results, in the order of the texts.
+
+    A list is one block of texts. Of an iterator, blocks that grow to `most` are taken as they are needed, and forgotten
+    when they are computed. `group` makes batches of the different parts of a block, which `compute` gets, as the
+    function `iterate_batches` of batches.
+    """
+    is_list = isinstance(texts, list)
+    # The parts of each text of a block, and how many results there are when all of them are computed.
+    waiting: deque[tuple[list[Sequence[Any]], int]] = deque()
+
+    def batches() -> Iterator[list[Any]]:
+        number = 0
+        for block in [texts] if is_list else growing_blocks(texts, most):
+            rows = [parts_of(text) for text in block]
+            different = list(dict.fromkeys(chain.from_iterable(rows)))
+            number += len(different)
+            waiting.append((rows, number))
+            yield from group(different)
+
+    computed = compute(list(batches()) if is_list else batches())
+    results: dict[Any, Result] = {}
+    for number, pair in enumerate(chain([None], computed)):
+        results |= [] if pair is None else [pair]
+        while waiting and waiting[0][1] <= number:
+            rows, _ = waiting.popleft()
+            yield from ([(part, results[part]) for part in row] for row in rows)
+            for part in chain.from_iterable(rows):
+                results.pop(part, None)
+    yield from ([] for rows, _ in waiting for _ in rows)  # nothing to compute

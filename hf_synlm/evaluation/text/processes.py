@@ -16,11 +16,13 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -53,6 +55,7 @@ class Text(Protocol):
 
 
 Compute: TypeAlias = Callable[[list[Any]], list[Result]]
+_Finish: TypeAlias = Callable[[], list[Result]]
 
 
 def is_launched() -> bool:
@@ -85,7 +88,7 @@ def checked_device(name: str | None) -> torch.device:
 
 def iterate_batches(
     compute: Compute,
-    batches: Sequence[Sequence[Any]],
+    batches: Iterable[Sequence[Any]],
     model: PreTrainedModel,
     *,
     num_processes: int | None = 1,
@@ -93,48 +96,77 @@ def iterate_batches(
     cache: ResultCache | None = None,
     progress: str | None = None,
 ) -> Iterator[tuple[Any, Result]]:
-    """Compute the results of texts batch by batch, and yield each different text with its result as soon as possible.
+    """Compute the results of texts batch by batch, and yield each text with its result, in the order of the batches.
 
-    For workers, `compute` must be picklable. Under `accelerate launch` all results come at the end. If one result of a
-    batch is missing in `cache`, the whole batch is computed, so that a run that continues another gives the same
-    numbers to the last bit.
+    Batches that are no list are taken as they are needed, and nothing of them is kept. For workers, `compute` must be
+    picklable. Under `accelerate launch` all results come at the end. If one result of a batch is missing in `cache`,
+    the whole batch is computed, so that a run that continues another gives the same numbers to the last bit.
     """
-    keys = {text: json.dumps(text) for batch in batches for text in batch}
-    workers = num_workers(num_processes, model, len(keys) * num_beams)
     together = num_processes is None and is_launched()
     state = PartialState(cpu=model.device.type == "cpu") if together else None
     known = [cache.read() if cache is not None and (state is None or state.is_main_process) else {}]
     (found,) = known if state is None else broadcast_object_list(known)
-    left = [list(batch) for batch in batches if any(keys[text] not in found for text in batch)]
+
+    def is_known(batch: Sequence[Any]) -> bool:
+        return bool(found) and all(json.dumps(text) in found for text in batch)
+
+    is_list = state is not None or isinstance(batches, list)
+    every = list(batches) if is_list else []
+    left = [batch for batch in every if not is_known(batch)]
+    size = sum(map(len, left)) if is_list else sys.maxsize  # as many as are worth it
+    workers = num_workers(num_processes, model, size * num_beams)
+    workers = min(workers, len(left)) if is_list else workers
     if state is not None:
-        left = left[state.process_index :: state.num_processes]
+        batches = left = left[state.process_index :: state.num_processes]
+    run: Compute = partial(_in_memory, compute)
+
+    def here(batch: Sequence[Any]) -> _Finish:
+        return partial(run, list(batch)) if not is_known(batch) else lambda: [found[json.dumps(text)] for text in batch]
+
     hidden = progress is None or (state is not None and not state.is_main_process)
-    total = sum(text.num_tokens for batch in left for text in batch)
-    run, workers = partial(_in_memory, compute), min(workers, len(left))
-    if state is None:
-        missing = {keys[text] for batch in left for text in batch}
-        yield from [(text, found[key]) for text, key in keys.items() if key not in missing]
-    computed = _on_workers(run, left, workers) if workers > 1 else (run(batch) for batch in left)
+    total = sum(text.num_tokens for batch in left for text in batch) if is_list else None
     bar = progress_bar(None, None if hidden else progress, unit="tokens", total=total)
-    with bar, closing(computed) as results:
-        for batch, values in zip(left, results, strict=True):
-            new = {keys[text]: value for text, value in zip(batch, values, strict=True)}
-            found |= new
-            if cache is not None:
-                cache.add(new)
-            bar.update(sum(text.num_tokens for text in batch))
+    with bar, nullcontext(here) if workers < 2 else _on_workers(run, workers) as there:
+        todo = iter(batches)
+        first = _in_order(() if is_list else islice(todo, 1), here, 0)  # workers take seconds to start
+        others = _in_order(todo, lambda batch: (here if is_known(batch) else there)(batch), 4 * (workers - 1))
+        for batch, values in chain(first, others):
+            if not is_known(batch):
+                new = {json.dumps(text): value for text, value in zip(batch, values, strict=True)}
+                if cache is not None:
+                    cache.add(new)
+                if state is not None:
+                    found |= new
+                bar.update(sum(text.num_tokens for text in batch))
             if state is None:
                 yield from zip(batch, values, strict=True)
     if state is not None:
         found = {key: value for part in gather_object([found]) for key, value in part.items()}
-        yield from [(text, found[key]) for text, key in keys.items()]
+        yield from [(text, found[json.dumps(text)]) for batch in every for text in batch]
+
+
+def _in_order(
+    batches: Iterable[Sequence[Any]], start: Callable[[Sequence[Any]], _Finish], ahead: int
+) -> Iterator[tuple[Sequence[Any], list[Result]]]:
+    """Each batch with its results; so many are started before the results of the first are asked for."""
+    started: deque[tuple[Sequence[Any], _Finish]] = deque()
+    for batch in batches:
+        started.append((batch, start(batch)))
+        if len(started) > ahead:
+            batch, finish = started.popleft()
+            yield batch, finish()
+    for batch, finish in started:
+        yield batch, finish()
 
 
 def progress_bar(parts: Iterable[Any] | None, name: str | None, *, unit: str, total: int | None = None) -> tqdm:
     """A bar of that name, None = no bar; in a file or a pipe, a line every ten seconds."""
     lines: dict[str, Any] = {}
     if not sys.stderr.isatty():
-        text = "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left\n"
+        done = "{n_fmt}{unit}, {rate_noinv_fmt}"
+        text = f"{{desc}}: {done}\n"
+        if total is not None or parts is not None:
+            text = "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left\n"
         lines = {"mininterval": 10, "miniters": 1, "delay": 10, "bar_format": text}
     return tqdm(parts, desc=name, total=total, unit=f" {unit}", disable=name is None, **lines)
 
@@ -172,8 +204,9 @@ def _in_memory(compute: Compute, batch: list[Any]) -> list[Result]:
 
 
 # ------------------------------------------------------------------------------------------------------- workers
-def _on_workers(compute: Compute, batches: list[list[Any]], number: int) -> Generator[list[Result], None, None]:
-    """Results in the order of the batches."""
+@contextmanager
+def _on_workers(compute: Compute, number: int) -> Iterator[Callable[[Sequence[Any]], _Finish]]:
+    """What hands a batch to workers, and returns what waits for its results."""
     context = multiprocessing.get_context(_START)
     # By `synlm`, which is imported first, libraries are quiet.
     context.set_forkserver_preload(["synlm", "hf_synlm.evaluation.text.processes"])
@@ -182,14 +215,17 @@ def _on_workers(compute: Compute, batches: list[list[Any]], number: int) -> Gene
         path = Path(folder) / "compute.pt"
         torch.save(compute, path)
         pool = ProcessPoolExecutor(number, context, _start_worker, (path,))
-        try:
+
+        def start(batch: Sequence[Any]) -> _Finish:
             # Workers inherit the mask from the start, unless they come from a server of forks that was there before.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
-                results = pool.map(_work, batches)
+                return pool.submit(_work, list(batch)).result
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-            yield from results
+
+        try:
+            yield start
         except BrokenProcessPool as error:
             raise ChildProcessError(
                 f"one of {number} worker processes died, perhaps because memory ran out: use fewer processes or a "

@@ -21,7 +21,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -38,10 +38,10 @@ from hf_synlm.evaluation.text.batches import (
     batches_by_cost,
     checked_batch_size,
     cut_windows,
-    growing_blocks,
+    iterate_texts,
     token_budget,
 )
-from hf_synlm.evaluation.text.cache import Result, ResultCache
+from hf_synlm.evaluation.text.cache import ResultCache
 from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
 from hf_synlm.evaluation.text.readers import AttentionEntropy, Entropy, LogitReader, SearchReader
 from hf_synlm.evaluation.text.token_scores import TokenScores, joined
@@ -327,32 +327,31 @@ class TextScorer:
         self, texts: Sequence[EncodedText], *, end: bool = False, starts: bool = False, progress: str | None = None
     ) -> list[TokenScores]:
         """Scores of texts in their order, see `iterate`."""
-        found = dict(self.iterate(texts, end=end, starts=starts, progress=progress))
-        return [found[place] for place in range(len(texts))]
+        check_list("texts", texts, "*encode_sentences(tokenizer, [words])")
+        return list(self.iterate(list(texts), end=end, starts=starts, progress=progress))
 
     def iterate(
         self,
-        texts: Sequence[EncodedText],
+        texts: Iterable[EncodedText],
         *,
         end: bool = False,
         starts: bool = False,
         progress: str | None = None,
-        first_texts_first: bool = False,
-    ) -> Iterator[tuple[int, TokenScores]]:
-        """Score texts, and yield the place of each with its scores as soon as possible; equal ones are scored once.
+    ) -> Iterator[TokenScores]:
+        """Score texts, and yield the scores in the order of the texts; equal texts of a list are scored once.
 
         Texts longer than the model's positions are read in windows that overlap by half; every token is scored in the
         first window that contains it. Context that does not fit loses its first sentences. `self.cuts` counts both.
 
         Args:
-            texts: encoded texts.
+            texts: encoded texts. Of a list, the longest are read first. Those of an iterator are read nearly in their
+                order, the first one alone, and forgotten when they are scored.
             end: also score the end of every text.
             starts: also give `TokenScores.word_start`.
             progress: name of a progress bar; None = no bar.
-            first_texts_first: read texts nearly in their order, the first one alone; else the longest first.
 
         Yields:
-            The place and the scores of each text.
+            The scores of each text.
 
         Raises:
             ValueError: the model does not predict ends or does not read context, `starts` with "beam_marginal", or the
@@ -360,7 +359,6 @@ class TextScorer:
 
         Cost: one pass over every different text; texts of about equal length are read together.
         """
-        check_list("texts", texts, "*encode_sentences(tokenizer, [words])")
         if end and self.end_of_text == "not modeled":
             raise ValueError(
                 f"{type(self.model).__name__} is not trained to predict the end of a sentence: set end=False (leave "
@@ -369,24 +367,23 @@ class TextScorer:
         if starts and self.estimator == "beam_marginal":
             raise ValueError("word correction needs the distribution over next tokens: use the estimator 'stepwise'")
         starting = word_starts(self.tokenizer, self.model.config.vocab_size, self.closing_ids) if starts else None
-        windows = [self._windows(text) for text in texts]
-        unique = list(dict.fromkeys(window for row in windows for window in row if window.ids))
         width = self.model.word_search(self.num_beams).num_beams if self.searches else 1
         budget = token_budget(self.model, width)
         if self.estimator != "beam_marginal" or self.entropy is not None:
             budget = min(budget, self.max_rows)
         reader = SearchReader if self.searches else LogitReader
-        blocks = growing_blocks(unique, 64 * self.batch_size) if first_texts_first else [unique]
-        computed = iterate_batches(
+        compute = partial(
+            iterate_batches,
             reader(self, end, starting),
-            [batch for block in blocks for batch in batches_by_cost(block, self.batch_size, budget)],
-            self.model,
+            model=self.model,
             num_processes=self.num_processes,
             num_beams=width,
             cache=self._result_cache(end, starts),
             progress=progress,
         )
-        yield from _by_text(windows, computed)
+        group = partial(batches_by_cost, batch_size=self.batch_size, budget=budget)
+        for row in iterate_texts(texts, self._windows, group, compute, 64 * self.batch_size):
+            yield joined([(window, TokenScores.from_dict(result)) for window, result in row])
 
     def _result_cache(self, end: bool, starts: bool) -> ResultCache | None:
         """The file of results, under everything that changes them."""
@@ -427,24 +424,4 @@ class TextScorer:
         windows = cut_windows(text, self.max_tokens, room, ends)
         self.cuts["texts_in_windows"] += len(windows) > 1
         self.cuts["contexts_cut"] += len(windows) == 1 and len(windows[0].context) < len(text.context)
-        return windows
-
-
-def _by_text(
-    windows: Sequence[Sequence[Window]], computed: Iterable[tuple[Window, Result]]
-) -> Iterator[tuple[int, TokenScores]]:
-    """The place and the scores of each text, as soon as its windows are computed; at first of texts without tokens."""
-    results: dict[Window, TokenScores] = {}
-    places: dict[Window, list[int]] = {}
-    missing = [{window for window in row if window.ids} for row in windows]
-    for place, needed in enumerate(missing):
-        for window in needed:
-            places.setdefault(window, []).append(place)
-        if not needed:
-            yield place, joined([])
-    for window, values in computed:
-        results[window] = TokenScores.from_dict(values)
-        for place in places[window]:
-            missing[place].remove(window)
-            if not missing[place]:
-                yield place, joined([(one, results.get(one)) for one in windows[place]])
+        return windows if text.ids else []

@@ -22,21 +22,22 @@ al. 2018).
 """
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hf_synlm.data.text import NATURAL, Tokenization, check_list
+from hf_synlm.evaluation.text.batches import growing_blocks
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.token_scores import TokenScores
-from hf_synlm.evaluation.text.words import EncodedText, Word, encode_rows, encode_sentences, split_words, word_starts
+from hf_synlm.evaluation.text.words import EncodedText, Word, encode_rows, split_words, word_starts
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.hub.abilities import declared
 from hf_synlm.recurrent.distances import spans_to_distances
@@ -88,25 +89,26 @@ class WordScores:
 
 def score_words(scorer: TextScorer, items: Sequence[TextItem], **options: Any) -> list[WordScores]:
     """Scores of the words of texts, see `iterate_words`."""
-    return list(iterate_words(scorer, items, **options))
+    check_list("items", items, 'TextItem("1", "...")')
+    return list(iterate_words(scorer, list(items), **options))
 
 
 def iterate_words(
     scorer: TextScorer,
-    items: Sequence[TextItem],
+    items: Iterable[TextItem],
     *,
     context: Context = "sentence",
     word_correction: bool = False,
     tokenize: Tokenization | None = None,
     end: bool = False,
     progress: str | None = None,
-    first_texts_first: bool = False,
 ) -> Iterator[WordScores]:
     """Score every word of texts; the scores come in the order of the texts.
 
     Args:
         scorer: the model.
-        items: the texts; they may be empty.
+        items: the texts; they may be empty. Those of an iterator are taken as they are needed
+            ("sentence" only), and the first scores come as soon as possible, which costs some speed.
         context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
             GPST with their trees, a Tree LM on a backbone as plain text before its begin token, a recurrent model with
             an end token between texts, other models as running text, joined by spaces, in windows where it is long.
@@ -115,7 +117,6 @@ def iterate_words(
         tokenize: how the model reads words, see `encode_sentences`.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
-        first_texts_first: give the scores of the first texts as soon as possible. It costs some speed.
 
     Yields:
         One element per text, with one value per word of `text.split()`, or per row of a table of words.
@@ -123,44 +124,60 @@ def iterate_words(
     Raises:
         ValueError: as `TextScorer.score`; or a document context for a model that reads single sentences.
     """
-    check_list("items", items, 'TextItem("1", "...")')
     if context not in ("sentence", "document"):
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
-    words = [words_of(item) for item in items]
-    read = encode_rows if any(item.rows for item in items) else encode_sentences
-    encode = partial(read, scorer.tokenizer, tokenize=scorer.tokenization(tokenize), text_style=scorer.text_style)
-    as_written = encode if scorer.text_style == NATURAL else partial(read, scorer.tokenizer)
+    encode = partial(
+        encode_rows, scorer.tokenizer, tokenize=scorer.tokenization(tokenize), text_style=scorer.text_style
+    )
+    as_written = encode if scorer.text_style == NATURAL else partial(encode_rows, scorer.tokenizer)
     reads_documents = context == "document" and not scorer.reads_context
-    groups = _documents(items) if reads_documents else [[k] for k in range(len(items))]
-    encoded = _encode(scorer, encode, as_written, words, items, groups, context)
-    starts = word_correction and can_correct_words(scorer)
+    is_list = isinstance(items, list)
     has_one_tree = scorer.details and declared(scorer.model.config, "gives_trees") and not scorer.searches
-    block = 8 * scorer.batch_size if first_texts_first else len(items)
-    trees: dict[int, Tensor] = {}
+    # Of each group of texts their numbers, their words, and what the model reads.
+    read: deque[tuple[list[int], list[list[Word]], EncodedText]] = deque()
+
+    def encoded() -> Iterator[EncodedText]:
+        first = 0
+        for part in (
+            [list(items)] if is_list or context == "document" else growing_blocks(items, 64 * scorer.batch_size, 8)
+        ):
+            words = [words_of(item) for item in part]
+            groups = _documents(part) if reads_documents else [[k] for k in range(len(part))]
+            for group, text in zip(
+                groups, _encode(scorer, encode, as_written, words, part, groups, context), strict=True
+            ):
+                read.append(([first + k for k in group], [words[k] for k in group], text))
+                yield text
+            first += len(part)
+
+    starts = word_correction and can_correct_words(scorer)
+    trees: deque[Tensor] = deque()
     results: dict[int, WordScores] = {}
     following = 0
-    how: dict[str, Any] = {"end": end, "starts": starts, "progress": progress, "first_texts_first": first_texts_first}
-    for place, found in scorer.iterate(encoded, **how):
-        group, text = groups[place], encoded[place]
-        whole = by_words(scorer, [word for k in group for word in words[k]], text, found)
+    texts = list(encoded()) if is_list else encoded()
+    for found in scorer.iterate(texts, end=end, starts=starts, progress=progress):
+        if has_one_tree and not trees:
+            near = islice(read, None if is_list else 8 * scorer.batch_size)
+            trees.extend(_tree_measures(scorer, encode, [words for _, group, _ in near for words in group]))
+        group, words, text = read.popleft()
+        whole = by_words(scorer, list(chain.from_iterable(words)), text, found)
         first = 0
-        for k in group:
-            results[k] = _slice(whole, text, first, first + len(words[k])) if len(group) > 1 else whole
-            first += len(words[k])
+        for k, own in zip(group, words, strict=True):
+            results[k] = _slice(whole, text, first, first + len(own)) if len(group) > 1 else whole
+            results[k].tree = trees.popleft() if has_one_tree else None
+            first += len(own)
         while following in results:
-            if has_one_tree:
-                if following not in trees:
-                    part = _tree_measures(scorer, encode, words[following : following + block])
-                    trees |= dict(enumerate(part, following))
-                results[following].tree = trees.pop(following)
             yield results.pop(following)
             following += 1
 
 
 def words_of(item: TextItem) -> list[Word]:
-    """Words as the rows of a table have them, with their places in the text that joins them by spaces; or of a text."""
+    """Words as the rows of a table have them, with their places in the text that joins them by spaces; or of a text.
+
+    Places of a sentence are those in the text from which it was split.
+    """
     if not item.rows:
-        return split_words(item.text)
+        return split_words(item.text, item.start)
     starts = accumulate((len(row.word) + 1 for row in item.rows), initial=0)
     return [Word(row.word, start, start + len(row.word)) for row, start in zip(item.rows, starts, strict=False)]
 
@@ -174,15 +191,24 @@ def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence
     found = [torch.full((text.num_words, 4), math.nan, dtype=torch.float64) for text in texts]
     places = [list(dict.fromkeys(text.word_of_token)) for text in texts]
     full = [k for k, text in enumerate(texts) if text.ids]
+    # A grammar has no pieces of words: constituents that cut a word of several tokens are left out of its tree.
+    is_grammar = scorer.model.config.model_type == "pcfg"
     sentences = []
     for k in full:
         owner = texts[k].word_of_token
-        ends = tuple(a != b for a, b in zip(owner, [*owner[1:], -1], strict=True))
-        spelled = tuple("_".join(words[k][place].text.split()) for place in places[k])
+        ends = tuple(is_grammar or a != b for a, b in zip(owner, [*owner[1:], -1], strict=True))
+        spelled = tuple("_".join(words[k][place].text.split()) for place in (owner if is_grammar else places[k]))
         sentences.append(EncodedSentence(tuple(texts[k].ids), ends, spelled))
     parsed = parse_encoded(scorer.model, sentences, batch_size=scorer.batch_size, num_processes=scorer.num_processes)
     for k, sentence in zip(full, parsed, strict=True):
-        measures = _measures_of_tree(sentence.tree().spans, len(sentence.words))
+        spans = sentence.tree().spans
+        if is_grammar:
+            owner = [-1, *texts[k].word_of_token, -1]
+            places_of = dict(zip(places[k], range(len(places[k])), strict=True))
+            whole = [(i, j) for i, j in spans if owner[i] != owner[i + 1] and owner[j] != owner[j + 1]]
+            whole = [(places_of[owner[i + 1]], places_of[owner[j]] + 1) for i, j in whole]
+            spans = tuple(dict.fromkeys((i, j) for i, j in whole if j - i > 1))
+        measures = _measures_of_tree(spans, len(places[k]))
         found[k][places[k]] = torch.tensor(measures, dtype=torch.float64)
     return found
 

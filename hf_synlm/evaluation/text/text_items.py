@@ -10,11 +10,21 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from hf_synlm.data.punctuation import Punctuation
-from hf_synlm.data.text import PathLike, errors_at, file_ending, read_csv, read_lines, read_tsv
+from hf_synlm.data.text import (
+    UNSPACED,
+    PathLike,
+    errors_at,
+    file_ending,
+    read_csv,
+    read_lines,
+    read_tsv,
+    split_sentences,
+)
 from hf_synlm.trees.spans import check_words
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
@@ -28,9 +38,11 @@ _REMEDIES = {
 }
 
 
-# Scripts that write no spaces between words: Thai and Lao, Burmese, Khmer, Japanese and Chinese.
-_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line end
 _READERS = frozenset("subject subject_id subj participant participant_id reader reader_id workerid".split())
+NUM_FIRST = 4096
+"""How many texts of a file are read, and looked at, before the first is used."""
+_LONG = 100  # words of a line that is hardly one sentence
 _UNSPACED_LENGTH = 6  # words of these scripts are shorter on average
 
 
@@ -52,6 +64,7 @@ class TextItem:
     document: int = 0  # texts with the same number belong together
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the other columns of its table
     rows: Sequence[WordRow] = field(default=(), compare=False)  # its words, if the table has one word per row
+    start: int = field(default=0, compare=False)  # where a sentence begins in the text that was split
 
 
 def file_format(path: PathLike, given: str | None = None) -> str:
@@ -71,30 +84,37 @@ def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
 
     Semicolons separate a CSV file whose header has some and no comma, as Excel writes it in many countries.
     """
-    rows: list[dict[str, Any]] = []
-    if kind == "jsonl":
-        for number, line in enumerate(read_lines(path), 1):
-            if not line.strip():
-                continue
-            try:
-                rows.append(json.loads(line))
-                # A lone surrogate such as \\ud800 is half of a character. No tokenizer can read it.
-                json.dumps(rows[-1], ensure_ascii=False).encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise ValueError(f"{path}:{number}: half of a character ({error}). Correct the text.") from error
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error})") from error
-            if not isinstance(rows[-1], dict):
-                raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")
-    else:
-        rows = list(_separated(path, kind))
-    if not rows:
+    return list(read_rows(path, kind))
+
+
+def read_rows(path: PathLike, kind: str, line_ends: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of `read_table`, one after the other; fields of CSV may have `line_ends` inside by request."""
+    rows = _json_rows(path) if kind == "jsonl" else _separated(path, kind, line_ends)
+    first = next(rows, None)
+    if first is None:
         raise ValueError(f"{path} has no rows")
-    return rows
+    yield from chain([first], rows)
 
 
-def _separated(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
-    rows = enumerate(read_tsv(read_lines(path)), 1) if kind == "tsv" else _read_csv(path)
+def _json_rows(path: PathLike) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            # A lone surrogate such as \\ud800 is half of a character. No tokenizer can read it.
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{path}:{number}: half of a character ({error}). Correct the text.") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}:{number}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")
+        yield row
+
+
+def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str, Any]]:
+    rows = enumerate(read_tsv(read_lines(path)), 1) if kind == "tsv" else _read_csv(path, line_ends)
     _, header = next(rows, (0, None))
     if header is None:
         raise ValueError(f"{path} is empty: the first line must name the columns")
@@ -108,11 +128,11 @@ def _separated(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
         yield dict(zip(header, fields, strict=True))
 
 
-def _read_csv(path: PathLike) -> Iterator[tuple[int, list[str]]]:
+def _read_csv(path: PathLike, line_ends: bool) -> Iterator[tuple[int, list[str]]]:
     """Rows of a CSV file, each with the number of its line."""
     # Line ends stay, so that a field that holds some is seen.
     for first, last, fields in read_csv((line + "\n" for line in read_lines(path)), path):
-        if last > first:
+        if last > first and not line_ends:
             raise ValueError(
                 f"{path}:{first}: the row goes on to line {last}: a quotation mark is open. If it is text, double it "
                 "and quote the field; if not, take the line end out of the field."
@@ -159,9 +179,11 @@ def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, so
     return [found[name] for name in sorted(names or found)]
 
 
-def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str], remedy: str) -> None:
+def need_columns(
+    path: PathLike, rows: Iterable[dict[str, Any]], names: Sequence[str], remedy: str, first: int = 1
+) -> None:
     """Raise ValueError, which ends with the remedy, unless every row has text in the columns `names`."""
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(rows, first):
         for name in names:
             if not isinstance(row.get(name), str):
                 problem = "no column" if name not in row else f"{row[name]!r} in the column"
@@ -171,7 +193,12 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
                 )
 
 
-def read_items(
+def read_items(path: PathLike, **reading: Any) -> list[TextItem]:
+    """The texts of `iterate_items`."""
+    return list(iterate_items(path, **reading))
+
+
+def iterate_items(
     path: PathLike,
     *,
     kind: str | None = None,
@@ -179,57 +206,73 @@ def read_items(
     item_column: str | None = None,
     word_column: str | None = None,
     sentence_column: str | None = None,
-) -> list[TextItem]:
+    by_sentences: bool = False,
+    flag: str = "--format",
+) -> Iterator[TextItem]:
     """Read texts, from tables by default those of the column "sentence" with the ids of the column "item".
 
     In plain text every line is one text (an empty one too, which has no words) and its number the item; documents end
     at blank lines. In tables the column "document", if there is one, says which rows belong together. With
     `word_column` a table has one word per row: the rows of an item, or of a sentence of an item, are a text.
+    `by_sentences` splits texts into sentences. `flag` is the option of `kind`, for messages.
     """
     named = next(filter(None, (word_column, sentence_column, item_column, text_column)), None)
     if file_format(path, kind) == "txt":
         if named is not None:
             raise ValueError(
                 f"{path} is read as plain text, which has no column {named!r}: give the format of a table, as by "
-                "--format tsv"
+                f"{flag} tsv"
             )
-        items = _items_of_lines(path, is_text=kind is not None)
+        items = _items_of_lines(path, kind is not None, flag)
     elif word_column is not None and text_column is None:
+        if by_sentences:
+            raise ValueError("--split-sentences: the rows of words of an item are one text. Name a --sentence-column")
         rows = read_table(path, file_format(path, kind))
-        items = _items_of_words(path, rows, word_column, item_column or "item", sentence_column)
+        items = iter(_items_of_words(path, rows, word_column, item_column or "item", sentence_column))
     elif word_column is not None or sentence_column is not None:
         raise ValueError("a table has a text per row (--text-column), or a word (--word-column, --sentence-column)")
     else:
-        items = _items_of_rows(path, read_table(path, file_format(path, kind)), text_column or "sentence", item_column)
-    if not any(item.text.strip() for item in items):
+        items = _items_of_rows(path, read_rows(path, file_format(path, kind)), text_column or "sentence", item_column)
+    has_text = False
+    for item in items:
+        has_text = has_text or bool(item.text.strip())
+        yield from _sentences_of(item) if by_sentences else [item]
+    if not has_text:
         raise ValueError(f"{path} holds no text: give a file with at least one word")
-    return items
 
 
-def _items_of_lines(path: PathLike, is_text: bool) -> list[TextItem]:
+def _sentences_of(item: TextItem) -> Iterator[TextItem]:
+    """An item for each sentence of a text, or the item itself if it has none."""
+    end = 0
+    for sentence in split_sentences(item.text) or [item.text]:
+        start = item.text.index(sentence, end)
+        end = start + len(sentence)
+        yield dataclasses.replace(item, text=sentence, start=start)
+
+
+def _items_of_lines(path: PathLike, is_text: bool, flag: str) -> Iterator[TextItem]:
     """A text for each line; unless it `is_text` as the user says, what looks like a table is refused."""
-    items, document, lines = [], 0, list(read_lines(path))
-    if not is_text and (problem := describe_table(lines)):
-        raise ValueError(
-            f"{path} is read as plain text, but {problem}: say --format tsv, or --format txt if it is text"
-        )
-    for number, line in enumerate(lines, 1):
-        items.append(TextItem(str(number), line, document))
+    lines, document = read_lines(path), 0
+    first = list(islice(lines, NUM_FIRST))
+    if not is_text and (problem := describe_table(first)):
+        raise ValueError(f"{path} is read as plain text, but {problem}: say {flag} tsv, or {flag} txt if it is text")
+    for number, line in enumerate(chain(first, lines), 1):
+        yield TextItem(str(number), line, document)
         document += not line.strip()
-    return items
 
 
-def _items_of_rows(path: PathLike, rows: list[dict[str, Any]], text: str, item_column: str | None) -> list[TextItem]:
+def _items_of_rows(
+    path: PathLike, rows: Iterable[dict[str, Any]], text: str, item_column: str | None
+) -> Iterator[TextItem]:
     """A text for each row."""
-    need_columns(path, rows, [text], "Name the column that has it (--text-column).")
-    items, documents = [], dict[Any, int]()
+    documents = dict[Any, int]()
     for number, row in enumerate(rows, 1):
+        need_columns(path, [row], [text], "Name the column that has it (--text-column).", number)
         where = f"{path}: row {number}"
         document = documents.setdefault(_label(row, "document", where), len(documents))
         item = _label(row, item_column or "item", where, needed=item_column is not None)
         more = {name: value for name, value in row.items() if name not in (text, item_column or "item")}
-        items.append(TextItem(str(number if item is None else item), row[text], document, more))
-    return items
+        yield TextItem(str(number if item is None else item), row[text], document, more)
 
 
 def _items_of_words(
@@ -237,7 +280,8 @@ def _items_of_words(
 ) -> list[TextItem]:
     """A text for each item, or each sentence of an item, whose words are rows in the order of the file."""
     need_columns(path, rows, [word], "Name the column that has it (--word-column).")
-    texts: dict[tuple[str, Any], list[WordRow]] = {}
+    apart = _telling_columns(rows, word, item_column, sentence)
+    texts: dict[tuple[Any, ...], list[WordRow]] = {}
     for place, row in enumerate(rows):
         where = f"{path}: row {place + 1}"
         item = str(_label(row, item_column, where, needed=True))
@@ -245,16 +289,37 @@ def _items_of_words(
             raise ValueError(f"{where} has an empty {item_column!r}: give every row the item that it belongs to")
         part = None if sentence is None else _label(row, sentence, where, needed=True)
         more = {name: value for name, value in row.items() if name not in (word, item_column)}
-        texts.setdefault((item, part), []).append(WordRow(row[word], place, more))
-    for (item, _), words in texts.items():
+        key = (item, part, *(str(row.get(column)) for column in apart))
+        texts.setdefault(key, []).append(WordRow(row[word], place, more))
+    for (item, *_), words in texts.items():
         _check_one_reader(path, item, words)
     documents: dict[Any, int] = {}
     items = []
-    for (item, _), words in texts.items():
+    for (item, _, *others), words in texts.items():
         named = _label(words[0].columns, "document", f"{path}: row {words[0].place + 1}")
-        document = documents.setdefault(item if named is None else named, len(documents))
+        document = documents.setdefault((item, *others) if named is None else named, len(documents))
         items.append(TextItem(item, " ".join(row.word for row in words), document, rows=words))
     return items
+
+
+def _telling_columns(rows: Sequence[dict[str, Any]], word: str, item_column: str, sentence: str | None) -> list[str]:
+    """Columns that tell the texts of an item apart, as conditions do.
+
+    They are called condition, or their values divide most items into texts of the same words, at least by two thirds.
+    """
+    parts: dict[str, dict[str, dict[str, Counter[str]]]] = {}
+    for row in rows:
+        for name in row.keys() - {word, item_column, sentence}:
+            item = parts.setdefault(name, {}).setdefault(str(row.get(item_column)), {})
+            item.setdefault(str(row[name]), Counter()).update(row[word].lower().split())
+    found = []
+    for name in rows[0].keys() & parts.keys():
+        several = [list(values.values())[:2] for values in parts[name].values() if len(values) > 1]
+        alike = [(a & b).total() >= max(3, min(a.total(), b.total()) * 2 / 3) for a, b in several]
+        is_named = name.lower() in ("condition", "cond") and bool(several)
+        if is_named or (name.lower() not in _READERS and 2 * sum(alike) > len(alike)):
+            found.append(name)
+    return sorted(found)
 
 
 def _check_one_reader(path: PathLike, item: str, words: Sequence[WordRow]) -> None:
@@ -281,16 +346,29 @@ def describe_table(lines: Iterable[str]) -> str | None:
 
 def remarks_on(texts: Iterable[str]) -> list[str]:
     """What tells that texts are not sentences whose words are separated by spaces."""
-    counts, remarks = Counter[str](), []
+    counts, remarks, longest = Counter[str](), list[str](), 0
     for text in texts:
         words = text.split()
         counts["texts"] += bool(words)
         counts["single"] += len(words) == 1
+        counts["long"] += len(words) > _LONG
+        longest = max(longest, len(words))
         counts["quoted"] += len(words) > 1 and text[0] == text[-1] == '"' and text.count('"') == 2
         if not text.isascii():
-            unspaced = [number for word in words if (number := len(_UNSPACED.findall(word)))]
+            counts["controls"] += bool(_CONTROLS.search(text))
+            unspaced = [number for word in words if (number := len(UNSPACED.findall(word)))]
             counts["unspaced words"] += len(unspaced)
             counts["unspaced characters"] += sum(unspaced)
+    if counts["long"]:
+        remarks.append(
+            f"{counts['long']} of {counts['texts']} texts have more than {_LONG} words (the longest {longest}), and "
+            "each is read as one sentence. If they are paragraphs, add --split-sentences"
+        )
+    if counts["controls"]:
+        remarks.append(
+            f"{counts['controls']} of {counts['texts']} texts have control characters (U+0080 to U+009F). In files of "
+            "Windows these bytes are quotes and dashes: read it with --encoding cp1252"
+        )
     if counts["quoted"]:
         remarks.append(
             f"{counts['quoted']} of {counts['texts']} texts stand in quotation marks, which are read as parts of their "
@@ -329,14 +407,13 @@ def text_files(places: Sequence[Path]) -> list[Path]:
     return files
 
 
-def read_files(files: Sequence[Path], *, kind: str | None = None, **columns: str | None) -> list[TextItem]:
-    """`read_items` of several files; their texts have a column `file`, and no document in common.
+def iterate_files(files: Sequence[Path], *, kind: str | None = None, **reading: Any) -> Iterator[TextItem]:
+    """`iterate_items` of several files; their texts have a column `file`, and no document in common.
 
     Columns of the input that are called `file` become `file_input`. The columns that are named are those of the tables,
     if there are some.
     """
-    items: list[TextItem] = []
-    first_document = first_row = 0
+    next_document = next_row = 0
     has_tables = any(file_format(file, kind) != "txt" for file in files)
 
     def with_file(file: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,14 +421,53 @@ def read_files(files: Sequence[Path], *, kind: str | None = None, **columns: str
 
     for file in files:
         is_text = has_tables and file_format(file, kind) == "txt"
-        found = read_items(file, kind=kind, **({} if is_text else columns))
-        for item in found:
+        given = {name: value for name, value in reading.items() if not (is_text and name.endswith("_column"))}
+        first_document, first_row = next_document, next_row
+        for item in iterate_items(file, kind=kind, **given):
             rows = [WordRow(row.word, first_row + row.place, with_file(file, row.columns)) for row in item.rows]
             document, more = first_document + item.document, with_file(file, item.columns)
-            items.append(dataclasses.replace(item, document=document, columns=more, rows=rows))
-        first_document = 1 + max(item.document for item in items)
-        first_row += sum(len(item.rows) for item in found)
-    return items
+            yield dataclasses.replace(item, document=document, columns=more, rows=rows)
+            next_document = max(next_document, document + 1)
+            next_row += len(rows)
+
+
+@dataclass(frozen=True)
+class OpenTexts:
+    """Texts of files.
+
+    Attributes:
+        files: the files.
+        first: the first texts, which are read already.
+        items: all texts: those of `first`, or an iterator that reads the others as they are needed.
+    """
+
+    files: list[Path]
+    first: list[TextItem]
+    items: list[TextItem] | Iterator[TextItem]
+
+
+def open_texts(places: Sequence[Path], **reading: Any) -> OpenTexts:
+    """Open the files that these are, or that lie in these folders, and read the first `NUM_FIRST` texts.
+
+    `reading` is as in `iterate_items`. A later text that has a column which the first ones lack is a ValueError.
+    """
+    files = text_files(places)
+    items = iterate_items(files[0], **reading) if files[:1] == list(places) else iterate_files(files, **reading)
+    first = list(islice(items, NUM_FIRST))
+    names = {name for item in first for name in item.columns}
+
+    def others() -> Iterator[TextItem]:
+        for item in items:
+            if new := [name for name in item.columns if name not in names]:
+                raise ValueError(
+                    f"item {item.item!r} has the column {new[0]!r}, which the first {NUM_FIRST:,} texts lack: give "
+                    "all rows the same columns, or read the files one by one"
+                )
+            yield item
+
+    more = others()
+    following = next(more, None)
+    return OpenTexts(files, first, first if following is None else chain(first, [following], more))
 
 
 def _label(row: Mapping[str, Any], column: str, where: str, needed: bool = False) -> str | float | None:

@@ -57,9 +57,9 @@ class TokenScores:
 _PER_TOKEN = [field.name for field in dataclasses.fields(TokenScores) if field.name not in ("end", "word_start")]
 
 
-def joined(windows: list[tuple[Window, TokenScores | None]]) -> TokenScores:
+def joined(windows: list[tuple[Window, TokenScores]]) -> TokenScores:
     """Scores of a text from those of its windows."""
-    parts = [(window.skip, scores) for window, scores in windows if scores is not None]
+    parts = [(window.skip, scores) for window, scores in windows]
     if not parts:  # a text without tokens
         nothing = torch.zeros(0, dtype=torch.float64)
         return TokenScores(nothing, nothing, nothing, nothing, nothing)

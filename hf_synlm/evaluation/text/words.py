@@ -78,9 +78,9 @@ def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.is_fast and type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
 
 
-def split_words(text: str) -> list[Word]:
-    """Words of a text, as `text.split()` gives them, with their positions."""
-    return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
+def split_words(text: str, start: int = 0) -> list[Word]:
+    """Words of a text, as `text.split()` gives them, with their positions where the text begins at `start`."""
+    return [Word(match.group(), start + match.start(), start + match.end()) for match in _WORD.finditer(text)]
 
 
 def split_as_treebank(
@@ -161,31 +161,42 @@ def _sentence_ends(words: Sequence[str]) -> set[int]:
     return {last} | {k for k in ends if k < last and not (words[k + 1][0].islower() or "." in words[k][:-1])}
 
 
+def _typed(word: str) -> str:
+    """The typewriter form of a word, if it is one word."""
+    typed = word.translate(_TYPEWRITER)
+    return word if len(typed.split()) != 1 or typed != typed.strip() else typed
+
+
 def _split_of_words(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces as a vocabulary of words has them."""
-    whole = _spelled(tokenizer, {word for word, _ in places})
+    forms = {word: _typed(word) for word, _ in places}
+    whole = _spelled(tokenizer, {*forms, *forms.values()}) - {*_BRACKETS, *_BRACKET_OF}
     split: _Pieces = {}
     for word, is_last in places:
         # nltk takes a period from the end of its text only.
         more = ["a"] if word.endswith(".") and not is_last else []
         parts = treebank.tokenize(" ".join([word.translate(_TYPEWRITER), *more]))
-        split[word, is_last] = [word] if word in whole else parts[: len(parts) - len(more)]
+        known = next((form for form in (word, forms[word]) if form in whole), None)
+        split[word, is_last] = parts[: len(parts) - len(more)] if known is None else [known]
     # What the tokenizer writes for a bracket or quote, or the mark itself.
     spellings = {quote: (quote, '"') for quote in ("``", "''")}
     spellings |= {mark: (escape, mark) for mark, escape in _BRACKETS.items()}
     spellings |= {escape: (escape, mark) for mark, escape in _BRACKETS.items()}
     found = _spelled(tokenizer, set(chain.from_iterable(spellings.values())))
     read = {piece: next((one for one in both if one in found), piece) for piece, both in spellings.items()}
-    return {key: parts if key[0] in whole else [read.get(part, part) for part in parts] for key, parts in split.items()}
+    return {key: [part if part in whole else read.get(part, part) for part in parts] for key, parts in split.items()}
 
 
 def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces of words that are more than one token."""
-    whole = _of_one_token(tokenizer, {word for word, _ in places})
+    forms = {word: _typed(word) for word, _ in places}
+    whole = _of_one_token(tokenizer, {*forms, *forms.values()})
     # Raw text, of which many vocabularies are made, has no escapes.
     read = _BRACKETS if any(map(_ESCAPE.fullmatch, tokenizer.get_vocab())) else _BRACKET_OF
     return {
-        key: [read.get(part, part) for part in ([key[0]] if key[0] in whole else parts)]
+        key: [
+            read.get(part, part) for part in next(([form] for form in (key[0], forms[key[0]]) if form in whole), parts)
+        ]
         for key, parts in _split_text(treebank, places).items()
     }
 

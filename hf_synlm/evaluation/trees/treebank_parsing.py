@@ -5,7 +5,8 @@ Words are encoded with their word boundaries, so that word pieces stay together.
 words.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,13 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list, errors_at
-from hf_synlm.evaluation.text.batches import batches_by_cost, checked_batch_size, token_budget
+from hf_synlm.evaluation.text.batches import (
+    batches_by_cost,
+    checked_batch_size,
+    growing_blocks,
+    iterate_texts,
+    token_budget,
+)
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import iterate_batches
 from hf_synlm.evaluation.text.words import encode_sentences, split_sentences
@@ -63,7 +70,34 @@ def parse_sentences(
             words, more tokens than the model has positions, or a word that is empty, has white space or no token, or
             shares one. Nothing is parsed then.
     """
-    name = type(model).__name__
+    check_list("sentences", sentences)
+    style = getattr(model.config, "text_style", None)
+    if tokenize is None and style == NATURAL and all(isinstance(sentence, str) for sentence in sentences):
+        tokenize = "ptb"
+    given = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
+    how = {"batch_size": batch_size, "progress": progress, "num_processes": num_processes, "cache": cache}
+    return list(iterate_parses(model, tokenizer, given, how, tokenize=tokenize, **options))
+
+
+@torch.no_grad()
+def iterate_parses(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Iterable[list[str]],
+    computation: Mapping[str, Any],
+    *,
+    tokenize: Tokenization | None = None,
+    skipped: Counter[str] | None = None,
+    skip_long: bool = False,
+    **options: Any,
+) -> Iterator[ParsedSentence]:
+    """`parse_sentences` of words, one after the other; the sentences of an iterator are taken as they are needed.
+
+    `computation` has the options of `iterate_encoded`. With `skipped`, a sentence of which no word is read has no words
+    and no tree, and with `skip_long` also one that is longer than the model's positions: it counts under "long".
+    Otherwise both are a ValueError.
+    """
+    name, style = type(model).__name__, getattr(model.config, "text_style", None)
     if not declared(model.config, "gives_trees"):
         raise ValueError(
             f"{name} gives no trees (of Tree LMs, one with linearization='no_opening'): use another syntactic language "
@@ -72,28 +106,30 @@ def parse_sentences(
     known = parse_options(model)
     if unknown := ", ".join(sorted(set(options) - known)):
         raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")
-    check_list("sentences", sentences)
-    style = getattr(model.config, "text_style", None)
-    if tokenize is None and style == NATURAL and all(isinstance(sentence, str) for sentence in sentences):
-        tokenize = "ptb"
-    given = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
-    pieces = split_sentences(tokenizer, given, tokenize, style)
-    split = [[piece for word in words for piece in word] for words in pieces]
-    if [] in split:
-        raise ValueError(f"sentence {split.index([]) + 1} (''): there are no words: leave it out")
-    if tokenize == "ptb" and style == NATURAL:  # the spaces are those of the text
-        encoded = [(text.ids, text.word_ends) for text in encode_sentences(tokenizer, given, tokenize, style)]
-    else:
-        encoded = [_encode(tokenizer, words, number, style) for number, words in enumerate(split, 1)]
-    _check_lengths(model, split, encoded)
-    return parse_encoded(
-        model,
-        [EncodedSentence(tuple(e[0]), tuple(e[1]), tuple(words)) for words, e in zip(split, encoded, strict=True)],
-        batch_size=batch_size,
-        progress=progress,
-        num_processes=num_processes,
-        cache=cache,
-        **options,
+
+    def encoded() -> Iterator[EncodedSentence]:
+        first = 1
+        for block in [sentences] if isinstance(sentences, list) else growing_blocks(sentences, 1024, 8):
+            pieces = split_sentences(tokenizer, block, tokenize, style)
+            split = [[piece for word in words for piece in word] for words in pieces]
+            if [] in split and skipped is None:
+                raise ValueError(f"sentence {first + split.index([])} (''): there are no words: leave it out")
+            if tokenize == "ptb" and style == NATURAL:  # the spaces are those of the text
+                texts = [(text.ids, text.word_ends) for text in encode_sentences(tokenizer, block, tokenize, style)]
+            else:
+                texts = [
+                    _encode(tokenizer, words, k, style) if words else ([], []) for k, words in enumerate(split, first)
+                ]
+            long = _check_lengths(model, split, texts, first, skip_long)
+            if skipped is not None:
+                skipped["long"] += len(long)
+            for place, ((ids, ends), words) in enumerate(zip(texts, split, strict=True)):
+                kept = place not in long
+                yield EncodedSentence(tuple(ids), tuple(ends), tuple(words)) if kept else EncodedSentence((), (), ())
+            first += len(block)
+
+    yield from iterate_encoded(
+        model, list(encoded()) if isinstance(sentences, list) else encoded(), **computation, **options
     )
 
 
@@ -110,31 +146,37 @@ class EncodedSentence(NamedTuple):
         return len(self.ids)
 
 
-def parse_encoded(
+def parse_encoded(model: PreTrainedModel, sentences: Sequence[EncodedSentence], **options: Any) -> list[ParsedSentence]:
+    """`parse_sentences` of sentences whose tokens are known."""
+    return list(iterate_encoded(model, list(sentences), **options))
+
+
+def iterate_encoded(
     model: PreTrainedModel,
-    sentences: Sequence[EncodedSentence],
+    sentences: Iterable[EncodedSentence],
     *,
     batch_size: int | None = None,
     progress: str | None = None,
     num_processes: int | None = 1,
     cache: PathLike | None = None,
     **options: Any,
-) -> list[ParsedSentence]:
-    """`parse_sentences` of sentences whose tokens are known, at least one each."""
-    unique = list(dict.fromkeys(sentences))
+) -> Iterator[ParsedSentence]:
+    """`iterate_parses` of sentences whose tokens are known."""
     searches = declared(model.config, "searches") and options.get("method", "search") == "search"
     width = model.word_search(options.get("num_beams")).num_beams if searches else 1
-    computed = iterate_batches(
+    size = checked_batch_size(batch_size, model)
+    compute = partial(
+        iterate_batches,
         partial(_parse_batch, model, options),
-        batches_by_cost(unique, checked_batch_size(batch_size, model), token_budget(model, width)),
-        model,
+        model=model,
         num_processes=num_processes,
         num_beams=width,
         cache=None if cache is None else ResultCache(cache, model, {"parse": options}),
         progress=progress,
     )
-    found = dict(computed)
-    return [ParsedSentence.from_dict(found[sentence]) for sentence in sentences]
+    group = partial(batches_by_cost, batch_size=size, budget=token_budget(model, width))
+    for row in iterate_texts(sentences, lambda one: [one] if one.ids else [], group, compute, 64 * size):
+        yield ParsedSentence.from_dict(row[0][1]) if row else ParsedSentence(())
 
 
 def _parse_batch(model: PreTrainedModel, options: dict[str, Any], sentences: list[EncodedSentence]) -> list[Result]:
@@ -157,19 +199,26 @@ def _encode(
 
 
 def _check_lengths(
-    model: PreTrainedModel, sentences: Sequence[Sequence[str]], encoded: Sequence[tuple[list[int], list[bool]]]
-) -> None:
+    model: PreTrainedModel,
+    sentences: Sequence[Sequence[str]],
+    encoded: Sequence[tuple[list[int], list[bool]]],
+    first: int,
+    skip: bool,
+) -> set[int]:
+    """Places of the sentences that are too long; ValueError if there are some, unless they are skipped."""
     if not declared(model.config, "searches"):
-        return  # recurrent models read any length
+        return set()  # recurrent models read any length
     limit = model.word_search(1).machine.max_tokens
-    long = [number for number, (ids, _) in enumerate(encoded) if len(ids) > limit]
-    if long:
+    long = [place for place, (ids, _) in enumerate(encoded) if len(ids) > limit]
+    if long and not skip:
         words = sentences[long[0]]
         raise ValueError(
-            f"sentence {long[0] + 1} of {len(words)} words ({' '.join(words[:5])} ...) has {len(encoded[long[0]][0])} "
-            f"tokens, but the model has positions for {int(limit)} ({len(long)} of {len(encoded)} sentences are too "
-            "long): shorten these sentences or leave them out"
+            f"sentence {first + long[0]} of {len(words)} words ({' '.join(words[:5])} ...) has "
+            f"{len(encoded[long[0]][0])} tokens, but the model has positions for {int(limit)} ({len(long)} of "
+            f"{len(encoded)} sentences are too long): shorten these sentences, or leave them out (synlm parse: "
+            "--skip-long)"
         )
+    return set(long)
 
 
 def parse_words(

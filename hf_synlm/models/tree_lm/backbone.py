@@ -89,8 +89,8 @@ def run_backbone(
 class PackedProducts(AbstractContextManager):
     """Within it, the linear layers of a module multiply by maps that are laid out for many products.
 
-    Other threads, compiled code, and calls that record gradients multiply as ever; hooks and adapters of the layers keep
-    their effect. For plain layers on a CPU in float32 or bfloat16, whose weights must not change meanwhile. Costs
+    Other threads, compiled code, and calls that record gradients multiply as ever; hooks and adapters of the layers
+    keep their effect. For plain layers on a CPU in float32 or bfloat16, whose weights must not change meanwhile. Costs
     another copy of them.
     """
 

@@ -10,6 +10,7 @@ objective on the inputs. The final model is the one with the best validation sco
 Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.1 and A.3.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.tokenizers import add_classification_template
-from hf_synlm.evaluation.suites.glue import TextTask, check_labels, glue_task, main_score, task_scores
+from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, check_labels, glue_task, main_score, task_scores
 from hf_synlm.training.engine.arguments import check_minimum
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run
@@ -51,6 +52,11 @@ from hf_synlm.training.tasks.finetuning import FineTuning, load_model, read_conf
 
 GLUE_DATASET = "nyu-mll/glue"
 LABEL = "label"
+# Columns of published data sets, tried in this order where none are named.
+_KNOWN_COLUMNS = (
+    *dict.fromkeys(task.text_columns for task in GLUE_TASKS.values() if len(task.text_columns) == 2),
+    *(("text_a", "text_b"), ("text1", "text2"), ("question", "passage"), ("sentence",), ("text",)),
+)
 
 
 @dataclass
@@ -61,10 +67,11 @@ class GlueArguments:
         None, "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
     )
     train_file: str | None = option(
-        None, "json(l), csv or parquet file with the columns of the task and `label`; default: from the Hub."
+        None, "json(l), csv, tsv or parquet file with the columns of the task and `label`; default: from the Hub."
     )
     validation_file: str | None = option(None, "Validation file of the same form; for MNLI, the matched part.")
     validation_mismatched_file: str | None = option(None, "For MNLI, the mismatched validation file.")
+    text_columns: list[str] = option([], "One or two columns of text; default: those of the task, or known ones.")
     dataset_name: str | None = option(
         None, "Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
     )
@@ -95,6 +102,8 @@ class GlueArguments:
             raise ValueError("validation_mismatched_file belongs to task_name mnli only.")
         if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
             raise ValueError("MNLI has two validation files. Pass --validation_mismatched_file too.")
+        if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
+            raise ValueError("text_columns names one or two columns of a table of your own. Leave it out.")
         if self.max_length < 4:
             raise ValueError(f"max_length must be at least 4 (a pair and its two marks) and is {self.max_length}.")
         check_minimum(self, 1, "max_train_tokens max_train_samples max_eval_samples")
@@ -126,7 +135,10 @@ def read_tables(accelerator: Accelerator, data: GlueArguments) -> tuple[TextTask
     wanted = list(zip((("training", "train"), *splits), files, limits, strict=False))
     with accelerator.main_process_first():
         tables = [load_table(file, (name, config, split), limit) for (_, split), file, limit in wanted]
-    task = named or infer_task(tables[0], f"training data ({data.train_file or name_split(name, config, 'train')})")
+    source = f"training data ({data.train_file or name_split(name, config, 'train')})"
+    task = named or infer_task(tables[0], source, data.text_columns)
+    classes = ", ".join(task.labels) or "none, labels are numbers"
+    accelerator.print(f"text: {', '.join(task.text_columns)}; label: {LABEL} (classes: {classes})")
     parts = {}
     for ((part, split), file, _), table in zip(wanted, tables, strict=True):
         place = file or name_split(name, config, split)
@@ -137,20 +149,16 @@ def read_tables(accelerator: Accelerator, data: GlueArguments) -> tuple[TextTask
     return task, parts
 
 
-def infer_task(table: Dataset, source: str) -> TextTask:
+def infer_task(table: Dataset, source: str, named: Sequence[str] = ()) -> TextTask:
     """Describe a user's own task: one or two columns of text, and classes or numbers as labels."""
-    check_columns(table, [LABEL], source)
-    texts = [name for name in table.column_names if name != LABEL and _is_text(table, name)]
-    if not 1 <= len(texts) <= 2:
-        raise ValueError(
-            f"{source}: the columns of text are {texts or 'missing'}. Leave one or two of them, besides {LABEL!r}."
-        )
-    values = [value for value in table[LABEL] if value is not None]
+    check_columns(table, [LABEL, *named], source)
+    texts = tuple(named) or _text_columns(table, source)
+    values = [value for value in label_values(table) if value is not None]
     if values and all(isinstance(value, float) for value in values):
-        return TextTask("custom", tuple(texts), (), ("pearson", "spearmanr"), ("pearson", "spearmanr"))
+        return TextTask("custom", texts, (), ("pearson", "spearmanr"), ("pearson", "spearmanr"))
     names = getattr(table.features[LABEL], "names", None)
-    if names is None and values and isinstance(values[0], str):
-        names = sorted(set(values))
+    if names is None and all(isinstance(value, str) or (isinstance(value, int) and value > 0) for value in values):
+        names = [str(value) for value in sorted(set(values), key=str)]  # also of classes that are numbered from 1
     elif names is None:
         wrong = next((value for value in values if not isinstance(value, int) or not 0 <= value < len(values)), None)
         if wrong is not None:
@@ -158,7 +166,41 @@ def infer_task(table: Dataset, source: str) -> TextTask:
         names = [str(number) for number in range(max(values, default=0) + 1)]
     if len(names) < 2:
         raise ValueError(f"{source}: all labels are {names}. A classifier needs at least two classes.")
-    return TextTask("custom", tuple(texts), tuple(names))
+    return TextTask("custom", texts, tuple(names))
+
+
+def _text_columns(table: Dataset, source: str) -> tuple[str, ...]:
+    """The columns of text, if there is no doubt: a known pair, a known column, or the only one that is no number."""
+    texts = [name for name in table.column_names if name != LABEL and _is_text(table, name)]
+    known = [columns for columns in _KNOWN_COLUMNS if set(columns) <= set(texts)]
+    if known:
+        return known[0]
+    texts = [name for name in texts if len(texts) == 1 or any(_as_number(value) is None for value in table[name])]
+    if len(texts) != 1:
+        raise ValueError(
+            f"{source}: the columns of text are {texts or 'missing'}. Name one or two of the columns "
+            f"({', '.join(table.column_names)}) by --text_columns."
+        )
+    return (texts[0],)
+
+
+def label_values(table: Dataset) -> list[Any]:
+    """The labels; numbers in text are numbers, whole ones if all are, and truth values are "false" and "true"."""
+    values = [str(value).lower() if isinstance(value, bool) else value for value in table[LABEL]]
+    values = [None if value == "" else value for value in values]
+    numbers = [_as_number(value) for value in values]
+    if any(number is None for value, number in zip(values, numbers, strict=True) if value is not None):
+        return values
+    if all(number is None or number.is_integer() for number in numbers):
+        return [None if number is None else int(number) for number in numbers]
+    return numbers
+
+
+def _as_number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _is_text(table: Dataset, name: str) -> bool:
@@ -170,8 +212,10 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
     check_columns(table, [*task.text_columns, LABEL], source)
     low, high = task.target_range or (-np.inf, np.inf)
     numbers = []
-    for row, value in enumerate(table[LABEL]):
+    for row, value in enumerate(label_values(table)):
         where = f"{source}: row {row} (counted from 0) has"
+        if task.name == "custom" and str(value) in task.labels:
+            value = str(value)
         if value is None or (value == -1 and not task.is_regression):
             raise ValueError(f"{where} no label ({value}). Files without labels cannot be used.")
         if isinstance(value, str) and value not in task.labels:

@@ -67,7 +67,9 @@ class SummaryArguments:
 
     dataset_name: str | None = option(None, "Data set of the Hub, or a folder.")
     dataset_config_name: str | None = option(None, "Configuration of the data set, such as 3.0.0.")
-    train_file: str | None = option(None, "json(l), csv or parquet file, which replaces the data set (of a --config).")
+    train_file: str | None = option(
+        None, "json(l), csv, tsv or parquet file, which replaces the data set (of a --config)."
+    )
     validation_file: str | None = option(None, "Validation file of the same form.")
     test_file: str | None = option(None, "File that the final model summarizes; default: the validation file.")
     text_column: str | None = option(None, f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}.")
@@ -163,6 +165,7 @@ def read_tables(accelerator: Accelerator, data: SummaryArguments) -> dict[str, D
                 if not several or not all(isinstance(item, str) and item.strip() for item in several):
                     where = f"{summary} of row {row} (counted from 0)"
                     raise ValueError(f"{source}: {where} is {several}. Give texts, or remove the row.")
+            accelerator.print(f"{source}: text: {text}; summary: {summary}")
             check_texts(table, text, source)
             texts = table.select_columns(text).rename_column(text, "text")
             tables[part] = texts.add_column("references", references)
@@ -170,11 +173,11 @@ def read_tables(accelerator: Accelerator, data: SummaryArguments) -> dict[str, D
 
 
 def _find_column(table: Dataset, flag: str, given: str | None, usual: tuple[str, ...], source: str) -> str:
-    name = given or next((name for name in usual if name in table.column_names), None)
-    if name is None:
+    found = [given] if given else [name for name in usual if name in table.column_names]
+    if len(found) != 1:
         raise ValueError(f"{source}: set --{flag} to one of its columns: {', '.join(table.column_names)}.")
-    check_columns(table, [name], source)
-    return name
+    check_columns(table, found, source)
+    return found[0]
 
 
 @dataclass(frozen=True)
@@ -401,7 +404,9 @@ class SummarizationRecipe(FineTuning):
         count = min(self.decoding.num_validation_summaries, len(examples)) if step else 0
         if count:
             summaries, references = self._summarize(model, "validation", count), self.references["validation"][:count]
-            result["rouge"] = rouge_scores(summaries, references, use_stemmer=self.decoding.use_stemmer)
+            result["rouge"] = rouge_scores(
+                summaries, references, use_stemmer=self.decoding.use_stemmer, language=self.data.language
+            )
             text += "  " + rouge_line(result["rouge"])
         self.accelerator.print(f"step {step}: validation, {len(examples)} examples: {text}")
         flat = {f"validation/{name}": value for name, value in {**losses, **result.get("rouge", {})}.items()}
@@ -426,7 +431,7 @@ class SummarizationRecipe(FineTuning):
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_text(run.output_dir / "summaries.jsonl", lines)
         stem = self.decoding.use_stemmer
-        scores = rouge_scores(summaries, references, use_stemmer=stem)
+        scores = rouge_scores(summaries, references, use_stemmer=stem, language=self.data.language)
         test = {"rouge": scores, "num_summaries": len(rows), "options": self.options, "use_stemmer": stem}
         return {**results, "test": test}
 
@@ -434,9 +439,10 @@ class SummarizationRecipe(FineTuning):
         """Write `evaluation.json`."""
         before, best, test = results["evaluations"][0], kept_evaluation(results), results["test"]
         self.save_scores(run, "summarization", test["rouge"], results)
+        tokens = "the tokens of rouge-score" if self.data.language == "en" else "words of all scripts"
         return (
             f"validation loss {before['losses']['loss']:.4f} -> {best['losses']['loss']:.4f} (best at step "
-            f"{best['step']}); {test['num_summaries']} summaries: {rouge_line(test['rouge'])}"
+            f"{best['step']}); {test['num_summaries']} summaries, ROUGE over {tokens}: {rouge_line(test['rouge'])}"
         )
 
 

@@ -46,7 +46,7 @@ def read_trees(path: str, dependencies: Mapping[str, Any]) -> Iterable[TreebankS
         return read_treebank(path, dependencies=dependencies)
     if unused := sorted({"labels", "nonprojective"} & {*dependencies}):
         raise ValueError(f"tree_{unused[0]} belongs to constituents. Pass --tree_structure flat, or leave it out.")
-    sentences = read_conllu(path, dependencies.get("tokens", "surface"))
+    sentences = read_conllu(path, dependencies.get("tokens", "surface"), invalid=dependencies.get("invalid", "refuse"))
     if dependencies.get("punctuation") != "remove":
         return sentences
     return filter(None, (drop_punctuation(sentence, PUNCTUATION_TAGS) for sentence in sentences))

@@ -15,27 +15,32 @@ from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from hf_synlm.data.text import file_ending
+from hf_synlm.evaluation.text.text_items import read_rows
 
-_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 
 
 def load_table(
     path: str | None, dataset: tuple[str | None, str | None, str], max_samples: int | None = None
 ) -> Dataset:
-    """Read a table of at least one row: a json, jsonl, csv or parquet file, or a data set (name, configuration, split).
+    """Read a table of at least one row: a file (see `_FORMATS`), or a data set (name, configuration, split).
 
     Only the first `max_samples` rows are kept.
     """
     if path is not None:
         if not Path(path).is_file():
             raise ValueError(f"There is no file {path!r}.")
-        kind = _FORMATS.get(file_ending(path))
-        if kind is None:
+        ending = file_ending(path)
+        if ending not in _FORMATS:
             raise ValueError(f"{path!r} has the ending {Path(path).suffix!r}. Pass one of {', '.join(_FORMATS)}.")
         if not os.path.getsize(path):
             raise ValueError(f"{path!r} is empty.")
-        try:
-            table = load_dataset(kind, data_files=path, split="train")
+        try:  # fields of CSV and TSV are the text that stands there, also null and 007
+            kind = _FORMATS[ending]
+            if ending in (".csv", ".tsv"):
+                table = Dataset.from_list(list(read_rows(path, kind, line_ends=True)))
+            else:
+                table = load_dataset(kind, data_files=path, split="train")
         except (DatasetGenerationError, ValueError) as error:  # the cause of the former says what is wrong
             cause = " ".join(str(error.__cause__ or error).split())
             raise ValueError(

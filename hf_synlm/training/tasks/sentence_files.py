@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
 from hf_synlm.data.brackets import LABEL_SEPARATORS
-from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Labels, NonProjective, Structure, Tokens
+from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.text import errors_at
@@ -55,6 +55,9 @@ class DependencyArguments:
     )
     tree_nonprojective: NonProjective | None = option(
         None, "Crossing arcs of dependencies: 'lift' them (default), 'skip' the sentence, or 'refuse' the file."
+    )
+    tree_invalid: Invalid | None = option(
+        None, "Dependencies that are no tree (several roots, a cycle): 'refuse' the file (default), or 'skip' them."
     )
 
     @property
