@@ -41,6 +41,8 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     searches: ClassVar[bool] = False
     gives_labels: ClassVar[bool] = False
     measures_attention: ClassVar[bool] = False
+    # How trees are given to `forward`, by a name in `trees/codecs.py`; None = they are not.
+    tree_codec: ClassVar[str | None] = None
     # The longest text, in tokens, that every model was tested with. Clients look for it (lm-eval reads longer texts in
     # windows of so many); it is a limit only where `has_positions`.
     max_position_embeddings = 1024

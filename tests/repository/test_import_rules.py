@@ -32,12 +32,14 @@ MODULES = {
     for file in sorted(PACKAGE.rglob("*.py"))
 }
 ROOMS = "trees core search generation recurrent models data hub conversion evaluation viz training cli".split()
-# What users of the Hub get.
+# What users of the Hub get, and what lies in the same rooms but is for makers of inputs.
+UNSHIPPED = {"hf_synlm.trees.codecs"}
 SHIPPING_ROOMS = ROOMS[: ROOMS.index("models") + 1]
 SHIPPING = {
     name: file
     for name, file in MODULES.items()
     if name.count(".") > 1 and name.split(".")[1] in SHIPPING_ROOMS and file.name != "__init__.py"
+    if name not in UNSHIPPED
 }
 ALLOWED_TOP = {"torch", "transformers", "safetensors", "hf_synlm", *sys.stdlib_module_names}
 
