@@ -133,10 +133,10 @@ class EvaluationArguments:
 
     def beam(self, config: PreTrainedConfig) -> dict[str, int]:
         """Widths of the search; default: those of the model."""
-        widths = {"num_beams": "scoring_num_beams", "action_beam_size": "action_beam_size"}
-        widths["fast_track_size"] = "fast_track_size"
-        given = {name: getattr(self, name) for name, field in widths.items() if hasattr(config, field)}
-        return {name: getattr(config, widths[name]) if width is None else width for name, width in given.items()}
+        widths = {"num_beams": config.scoring_num_beams}
+        if config.gives_labels:
+            widths |= {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
+        return {name: width if getattr(self, name) is None else getattr(self, name) for name, width in widths.items()}
 
 
 # ---------------------------------------------------------------------------------------------- model
