@@ -33,11 +33,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from transformers.modeling_outputs import CausalLMOutput
 
 import hf_synlm
-from hf_synlm.data import collate, gold_trees, samples, treebank, vocabulary
+from hf_synlm.data import gold_trees, samples, treebank, vocabulary
+from hf_synlm.hub.abilities import tree_codec
 from hf_synlm.models.tree_lm.linearization import linearize
-from hf_synlm.training.programs.train_pushdown import AttachmentCollator
 from hf_synlm.training.tasks import inference_network, tree_batches, variational
-from hf_synlm.trees.transitions import TransitionSystem
+from hf_synlm.trees.codecs import LabeledCodec
 
 Step = Callable[[], Any]
 Sides = tuple[Step, Step]  # one step of what is measured, and of its baseline
@@ -139,12 +139,13 @@ def recurrent_train(name: str, preset: str, rows: int, columns: int, **baseline:
 
 # ------------------------------------------------------------------------------------------ models of given trees
 @functools.cache
-def embedded_trees() -> tuple[tuple[str, ...], list[dict]]:
-    """Labels and encoded trees of the embedded treebank, so that depth, width and length are real."""
+def embedded_trees() -> tuple[LabeledCodec, list[dict]]:
+    """Codec and encoded trees of the embedded treebank, so that depth, width and length are real."""
     sentences = list(treebank.read_treebank(samples.sample_path("trees.train.txt")))
     labels = gold_trees.label_inventory(sentences)
     tokenizer = vocabulary.word_tokenizer([sentence.words for sentence in sentences], unknown="berkeley")
-    return labels, gold_trees.encode_trees(sentences, tokenizer, TransitionSystem("top_down", len(labels)), labels)
+    codec = LabeledCodec("top_down", labels)
+    return codec, gold_trees.encode_trees(sentences, tokenizer, codec)
 
 
 def some_trees(number: int) -> list[dict]:
@@ -159,8 +160,9 @@ def rnng_train(sentences: int) -> Sides:
     and no composition.
     """
     rows = some_trees(sentences)
-    config = hf_synlm.RNNGConfig(nonterminals=embedded_trees()[0], **RNNG_SIZES)
-    batch = tree_batches.TreeCollator(0, config)(rows)
+    codec = embedded_trees()[0]
+    config = hf_synlm.RNNGConfig(nonterminals=codec.labels, **RNNG_SIZES)
+    batch = tree_batches.TreeCollator(0, codec, codec, config)(rows)
     del batch["num_words"]
     lstm = nn.LSTM(256, 256, 2, batch_first=True)
     inputs = place(torch.randn(sentences, -(-sum(len(row["actions"]) for row in rows) // sentences), 256))
@@ -171,8 +173,7 @@ def rnng_train(sentences: int) -> Sides:
 def pushdown_train(layers: int = 4) -> Sides:
     """Pushdown Layers with gold attachments against GPT-2 on the same tokens."""
     config = hf_synlm.PushdownConfig(**TREE_SIZES)
-    system = TransitionSystem("top_down", len(embedded_trees()[0]))
-    batch = AttachmentCollator(config.pad_token_id, config.closing, system)(some_trees(32))
+    batch = tree_batches.TreeCollator(0, tree_codec(config), embedded_trees()[0])(some_trees(32))
     del batch["num_words"]
     ids = place(F.pad(batch["input_ids"], (1, 0), value=config.bos_token_id))
     ours = training_step(hf_synlm.PushdownForCausalLM(config), **place(batch))
@@ -181,7 +182,7 @@ def pushdown_train(layers: int = 4) -> Sides:
 
 def transformer_grammar_train() -> Sides:
     """Transformer Grammar against GPT-2 on as many tokens: words, labels, and the second copies of closing labels."""
-    labels, batch = embedded_trees()[0], collate.collate_trees(some_trees(32), 0)
+    labels, batch = embedded_trees()[0].labels, embedded_trees()[0].pad(some_trees(32))
     config = hf_synlm.TreeLMConfig(nonterminals=labels, structure_attention="stack_compose", **TREE_SIZES)
     ids = place(linearize(batch["actions"], batch["input_ids"], config).tokens)
     ours = training_step(hf_synlm.TreeLMForCausalLM(config), **place(batch))
@@ -191,11 +192,11 @@ def transformer_grammar_train() -> Sides:
 @functools.cache
 def searched_model(steps: int = 40) -> tuple[Any, list[Tensor]]:
     """A briefly trained RNNG, for the work depends on how sure a model is, and unseen sentences of 17 tokens."""
-    labels, trees = embedded_trees()
-    model = hf_synlm.RNNGForCausalLM(hf_synlm.RNNGConfig(nonterminals=labels, **RNNG_SIZES))
+    codec, trees = embedded_trees()
+    model = hf_synlm.RNNGForCausalLM(hf_synlm.RNNGConfig(nonterminals=codec.labels, **RNNG_SIZES))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for start in range(0, 32 * steps, 32):
-        training_step(model, **place(collate.collate_trees(trees[start : start + 32], 0)))()
+        training_step(model, **place(codec.pad(trees[start : start + 32])))()
         optimizer.step()
     unseen = (tree["input_ids"] for tree in trees[32 * steps :])
     return place(model.eval()), [place(torch.tensor(ids)) for ids in unseen if len(ids) == 17]

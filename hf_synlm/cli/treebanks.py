@@ -295,9 +295,10 @@ def _trees_of_parser(
     from hf_synlm.data.collate import encode_words
     from hf_synlm.evaluation.text.words import treebank_words
     from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
+    from hf_synlm.hub.abilities import declared
 
     scorer = loading.scorer(parser)
-    if not hasattr(scorer.model.config, "tags"):
+    if not declared(scorer.model.config, "gives_tags"):
         raise ValueError(f"--parser {parser}: {type(scorer.model).__name__} gives no tags. Name a span parser.")
     limit, readable = scorer.model.config.max_position_embeddings, []
     for sentence in map(treebank_words if words == "split" else str.split, lines):

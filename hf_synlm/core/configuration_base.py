@@ -36,11 +36,14 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
     # How a sentence ends: by the end token, by its tree (all closed, so that no token says so), or not at all.
     sentence_end: ClassVar[Literal["token", "tree", "none"]] = "token"
-    # Whether a beam of derivations scores and generates (`word_search`), whether trees have labels, and whether the
-    # attention to a derivation is measured (`attention_entropy`).
+    # Whether a beam of derivations scores and generates (`word_search`), whether trees have labels, and words tags, and
+    # whether the attention to a derivation is measured (`attention_entropy`).
     searches: ClassVar[bool] = False
     gives_labels: ClassVar[bool] = False
+    gives_tags: ClassVar[bool] = False
     measures_attention: ClassVar[bool] = False
+    # How trees are given to `forward`, by a name in `trees/codecs.py`; None = they are not.
+    tree_codec: ClassVar[str | None] = None
     # The longest text, in tokens, that every model was tested with. Clients look for it (lm-eval reads longer texts in
     # windows of so many); it is a limit only where `has_positions`.
     max_position_embeddings = 1024

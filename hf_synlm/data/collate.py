@@ -1,37 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collate contexts, or sentences with actions, into padded batches; find the word boundaries of tokens.
+"""Collate contexts into padded batches; find the word boundaries of tokens.
 
 Shapes: B contexts, T tokens of the longest context in the batch.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.punctuation import spell, stands_joined
 from hf_synlm.data.text import NATURAL
+from hf_synlm.trees.codecs import pad_inputs, pad_rows
 from hf_synlm.trees.spans import check_words
-from hf_synlm.trees.transitions import PAD
 
 LABEL_PADDING = -100
-
-
-def _pad(rows: Sequence[Sequence[Any]], value: int | bool, dtype: torch.dtype) -> Tensor:
-    """Stack rows of unequal length to [B, T], padded on the right."""
-    return pad_sequence([torch.as_tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=value)
-
-
-def pad_inputs(rows: Iterable[Any], pad_token_id: int, side: Literal["right", "left"] = "right") -> dict[str, Tensor]:
-    """Stack rows of token ids of unequal length to `input_ids` [B, T], with their `attention_mask`."""
-    ids = [torch.as_tensor(row, dtype=torch.long) for row in rows]
-    mask = pad_sequence([torch.ones_like(row) for row in ids], True, 0, side)
-    return {"input_ids": pad_sequence(ids, True, pad_token_id, side), "attention_mask": mask}
 
 
 def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
@@ -51,58 +38,27 @@ def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> d
         ValueError: the batch or a context is empty, lengths within a context differ, or a key is in some contexts only.
     """
     names = [name for name in ("sentence_ids", "word_ends") if any(name in context for context in batch)]
-    collated = _pad_tokens(batch, "context", names, pad_token_id)
-    return {"sentence_ids": collated["attention_mask"].clone(), **collated}
-
-
-def _pad_tokens(
-    batch: Sequence[Mapping[str, Any]], kind: str, names: Sequence[str], pad_token_id: int
-) -> dict[str, Tensor]:
-    """Padded `input_ids` with `attention_mask` and `labels`, and the values of these names, one per token."""
     if not batch:
-        raise ValueError(f"the batch is empty: give at least one {kind}")
-    for index, part in enumerate(batch):
-        length = len(part["input_ids"])
+        raise ValueError("the batch is empty: give at least one context")
+    for index, context in enumerate(batch):
+        length = len(context["input_ids"])
         if length == 0:
-            raise ValueError(f"{kind} {index} has no tokens: leave empty {kind}s out")
+            raise ValueError(f"context {index} has no tokens: leave empty contexts out")
         for name in names:
-            if name not in part:
-                raise ValueError(f"{kind} {index} has no {name} but others have: give it in all {kind}s or in none")
-            if len(part[name]) != length:
-                raise ValueError(f"{kind} {index} has {len(part[name])} {name} for {length} tokens: give one each")
-    rows = [part["input_ids"] for part in batch]
+            if name not in context:
+                raise ValueError(f"context {index} has no {name} but others have: give it in all contexts or in none")
+            if len(context[name]) != length:
+                raise ValueError(f"context {index} has {len(context[name])} {name} for {length} tokens: give one each")
+    rows = [context["input_ids"] for context in batch]
     types = {"sentence_ids": torch.long, "word_ends": torch.bool}
+    inputs = pad_inputs(rows, pad_token_id)
     return {
-        **pad_inputs(rows, pad_token_id),
+        **inputs,
         # Labels are masked by position, not by id: a tokenizer may use a real token for padding.
-        "labels": _pad(rows, LABEL_PADDING, torch.long),
-        **{name: _pad([part[name] for part in batch], 0, types[name]) for name in names},
+        "labels": pad_rows(rows, LABEL_PADDING),
+        "sentence_ids": inputs["attention_mask"].clone(),
+        **{name: pad_rows((context[name] for context in batch), 0, types[name]) for name in names},
     }
-
-
-def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
-    """Collate sentences with their action sequences to a right-padded batch.
-
-    A is the number of actions of the longest sequence in the batch.
-
-    Args:
-        batch: per sentence the mapping of `hf_synlm.data.gold_trees.encode_trees`: `input_ids` (at least one token),
-            `actions` (at least one) and `word_ends` (as many as tokens); other keys are ignored.
-        pad_token_id: id that fills `input_ids`.
-
-    Returns:
-        `input_ids` and `attention_mask` (1 = token, 0 = padding) int64 [B, T], `labels` int64 [B, T] (`input_ids`, -100
-        at padding; `Trainer` wants them), `word_ends` bool [B, T] (False at padding), `actions` int64 [B, A] (0 at
-        padding).
-
-    Raises:
-        ValueError: the batch, a sentence or its actions are empty, or the number of word ends is not that of tokens.
-    """
-    for index, sentence in enumerate(batch):
-        if len(sentence["actions"]) == 0:
-            raise ValueError(f"sentence {index} has no actions: leave empty sentences out")
-    collated = _pad_tokens(batch, "sentence", ["word_ends"], pad_token_id)
-    return {**collated, "actions": _pad([sentence["actions"] for sentence in batch], PAD, torch.long)}
 
 
 def word_ends_from_offsets(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> list[bool]:

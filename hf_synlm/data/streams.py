@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_synlm.data.collate import LABEL_PADDING, pad_inputs
+from hf_synlm.data.collate import LABEL_PADDING
+from hf_synlm.trees.codecs import pad_inputs
 from hf_synlm.trees.spans import Span
 
 

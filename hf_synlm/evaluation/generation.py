@@ -14,12 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
-from hf_synlm.data.collate import pad_inputs
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.text import check_list
 from hf_synlm.evaluation.text.batches import checked_batch_size
 from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.hub.abilities import declared
+from hf_synlm.trees.codecs import pad_inputs
 
 
 @dataclass(frozen=True)

@@ -270,11 +270,12 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 f"joint_log_probs: the rows of input_ids {input_ids.tolist()} must be one text without a begin token."
             )
         with evaluation_mode(self):
-            return self._joint_log_probs(input_ids, **trees)
+            found = self._joint_log_probs(input_ids, **trees)
+            return self(input_ids, attention_mask=mask.long(), **trees).joint_log_prob if found is None else found
 
-    def _joint_log_probs(self, input_ids: Tensor, *_: Any, **trees: Any) -> Tensor:  # models name their trees
-        """Hook: `joint_log_probs` of checked ids; here every tree by itself."""
-        return self(input_ids, attention_mask=torch.ones_like(input_ids), **trees).joint_log_prob
+    def _joint_log_probs(self, input_ids: Tensor, *_: Any, **trees: Any) -> Tensor | None:  # models name their trees
+        """Hook: `joint_log_probs` of checked ids, each beginning read once; None where this does not pay."""
+        return None
 
     def set_generation_defaults(self) -> None:
         """Add the options of this library to `generation_config`, so that they are saved and loaded with it."""

@@ -22,6 +22,8 @@ PAD = 0
 SHIFT = 1
 REDUCE = 2
 FINISH = 3  # top-down alone gives this id to its first nonterminal
+ADDED_NODE = "@"  # label of the nodes that binarization adds
+CHAIN = "+"  # between the labels of a unary chain, which are one label of a binary tree
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ from hf_synlm.cli import main
 from hf_synlm.data.brackets import spans_to_tree, tree_to_spans
 from hf_synlm.data.collate import (
     collate_contexts,
-    collate_trees,
     word_ends_from_offsets,
     word_ends_from_word_ids,
 )
@@ -27,8 +26,9 @@ from hf_synlm.data.text import read_lines, split_sentences
 from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.data.treebank import WORD_TAGS, clean_label, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.trees.codecs import LabeledCodec
 from hf_synlm.trees.spans import validate_spans
-from hf_synlm.trees.transitions import FINISH, REDUCE, SHIFT, TransitionSystem
+from hf_synlm.trees.transitions import FINISH, REDUCE, SHIFT
 
 # Treebank
 
@@ -186,51 +186,43 @@ def test_oracle(pieces):
     sentences = parse("(S (NP (DT the) (NN cat)) (. a))\n(NP (NN cat))")
     labels = label_inventory(sentences)
     assert labels == ("NP", "S")
-    top_down = encode_trees(sentences, pieces, TransitionSystem("top_down", 2), labels)
+    top_down = encode_trees(sentences, pieces, LabeledCodec("top_down", labels))
     assert top_down[0] == {
         "input_ids": [1, 2, 3, 4, 5],
         "actions": [4, 3, SHIFT, SHIFT, SHIFT, SHIFT, REDUCE, SHIFT, REDUCE],
         "word_ends": [False, True, False, True, True],
     }
-    in_order = TransitionSystem("in_order", 2)
-    assert encode_trees(sentences[:1], pieces, in_order, labels)[0]["actions"] == [
+    in_order = LabeledCodec("in_order", labels)
+    assert encode_trees(sentences[:1], pieces, in_order)[0]["actions"] == [
         SHIFT, SHIFT, 4, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, FINISH
     ]  # fmt: skip
-    assert encode_trees([], pieces, in_order, labels) == []
-    batch = collate_trees(top_down, pad_token_id=7)
+    assert encode_trees([], pieces, in_order) == []
+    batch = in_order.pad(top_down, pad_token_id=7)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [3, 4, 7, 7, 7]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
     assert batch["actions"].tolist() == [[4, 3, 1, 1, 1, 1, 2, 1, 2], [3, 1, 1, 2, 0, 0, 0, 0, 0]]
     assert batch["word_ends"].tolist() == [[False, True, False, True, True], [False, True, False, False, False]]
-    assert batch["labels"].tolist() == [[1, 2, 3, 4, 5], [3, 4, -100, -100, -100]]
     assert {key for key in batch if batch[key].dtype is not torch.long} == {"word_ends"}
     with pytest.raises(ValueError, match="<text>:1: a word is the padding token"):
-        encode_trees(parse("(S (NN the) (NN <pad>))"), word_tokenizer([["the"]]), in_order, labels)
+        encode_trees(parse("(S (NN the) (NN <pad>))"), word_tokenizer([["the"]]), in_order)
 
 
 @pytest.mark.parametrize("name", ["top_down", "in_order"])
 def test_sample_trees_survive_the_oracle(name):
     sentences = [s for split in ("valid", "test") for s in read_treebank(sample_path(f"trees.{split}.txt"))]
     labels = label_inventory(sentences)
-    system = TransitionSystem(name, len(labels))
+    codec = LabeledCodec(name, labels)
     bpe = train_bpe_tokenizer(["the cat sat on the mat"] * 3, 300)
-    for sentence, encoded in zip(sentences, encode_trees(sentences, bpe, system, labels), strict=True):
+    for sentence, encoded in zip(sentences, encode_trees(sentences, bpe, codec), strict=True):
         assert sum(encoded["word_ends"]) == len(sentence.words)
-        words_before = [0]
-        for is_end in encoded["word_ends"]:
-            words_before.append(words_before[-1] + is_end)
-        spans = system.actions_to_spans(encoded["actions"], encoded["word_ends"])
-        found = tuple((labels[label], words_before[i], words_before[j]) for label, i, j in spans)
-        assert found == sentence.labeled_spans
+        assert tuple(codec.decode(encoded)) == sentence.labeled_spans
 
 
 def test_sentences_that_the_oracle_cannot_encode_are_named(pieces):
     (good, bad) = parse("(S (NP (A a)) (B b))\n(S (QP (A a)) (B b))")
-    system = TransitionSystem("top_down", 2)
+    codec = LabeledCodec("top_down", ("NP", "S"))
     with pytest.raises(ValueError, match=r"<text>:2: the label 'QP' is not one of the 2 labels NP, S"):
-        encode_trees([good, bad], pieces, system, ("NP", "S"))
-    with pytest.raises(ValueError, match="3 labels for a system of 2"):
-        encode_trees([good], pieces, system, ("NP", "QP", "S"))
+        encode_trees([good, bad], pieces, codec)
     with pytest.raises(ValueError, match="no labeled constituent"):
         label_inventory([])
     for change, message in [
@@ -239,7 +231,7 @@ def test_sentences_that_the_oracle_cannot_encode_are_named(pieces):
         ({"labeled_spans": ()}, "the tree has no constituent"),
     ]:
         with pytest.raises(ValueError, match=f"<text>:1: {message}"):
-            encode_trees([dataclasses.replace(good, **change)], pieces, system, ("NP", "S"))
+            encode_trees([dataclasses.replace(good, **change)], pieces, codec)
 
 
 # Text
@@ -322,9 +314,6 @@ def test_collating_contexts_of_one_sentence():
     assert "word_ends" not in batch
 
 
-TREE = {"input_ids": [1, 2], "actions": [3, 1, 1, 2], "word_ends": [True, True]}
-
-
 @pytest.mark.parametrize(
     ("collate", "batch", "message"),
     [
@@ -332,8 +321,6 @@ TREE = {"input_ids": [1, 2], "actions": [3, 1, 1, 2], "word_ends": [True, True]}
         (collate_contexts, [{"input_ids": []}], "context 0 has no tokens"),
         (collate_contexts, [{"input_ids": [1], "sentence_ids": [1]}, {"input_ids": [1]}], "1 has no sentence_ids but"),
         (collate_contexts, [{"input_ids": [1, 2], "word_ends": [True]}], "context 0 has 1 word_ends for 2 tokens"),
-        (collate_trees, [{**TREE, "actions": []}], "sentence 0 has no actions"),
-        (collate_trees, [{**TREE, "word_ends": [True]}], "sentence 0 has 1 word_ends for 2 tokens"),
     ],
 )
 def test_bad_batches_are_named(collate, batch, message):

@@ -11,7 +11,7 @@ from hf_synlm.data.punctuation import spell, stands_joined
 from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.data.treebank import parse_treebank, read_treebank
-from hf_synlm.trees.transitions import TransitionSystem
+from hf_synlm.trees.codecs import LabeledCodec
 
 TEXT = "It's late (again). I don't know; you cannot say \"no\", can you? The dog's barking."
 
@@ -85,10 +85,10 @@ def test_a_tokenizer_that_puts_spaces_before_texts_is_refused(tokenizer):
 
 def test_trees_are_encoded_as_text(tokenizer):
     (tree,) = parse_treebank(["(S (NP (PRP It)) (VP (VBZ 's) (ADJP (JJ late))) (. .))"])
-    system, labels = TransitionSystem("top_down", 4), ("ADJP", "NP", "S", "VP")
-    (row,) = encode_trees([tree], tokenizer, system, labels, NATURAL)
+    codec = LabeledCodec("top_down", ("ADJP", "NP", "S", "VP"))
+    (row,) = encode_trees([tree], tokenizer, codec, NATURAL)
     assert tokenizer.decode(row["input_ids"]) == "It's late." and sum(row["word_ends"]) == 4
-    (plain,) = encode_trees([tree], tokenizer, system, labels)
+    (plain,) = encode_trees([tree], tokenizer, codec)
     assert tokenizer.decode(plain["input_ids"]) == "It 's late ."
 
 
@@ -107,7 +107,7 @@ def test_conllu_says_where_spaces_are(tokenizer, tmp_path):
     assert sentence.spaces == (False, False, False, True, True)
     (tree,) = read_treebank(path, dependencies={"tokens": "syntactic"})
     assert tree.joined == (True, True, True, True, False)
-    (row,) = encode_trees([tree], tokenizer, TransitionSystem("top_down", 1), ("VERBP",), NATURAL)
+    (row,) = encode_trees([tree], tokenizer, LabeledCodec("top_down", ("VERBP",)), NATURAL)
     assert tokenizer.decode(row["input_ids"]) == "cannot,go ."
     # A word that loses the mark before it has a space.
     assert tree.select_words([True, True, False, True, True]).joined == (True, True, False, False)

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.data.gold_trees import encode_trees
+from hf_synlm.data.treebank import TreebankSentence, parse_treebank
 from hf_synlm.evaluation.text.given_trees import find_trees, fit_labels, score_given_trees
-from hf_synlm.evaluation.text.proposals import Proposals, batch_given_trees, encode_given_trees
+from hf_synlm.evaluation.text.proposals import Proposals, batch_trees
+from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import word_table
 from hf_synlm.evaluation.text.text_items import TextItem, read_items, table_text
+from hf_synlm.hub.abilities import tree_codec
 from tests.helpers.commands import fail, run
 from tests.helpers.scoring_models import model_and_tokenizer, scorer_of
 
@@ -20,6 +23,12 @@ TREES = """(S (NP (X the) (X people)) (VP (X ask) (NP (X for) (X peace))) (X .))
 """
 TEXTS = ["We ask", "the people ask for peace.", "", "America", "We ask"]
 ITEMS = [TextItem(str(number), text) for number, text in enumerate(TEXTS, 1)]
+
+
+def batch_of(scorer: TextScorer, tree: TreebankSentence) -> dict:
+    """One given tree as arguments of `forward`."""
+    codec = tree_codec(scorer.model.config)
+    return batch_trees(scorer, codec, encode_trees([tree], scorer.tokenizer, codec, scorer.text_style))
 
 
 @pytest.fixture
@@ -40,7 +49,7 @@ def test_parts_add_up_to_the_joint_probability(architecture: str, trees: Path) -
     assert [len(found.words) for found in scores] == [2, 5, 0, 1, 2]
     for tree, found in zip(given, scores, strict=True):
         if tree is not None:
-            batch = batch_given_trees(scorer, encode_given_trees(scorer, [tree]))
+            batch = batch_of(scorer, tree)
             joint = scorer.model(**batch).joint_log_prob.item()
             assert found.log_probs.sum().item() + found.end == pytest.approx(joint, abs=1e-4)
             assert (found.lexical - found.log_probs).min() > -1e-5 and found.num_tokens.min() >= 1
@@ -66,8 +75,7 @@ def test_attention_entropies_of_given_trees(architecture: str, trees: Path) -> N
     for tree, found in zip(given, scores, strict=True):
         expected = []
         if tree is not None:
-            batch = batch_given_trees(scorer, encode_given_trees(scorer, [tree]))
-            del batch["labels"]
+            batch = batch_of(scorer, tree)
             tokens = scorer.model.attention_entropy(**batch)[0].tolist()
             expected = [*tokens[: len(found.words) - 1], sum(tokens[len(found.words) - 1 : len(tree.words)])]
         assert found.more["nae"].tolist() == pytest.approx(expected, abs=1e-5)
@@ -84,7 +92,7 @@ def test_a_text_has_one_tree(trees: Path) -> None:
     twice = find_trees(proposals, [ITEMS[1]] * 2)
     assert twice[0] == twice[1]
     item = TextItem("1", "the people ask forpeace.")
-    with pytest.raises(ValueError, match="ForCausalLM gives no probability to given trees"):
+    with pytest.raises(ValueError, match="on_lstm give no probability to given trees"):
         score_given_trees(scorer_of("on_lstm"), [item], find_trees(proposals, [item]))
     item = TextItem("1", "the people ask for pe ace.")
     with pytest.raises(ValueError, match=r"gold.mrg:1: the leaf 'peace' covers the words 'pe ace.' of the text"):

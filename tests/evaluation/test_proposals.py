@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hf_synlm.cli import main
-from hf_synlm.data.gold_trees import binary_token_spans
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
@@ -17,7 +16,7 @@ from hf_synlm.evaluation.text.proposals import Proposals, evaluate_proposals, re
 from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
-from hf_synlm.models.pushdown.tape import tree_attachments
+from hf_synlm.trees.codecs import binary_token_spans, tree_attachments
 from tests.helpers.commands import fail
 from tests.helpers.scoring_models import scorer_of
 from tests.models.pushdown.test_modeling_pushdown import histories
@@ -214,7 +213,7 @@ def _file(trees: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "options", "message"), [("on_lstm", {}, "ForCausalLM"), ("rnng", {"num_beams": 3}, "num_beams")]
+    ("architecture", "options", "message"), [("on_lstm", {}, "on_lstm"), ("rnng", {"num_beams": 3}, "num_beams")]
 )
 def test_what_proposals_cannot_do(architecture: str, options: dict, message: str, trees: Path) -> None:
     with pytest.raises(ValueError, match=message):

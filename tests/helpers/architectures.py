@@ -8,8 +8,8 @@ from torch import Tensor
 
 import hf_synlm
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
-from hf_synlm.models.pushdown.tape import tree_attachments
 from hf_synlm.trees.actions import spans_to_actions
+from hf_synlm.trees.codecs import tree_attachments
 from tests.helpers import recurrent_models
 from tests.models.gpst import test_modeling_gpst
 from tests.models.pcfg import test_modeling_pcfg

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 import hf_synlm
-from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
-from hf_synlm.trees.transitions import TransitionSystem
+from hf_synlm.trees.codecs import LabeledCodec
 from tests.helpers.pretend_gpu import PretendGPU
 
 Inputs = dict[str, torch.Tensor]
@@ -60,10 +59,11 @@ def _rnng(num_sentences: int, lengths: range) -> tuple[Any, Inputs]:
     sentences = list(read_treebank(sample_path("trees.train.txt")))
     labels = label_inventory(sentences)
     tokenizer = word_tokenizer([sentence.words for sentence in sentences], unknown="berkeley")
-    trees = encode_trees(sentences, tokenizer, TransitionSystem("top_down", len(labels)), labels)
+    codec = LabeledCodec("top_down", labels)
+    trees = encode_trees(sentences, tokenizer, codec)
     chosen = [tree for x, tree in zip(sentences, trees, strict=True) if len(x.words) in lengths][:num_sentences]
     model, inputs = _small("RNNG", None, "embedding_size hidden_size", vocab_size=len(tokenizer), num_layers=2,
-                           nonterminals=labels), collate_trees(chosen, 0)  # fmt: skip
+                           nonterminals=labels), codec.pad(chosen)  # fmt: skip
     return model, inputs if num_sentences > 1 else {"input_ids": inputs["input_ids"]}
 
 

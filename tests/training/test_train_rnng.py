@@ -290,8 +290,8 @@ def small_batch(accelerator: Accelerator, corpus: dict[str, str], tmp_path: Path
     """A small untrained RNNG with encoded trees."""
     data = tree_batches.TreeDataArguments(train_files=[corpus["train"]], validation_files=[corpus["valid"]])
     arguments = train_rnng.RNNGModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **config})
-    trees, _, tokenizer, model = train_rnng.load_data(accelerator, arguments, data, tmp_path)
-    return trees, tree_batches.TreeCollator(tokenizer.pad_token_id, model.config), model
+    trees, codec, tokenizer, model = train_rnng.load_data(accelerator, arguments, data, tmp_path)
+    return trees, tree_batches.TreeCollator(tokenizer.pad_token_id, codec, codec, model.config), model
 
 
 @pytest.mark.parametrize("normalization", ["batch", "sum", "action", "token"])
@@ -303,7 +303,7 @@ def test_perplexities_are_those_of_the_definition(
     trees, collate, model = small_batch(accelerator, corpus, tmp_path, loss_normalization=normalization)
     held_out = trees.validation
     sizes = (5, 600)
-    got = evaluate_given_trees(accelerator, model, held_out, collate, Objective(model.config), *sizes)
+    got = evaluate_given_trees(accelerator, model, held_out, collate, Objective(model.config, collate.codec), *sizes)
     nats, action_nats, num_words, num_actions = 0.0, 0.0, 0, 0
     model.eval()
     for index in range(len(held_out)):

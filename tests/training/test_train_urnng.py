@@ -89,7 +89,8 @@ def test_objectives_are_those_of_the_authors(case: str, monkeypatch: pytest.Monk
             check_gradients(gradients(model, network), grads, f"{prefix}{names}/")
         bounds = variational.estimate(model, network, inputs, count)
         torch.testing.assert_close(bounds.importance.float(), gold["eval/log_likelihood"], atol=1e-4, rtol=1e-5)
-    loss, _ = variational.supervised_loss(model, model, inputs)
+    ended = variational.with_end_token(inputs["actions"], inputs["attention_mask"].sum(1) - 1)
+    loss, _ = variational.supervised_loss(model, model, {**inputs, "actions": ended})
     loss.backward()
     if temperature == 1:
         expected = -(gold["given/log_prob_words"] + gold["given/log_prob_actions"] + gold["given/log_q"]).mean()

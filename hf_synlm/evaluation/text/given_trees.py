@@ -16,22 +16,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from hf_synlm.data.brackets import plain_word
-from hf_synlm.data.gold_trees import system_constituents
+from hf_synlm.data.gold_trees import encode_trees
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.batches import batches_by_cost
 from hf_synlm.evaluation.text.processes import progress_bar
-from hf_synlm.evaluation.text.proposals import Proposals, batch_given_trees, encode_given_trees
+from hf_synlm.evaluation.text.proposals import Proposals, batch_trees
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import WordScores, by_words, words_of
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.evaluation.text.words import EncodedText, Word
-from hf_synlm.trees.actions import GEN, PAD_ACTION, spans_to_actions
-from hf_synlm.trees.transitions import PAD, SHIFT
+from hf_synlm.hub.abilities import tree_codec
+from hf_synlm.trees.codecs import LabeledCodec, Row, TreeCodec
 
 
 class _Row(NamedTuple):
@@ -91,12 +90,11 @@ def fit_labels(
 
     Labels are `renamed` first, or left out (""); then `drop` leaves out the brackets of those that the model lacks.
     """
-    known = set(getattr(scorer.model.config, "nonterminals", ()))
-    if not known:
+    codec = tree_codec(scorer.model.config)
+    if not isinstance(codec, LabeledCodec):
         if drop or renamed:
             raise ValueError(f"{type(scorer.model).__name__} does not read labels: leave --unknown-labels out")
         return list(trees), 0
-    system = getattr(scorer.model.config, "transition_system", "top_down")
     fitted, lacking, roots = list[TreebankSentence | None](), Counter[str](), Counter[str]()
     for tree in trees:
         if tree is None:
@@ -104,9 +102,9 @@ def fit_labels(
             continue
         spans = ((renamed.get(label, label), i, j) for label, i, j in tree.labeled_spans) if renamed else None
         new = tree if spans is None else dataclasses.replace(tree, labeled_spans=tuple(s for s in spans if s[0]))
-        unknown = [span for span in system_constituents(new, system) if span[0] not in known]
+        unknown = codec.unknown(new.labeled_spans, len(new.words))
         lacking.update({label for label, _, _ in unknown})
-        fitted.append(_without(new, unknown, system == "binary") if drop else new)
+        fitted.append(_without(new, unknown, codec.system_name == "binary") if drop else new)
         if not _labels_of_whole(fitted[-1]):
             roots.update(_labels_of_whole(tree))
     changed = sum(old != new for old, new in zip(trees, fitted, strict=True))
@@ -114,8 +112,8 @@ def fit_labels(
         counts = ", ".join(f"{label} in {count}" for label, count in lacking.most_common())
         raise ValueError(
             f"the model lacks labels of the {sum(tree is not None for tree in trees)} trees: {counts}; it knows "
-            f"{', '.join(sorted(known))}. --unknown-labels FILE renames labels by lines of two ('SQ S'), and leaves "
-            "out those that stand alone; --unknown-labels drop leaves out all."
+            f"{', '.join(sorted(codec.labels))}. --unknown-labels FILE renames labels by lines of two ('SQ S'), and "
+            "leaves out those that stand alone; --unknown-labels drop leaves out all."
         )
     if roots:
         counts = ", ".join(f"{label} in {count}" for label, count in roots.most_common())
@@ -159,14 +157,14 @@ def score_given_trees(
     Cost: one forward pass over trees of about equal length, and their logits; a second one for attention entropies.
     """
     fit_labels(scorer, trees)  # raises ValueError for others
-    given = [tree for tree in trees if tree is not None]
-    rows = encode_given_trees(scorer, given)
+    codec, given = tree_codec(scorer.model.config), [tree for tree in trees if tree is not None]
+    rows = encode_trees(given, scorer.tokenizer, codec, scorer.text_style)
     unknown = [text.unknown for text in scorer.encode([tree.words for tree in given], "words")]
     texts = [_Row(tuple(row["input_ids"]), place) for place, row in enumerate(rows)]
     found: dict[int, TokenScores] = {}
     with progress_bar(None, progress, unit="sentences", total=len(texts)) as bar:
         for batch in batches_by_cost(texts, scorer.batch_size, max(1, scorer.max_rows // 4)):
-            read = _read_trees(scorer, [rows[text.place] for text in batch])
+            read = _read_trees(scorer, codec, [rows[text.place] for text in batch])
             found |= {text.place: one for text, one in zip(batch, read, strict=True)}
             bar.update(len(batch))
     results, places = list[WordScores](), count()
@@ -209,27 +207,16 @@ def _leaves_to_words(words: Sequence[str], tree: TreebankSentence) -> list[int]:
 
 
 @torch.no_grad()
-def _read_trees(scorer: TextScorer, rows: Sequence[dict[str, Any]]) -> list[TokenScores]:
+def _read_trees(scorer: TextScorer, codec: TreeCodec, rows: Sequence[Row]) -> list[TokenScores]:
     """Scores of the tokens of sentences with their trees, by one call of the model."""
-    batch = batch_given_trees(scorer, rows)
+    batch = batch_trees(scorer, codec, rows)
     ids = batch["input_ids"]
     output = scorer.model(**batch, **({} if "spans" in batch else {"output_logits": True}))
     lexical = _log_probs(output.token_logits_given_tree[:, : ids.shape[1]], ids)
     structural = lexical.new_zeros(len(ids), ids.shape[1] + 1)
-    if "attachments" in batch:  # each follows its token
-        attachments = batch["attachments"]
-        values = _log_probs(output.action_logits[:, : ids.shape[1]], attachments.clamp(min=0))
-        structural[:, 1:] = values.masked_fill(attachments < 0, 0.0)
-    else:
-        actions, shift, padding = batch.get("actions"), GEN, PAD_ACTION
-        if actions is None:
-            every = [torch.tensor(spans_to_actions(row["spans"], len(row["input_ids"]))) for row in rows]
-            actions = pad_sequence(every, batch_first=True, padding_value=padding).to(ids.device)
-        elif "word_ends" in batch:  # with labels
-            shift, padding = SHIFT, PAD
-        values = _log_probs(output.action_logits[:, : actions.shape[1]], actions.clamp(min=0))
-        shifts = (actions == shift).long()
-        structural.scatter_add_(1, shifts.cumsum(1) - shifts, values.masked_fill(actions == padding, 0.0))
+    actions, before = codec.steps(batch)
+    values = _log_probs(output.action_logits[:, : actions.shape[1]], actions.clamp(min=0))
+    structural.scatter_add_(1, before, values.masked_fill(actions < 0, 0.0))
     found = []
     for row, of_words, of_tree in zip(rows, lexical.cpu().double(), structural.cpu().double(), strict=True):
         own, every_id = len(row["word_ends"]), len(row["input_ids"])

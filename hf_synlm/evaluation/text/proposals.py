@@ -14,18 +14,16 @@ Dyer et al. (2016), which divides by the probabilities of a proposal distributio
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from hf_synlm.data.brackets import plain_word
-from hf_synlm.data.collate import collate_trees, encode_words, pad_inputs
-from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
+from hf_synlm.data.gold_trees import encode_trees
 from hf_synlm.data.parsed import ParsedSentence, guess_style, kind_of_trees, parses_of_lines
 from hf_synlm.data.text import PathLike, Tokenization, check_list, read_lines_beside
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
@@ -34,17 +32,13 @@ from hf_synlm.evaluation.text.perplexity import averages
 from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem
-from hf_synlm.models.pushdown.tape import tree_attachments
-from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
-from hf_synlm.trees.spans import Span
-from hf_synlm.trees.transitions import TransitionSystem
+from hf_synlm.hub.abilities import joint_log_probs, tree_codec
+from hf_synlm.trees.codecs import NO_LABEL, Row, TreeCodec
 
 # Most tokens of a call of the model: a Tree LM that reads beginnings once has numbers for all pairs of them.
 _MAX_TOKENS = 1024
 # Lines of Charniak's n-best lists beside the trees.
 _CHARNIAK_HEAD, _SCORE = re.compile(r"\s*[0-9]+\s+\S+\s*"), re.compile(r"\s*[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*")
-NO_LABEL = "X"
-"""Label of the constituents of unlabeled trees, and tag of words without one."""
 
 
 class ProposalScore(NamedTuple):
@@ -104,89 +98,23 @@ def _without_tags(sentences: Iterable[ParsedSentence], path: str) -> Iterator[Tr
             yield TreebankSentence(words, (NO_LABEL,) * len(words), spans, f"{path}:{number}")
 
 
-def _binary(scorer: TextScorer, tree: TreebankSentence) -> tuple[list[int], list[Span], dict[str, Any]]:
-    """Token ids of a sentence, the spans of its tree over tokens, binarized to the right, and what all rows have."""
-    ids, is_end = encode_words(scorer.tokenizer, tree.words, scorer.text_style)
-    spans = binary_token_spans(tree.spans, is_end)
-    return ids, spans, {"word_ends": is_end, "key": tuple(spans)}
+def batch_trees(scorer: TextScorer, codec: TreeCodec, rows: Sequence[Row]) -> dict[str, Any]:
+    """Arguments of `forward` for trees that the codec of the model has encoded, on its device."""
+    device = scorer.model.device
+    return {name: part.to(device) if isinstance(part, Tensor) else part for name, part in codec.pad(rows).items()}
 
 
-def _labeled(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
-    config = scorer.model.config
-    system = TransitionSystem(config.transition_system, len(config.nonterminals))
-    # The model gives trees with other labels the probability 0.
-    labels_of = [{label for label, _, _ in system_constituents(tree, system.name)} for tree in trees]
-    known = [tree for tree, labels in zip(trees, labels_of, strict=True) if labels <= set(config.nonterminals)]
+def known_trees(codec: TreeCodec, trees: Sequence[TreebankSentence]) -> list[TreebankSentence]:
+    """Trees whose labels the model knows: to others it gives the probability 0. ValueError if there are none."""
+    unknown = [codec.unknown(tree.labeled_spans, len(tree.words)) for tree in trees]
+    known = [tree for tree, lacking in zip(trees, unknown, strict=True) if not lacking]
     if not known:
-        labels = set().union(*labels_of) - set(config.nonterminals)
+        labels = {label for lacking in unknown for label, _, _ in lacking}
         raise ValueError(
             f"every tree of {' '.join(trees[0].words)!r} has a label that the model does not know "
-            f"({', '.join(sorted(labels))}; it knows {', '.join(config.nonterminals)}): rename or remove these labels"
+            f"({', '.join(sorted(labels))}; it knows {', '.join(codec.labels)}): rename or remove these labels"
         )
-    rows = encode_trees(known, scorer.tokenizer, system, config.nonterminals, scorer.text_style)
-    return [{**row, "key": tuple(row["actions"])} for row in rows]
-
-
-def _gpst(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
-    found = [_binary(scorer, tree) for tree in trees]
-    return [{"input_ids": ids, "spans": spans, **more} for ids, spans, more in found]
-
-
-def _urnng(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
-    rows = []
-    for ids, spans, more in (_binary(scorer, tree) for tree in trees):
-        ended = [*ids, *scorer.closing_ids]
-        whole = [(0, len(ended))] if len(ended) > len(ids) else []  # the end token stands beside the tree of the words
-        actions = spans_to_actions([*spans, *whole], len(ended))
-        rows.append({"input_ids": ended, "actions": actions, **more})
-    return rows
-
-
-def _pushdown(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
-    closing, rows = scorer.model.config.closing, []
-    for ids, spans, more in (_binary(scorer, tree) for tree in trees):
-        attachments = [*tree_attachments(spans, len(ids)), *closing.values()]
-        rows.append({"input_ids": [*ids, *closing], "attachments": attachments, **more})
-    return rows
-
-
-_ENCODERS: dict[str, Callable[[TextScorer, list[TreebankSentence]], list[dict[str, Any]]]] = {
-    "gpst": _gpst,
-    "rnng": _labeled,
-    "tree_lm": _labeled,
-    "urnng": _urnng,
-    "pushdown": _pushdown,
-}
-
-
-def encode_given_trees(scorer: TextScorer, trees: Sequence[TreebankSentence]) -> list[dict[str, Any]]:
-    """For each tree the arguments of `forward`, `word_ends`, and a `key` that equal trees of a sentence share.
-
-    Trees with labels that the model does not know are left out.
-    """
-    encode = _ENCODERS.get(scorer.model.config.model_type)
-    if encode is None:
-        raise ValueError(
-            f"{type(scorer.model).__name__} gives no probability to given trees: they are for {', '.join(_ENCODERS)}. "
-            "Leave the files of trees out."
-        )
-    return encode(scorer, list(trees))
-
-
-def batch_given_trees(scorer: TextScorer, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Arguments of `forward` for trees that `encode_given_trees` gave, padded on the right."""
-    if _ENCODERS[scorer.model.config.model_type] is _labeled:
-        batch: dict[str, Any] = collate_trees(rows, 0)
-    else:
-        batch = {**pad_inputs((row["input_ids"] for row in rows), 0)}
-        for name in ("actions", "attachments"):
-            if name in rows[0]:
-                parts = [torch.tensor(row[name]) for row in rows]
-                batch[name] = pad_sequence(parts, batch_first=True, padding_value=PAD_ACTION)
-        if "spans" in rows[0]:
-            batch["spans"] = [row["spans"] for row in rows]
-    device = scorer.model.device
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    return known
 
 
 @torch.no_grad()
@@ -197,22 +125,18 @@ def score_proposals(
 
     Cost: a forward pass over each distinct tree, or over what they do not share (see `joint_log_probs`).
     """
-    rows = list({row["key"]: row for row in encode_given_trees(scorer, trees)}.values())[:max_trees]
-    length, num_closing = len(rows[0]["input_ids"]), len(scorer.closing_ids)
-    size, joint = max(1, _MAX_TOKENS // length), list[Tensor]()
+    codec = tree_codec(scorer.model.config)
+    encoded = encode_trees(known_trees(codec, trees), scorer.tokenizer, codec, scorer.text_style)
+    rows = list({codec.key(row): row for row in encoded}.values())[:max_trees]
+    size, joint = max(1, _MAX_TOKENS // len(rows[0]["input_ids"])), list[Tensor]()
     for start in range(0, len(rows), size):
-        batch = batch_given_trees(scorer, rows[start : start + size])
-        if hasattr(scorer.model, "joint_log_probs"):
-            given = {name: value for name, value in batch.items() if name not in ("attention_mask", "labels")}
-            log_probs = scorer.model.joint_log_probs(**given)
-        else:  # code of a folder that was exported earlier
-            log_probs = scorer.model(**batch).joint_log_prob
-        joint.append(log_probs.double().cpu())
+        batch = batch_trees(scorer, codec, rows[start : start + size])
+        joint.append(joint_log_probs(scorer.model, batch).double().cpu())
     log_probs = torch.cat(joint)
     total = log_probs.logsumexp(0)
     share = (log_probs.max() - total).exp()
     unknown = bool(scorer.encode([words], "words")[0].unknown)
-    return ProposalScore(float(total), length - num_closing, len(words), len(rows), float(share), unknown)
+    return ProposalScore(float(total), len(rows[0]["word_ends"]), len(words), len(rows), float(share), unknown)
 
 
 def without_search(scorer: TextScorer) -> dict[str, None]:

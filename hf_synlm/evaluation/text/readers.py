@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_synlm.core.cache import CACHE
-from hf_synlm.data.collate import pad_inputs
 from hf_synlm.evaluation.text.batches import Window
 from hf_synlm.evaluation.text.cache import Result
 from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.search.parsing import cache_after_context, marginal_logits
+from hf_synlm.trees.codecs import pad_inputs
 
 Entropy = Literal["shannon", "renyi"]
 AttentionEntropy = Literal["projected", "raw"]

@@ -91,6 +91,7 @@ class GPSTConfig(SyntacticConfig):
     sentence_end = "none"  # its end token ends documents, and only with `document_end_token`
     has_positions = True
     searches = True
+    tree_codec = "spans"
     attribute_map = {"n_embd": "hidden_size", "n_head": "num_attention_heads"}
 
     vocab_size: int = 50264

@@ -483,13 +483,13 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
 
     def _joint_log_probs(
         self, input_ids: Tensor, spans: list[list[tuple[int, int]]], word_ends: Tensor | None = None
-    ) -> Tensor:
+    ) -> Tensor | None:
         text = ContextBatch.read(self.config, input_ids, torch.ones_like(input_ids), None, word_ends)
         plan = self.model.plan_given(text, spans)
         actions = torch.tensor([spans_to_actions(row, text.width) for row in spans], device=text.ids.device)
         prefixes = distinct_prefixes(F.pad(actions[:, :-1], (1, 0), value=-1))
         if not prefixes.pay(PATH_COST * prefixes.place.shape[1]):
-            return super()._joint_log_probs(input_ids, spans=spans, word_ends=word_ends)
+            return None
         sequence = self.model.node_sequence(plan, self.model.induce(text, plan, given=True))
         return GPSTStackMachine(self).log_probs_of_trees(text.ids[0], sequence.inputs, actions, prefixes)
 

@@ -44,6 +44,7 @@ class PushdownConfig(SyntacticConfig):
     model_type = "pushdown"
     presets = PRESETS
     searches = True
+    tree_codec = "attachments"
     model_classes = ("Model", "ForCausalLM")
 
     vocab_size: int = 50259

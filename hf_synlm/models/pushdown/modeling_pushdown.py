@@ -268,7 +268,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             input_ids: [B, T] token ids, one sentence per row, with or without the begin token.
             attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
             attachments: [B, T] for every token the position that it is attached to, counted from 0 at the begin token
-                (see `tree_attachments` in models/pushdown/tape.py). -100 = not attached, as at end tokens, which the
+                (see models/pushdown/tape.py). -100 = not attached, as at end tokens, which the
                 search shifts with probability 1 inside a text, too.
             labels: [B, T] = `input_ids` with -100 where the word loss does not count; default: all tokens.
             past_key_values: search state to continue from.
@@ -299,7 +299,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             if labels is not None or output_logits:
                 raise ValueError(
                     "labels and output_logits need attachments: Pushdown Layers are trained on trees. "
-                    "hf_synlm.models.pushdown.tape.tree_attachments makes them of a binary tree."
+                    "hf_synlm.trees.codecs.AttachmentCodec makes them of a tree."
                 )
             return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
         self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "attachments")
@@ -334,12 +334,12 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             output.action_logits, output.token_logits_given_tree = scores, self.lm_head(hidden)
         return output
 
-    def _joint_log_probs(self, input_ids: Tensor, attachments: Tensor) -> Tensor:
+    def _joint_log_probs(self, input_ids: Tensor, attachments: Tensor) -> Tensor | None:
         mask = torch.ones_like(input_ids, dtype=torch.bool)
         ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments.long())
         prefixes = distinct_prefixes(decisions)
         if not prefixes.pay(PATH_COST * prefixes.place.shape[1]):
-            return super()._joint_log_probs(input_ids, attachments=attachments)
+            return None
         return PushdownMachine(self).log_probs_of_trees(ids, decisions, tape, prefixes)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:

@@ -19,20 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def tree_attachments(spans: list[tuple[int, int]], num_tokens: int) -> list[int]:
-    """Attachments of positions 1 .. n of a binary tree, given by its spans in post-order without leaves.
-
-    The last position of the left part of the widest constituent that ends there, else the position itself.
-    """
-    if len(spans) != num_tokens - 1:
-        raise ValueError(f"{len(spans)} spans over {num_tokens} tokens are not a binary tree. Binarize it first.")
-    attachments, start_of = list(range(1, num_tokens + 1)), list(range(num_tokens))
-    for i, j in spans:
-        # The right part is the widest constituent so far that ends at j; the left part ends where it starts.
-        attachments[j - 1], start_of[j - 1] = start_of[j - 1], i
-    return attachments
-
-
 def constituent_starts(attachments: Tensor) -> Tensor:
     """First position [B, P] of the constituent at the top of the stack once each position is attached.
 

@@ -30,7 +30,7 @@ class SpanParserConfig(SyntacticConfig):
     """
 
     model_type = "span_parser"
-    gives_labels = True
+    gives_labels = gives_tags = True
     model_classes = ("ForTokenClassification",)
     has_positions = True
     sub_configs = {"encoder_config": AutoConfig}

@@ -18,11 +18,11 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from hf_synlm.models.tree_lm.linearization import ADDED_NODE, CHAIN
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine
 from hf_synlm.search.labeled.machine import Phase, Seen, State
 from hf_synlm.search.stack import NodePool
 from hf_synlm.search.state import WordEdges
+from hf_synlm.trees.transitions import ADDED_NODE, CHAIN
 
 
 class _BottomUpStackMachine(TreeLMStackMachine):

@@ -41,8 +41,6 @@ from hf_synlm.trees.prefixes import Prefixes
 from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 
 BEGIN = -1  # the begin token, where it stands among actions
-ADDED_NODE = "@"  # label of the nodes that binarization adds
-CHAIN = "+"  # between the labels of a unary chain, which are one label of a binary tree
 
 
 class Linearization(NamedTuple):

@@ -286,13 +286,13 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         self._add_heads()
         self.post_init()
 
-    def _joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
+    def _joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor | None:
         word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
         model, taken = self.model, actions != 0
         plan = model.lay_out(input_ids, actions, torch.ones_like(input_ids, dtype=torch.bool), word_ends)
         prefixes = distinct_prefixes(plan.tokens, plan.last[:, -1:])
         if not prefixes.pay(1):  # the masks are larger
-            return super()._joint_log_probs(input_ids, actions=actions, word_ends=word_ends)
+            return None
         row, place = share_prefixes(plan, prefixes), prefixes.place
         hidden = model.decode(model.embed(row.tokens), row.mask, row.relative, is_causal=False)[-1][0]
         before, own = place.gather(1, plan.last[:, :-1])[taken].unique(return_inverse=True)

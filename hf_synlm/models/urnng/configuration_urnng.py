@@ -39,6 +39,7 @@ class URNNGConfig(SyntacticConfig):
     model_type = "urnng"
     presets = PRESETS
     searches = True
+    tree_codec = "actions"
     model_classes = ("Model", "ForCausalLM")
     attribute_map = {"num_hidden_layers": "num_layers"}
 

@@ -52,6 +52,7 @@ class LabeledTreeConfig(SyntacticConfig):
 
     sentence_end = "tree"
     searches = gives_labels = True
+    tree_codec = "labeled"
 
     nonterminals: list[str] | tuple[str, ...] | None = None
     subwords: bool = False

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
-from hf_synlm.data.collate import LABEL_PADDING, collate_contexts, pad_inputs
+from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
 from hf_synlm.data.files import write_text
 from hf_synlm.data.text import split_sentences
 from hf_synlm.evaluation.suites.rouge import rouge_scores
@@ -55,6 +55,7 @@ from hf_synlm.training.tasks.finetuning import (
     read_tokenizer,
     takes,
 )
+from hf_synlm.trees.codecs import pad_inputs
 
 # Columns of the published data sets, tried in this order where none are named.
 TEXT_COLUMNS = ("document", "article", "text")

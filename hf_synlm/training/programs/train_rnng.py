@@ -28,6 +28,7 @@ from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
+from hf_synlm.hub.abilities import declared, tree_codec
 from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.final_report import load_report_treebanks, report_saved_model
@@ -41,6 +42,7 @@ from hf_synlm.training.tasks.tree_batches import (
     TreeCollator,
     TreeDataArguments,
     TreeDataset,
+    WordCollator,
     collect_labels,
     encode_treebanks,
     load_trees,
@@ -53,6 +55,7 @@ from hf_synlm.training.tasks.tree_evaluation import (
     search_trees,
     spread,
 )
+from hf_synlm.trees.codecs import LabeledCodec, TreeCodec
 
 MODELS: dict[str, Any] = {
     "rnng": RNNGForCausalLM,
@@ -130,10 +133,10 @@ class EvaluationArguments:
 
     def beam(self, config: PreTrainedConfig) -> dict[str, int]:
         """Widths of the search; default: those of the model."""
-        widths = {"num_beams": "scoring_num_beams", "action_beam_size": "action_beam_size"}
-        widths["fast_track_size"] = "fast_track_size"
-        given = {name: getattr(self, name) for name, field in widths.items() if hasattr(config, field)}
-        return {name: getattr(config, widths[name]) if width is None else width for name, width in given.items()}
+        widths = {"num_beams": config.scoring_num_beams}
+        if config.gives_labels:
+            widths |= {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
+        return {name: width if getattr(self, name) is None else getattr(self, name) for name, width in widths.items()}
 
 
 # ---------------------------------------------------------------------------------------------- model
@@ -147,7 +150,7 @@ def make_config(
     config_class = MODELS[arguments.architecture].config_class
     pad = tokenizer.pad_token_id
     decided: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": pad}
-    if hasattr(config_class, "nonterminals"):
+    if config_class.gives_labels:
         decided.update(nonterminals=labels, subwords=subwords)
     overrides = check_overrides(config_class, arguments.config_overrides, decided)
     begin = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
@@ -188,8 +191,8 @@ def make_model(
 # ---------------------------------------------------------------------------------------------- the run
 def load_data(
     accelerator: Accelerator, model_arguments: RNNGModelArguments, data: TreeDataArguments, output_dir: Path
-) -> tuple[Splits, list[str], PreTrainedTokenizerBase, PreTrainedModel]:
-    """Read and encode the trees; make or load tokenizer and model. Returns trees, their labels, tokenizer and model."""
+) -> tuple[Splits, LabeledCodec, PreTrainedTokenizerBase, PreTrainedModel]:
+    """Read and encode the trees; make or load tokenizer and model. Returns trees, their codec, tokenizer and model."""
     trees = [load_trees(accelerator, files, data.reading) for files in data.splits]
     backbone = getattr(model_arguments, "backbone", None)
     source = data.tokenizer_name or model_arguments.model_name_or_path or backbone
@@ -202,11 +205,10 @@ def load_data(
     fields: Any = model_arguments.config_overrides or {}
     labels = collect_labels(*trees, system=fields.get("linearization", "top_down"))
     model = make_model(model_arguments, tokenizer, labels, data.max_sentence_tokens)
-    labels = getattr(model.config, "nonterminals", labels)
-    system: Any = getattr(model.config, "transition_system", "top_down")
-    style = getattr(model.config, "text_style", None)
-    encoded = encode_treebanks(accelerator, data, trees, tokenizer, system, labels, style)
-    return encoded, list(labels), tokenizer, model
+    config = model.config
+    codec: Any = tree_codec(config) if declared(config, "gives_labels") else LabeledCodec("top_down", tuple(labels))
+    encoded = encode_treebanks(accelerator, data, trees, tokenizer, codec, getattr(config, "text_style", None))
+    return encoded, codec, tokenizer, model
 
 
 class RNNGRecipe(Recipe):
@@ -218,7 +220,6 @@ class RNNGRecipe(Recipe):
     data: TreeDataArguments
     evaluation: EvaluationArguments
     trees: Splits
-    labels: list[str]
     examples: TreeDataset
     objective: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
@@ -236,22 +237,25 @@ class RNNGRecipe(Recipe):
             next(iter(files), None), self.evaluation.report_punctuation, REPORT_SENTENCES, **self.data.reading
         )
         loaded = load_data(self.accelerator, self.model_arguments, self.data, output_dir)
-        self.trees, self.labels, self.tokenizer, model = loaded
+        self.trees, source, self.tokenizer, model = loaded
         self.examples = self.trees.train
         self.config = model.config
-        self.collate, self.objective = self.collator(), Objective(self.config)
+        codec = tree_codec(self.config) if self._is_grammar else None
+        self.collate, self.objective = self.collator(codec, source), Objective(self.config, codec)
         self.accelerator.print(self.data.describe_splits(self.trees, TreeDataset.describe))
         return model
 
-    def collator(self) -> Any:
-        """What makes a batch of encoded sentences."""
-        # A GPT-2 does not put the begin token before its input, as our models do.
-        begin = self.config.bos_token_id if self.model_arguments.architecture == "gpt2" else None
-        return TreeCollator(self.tokenizer.pad_token_id, self.config if self._is_grammar else None, begin)
+    def collator(self, codec: TreeCodec | None, source: LabeledCodec) -> TreeCollator | WordCollator:
+        """What makes a batch of encoded sentences, for a model with this codec; None = of words alone."""
+        architecture, pad = self.model_arguments.architecture, self.tokenizer.pad_token_id
+        if codec is None:
+            # A GPT-2 does not put the begin token before its input, as our models do.
+            return WordCollator(pad, self.config.bos_token_id if architecture == "gpt2" else None)
+        return TreeCollator(pad, codec, source, self.config if architecture == "rnng" else None)
 
     @property
     def _is_grammar(self) -> bool:
-        return hasattr(self.config, "nonterminals")
+        return declared(self.config, "tree_codec") is not None
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Fingerprints of the trees, how batches are drawn, and how the model is chosen."""

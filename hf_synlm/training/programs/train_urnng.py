@@ -20,16 +20,15 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_synlm import URNNGForCausalLM
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
-from hf_synlm.data.collate import pad_inputs
 from hf_synlm.data.punctuation import keep_words
-from hf_synlm.evaluation.trees.parsing import binarized_gold, branching_baselines, unlabeled_f1
+from hf_synlm.evaluation.trees.parsing import branching_baselines, unlabeled_f1
+from hf_synlm.hub.abilities import tree_codec
 from hf_synlm.training.engine.arguments import ModelArguments, check_minimum
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
@@ -42,6 +41,7 @@ from hf_synlm.training.tasks.inference_network import InferenceNetwork
 from hf_synlm.training.tasks.sentence_files import load_or_make_tokenizer
 from hf_synlm.training.tasks.stream_schedule import PhaseSchedule, RecurrentTrainingArguments
 from hf_synlm.training.tasks.tree_batches import (
+    TreeCollator,
     TreeDataArguments,
     TreeDataset,
     collect_labels,
@@ -58,9 +58,9 @@ from hf_synlm.training.tasks.variational import (
     supervised_loss,
     variational_loss,
 )
-from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
+from hf_synlm.trees.binary import actions_to_spans
+from hf_synlm.trees.codecs import LabeledCodec
 from hf_synlm.trees.spans import Span
-from hf_synlm.trees.transitions import TransitionSystem
 
 NETWORK = "inference_network"
 
@@ -118,30 +118,17 @@ class URNNGTrainingArguments(RecurrentTrainingArguments):
 
 
 # ---------------------------------------------------------------------------------------------- batches
-@dataclass
-class BinaryTreeCollator:
-    """Encoded sentences -> a right-padded batch of words, each with the end token.
-
-    `system` is that of the rows' actions, to add the binarized trees of the words; `None` leaves the trees out.
-    """
-
-    pad_token_id: int
-    eos_token_id: int
-    system: TransitionSystem | None = None
+class ChartCollator(TreeCollator):
+    """Batches with the chart of each tree, which the inference network learns."""
 
     def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
         """Collate rows: the arguments of `variational_loss` or `supervised_loss`."""
-        batch = pad_inputs(([*row["input_ids"], self.eos_token_id] for row in rows), self.pad_token_id)
-        if self.system is not None:
-            size, actions = batch["input_ids"].shape[1] - 1, []
-            batch["trees"] = torch.zeros(len(rows), size, size, dtype=torch.bool)
-            for tree, row in zip(batch["trees"], rows, strict=True):
-                length = len(row["input_ids"])
-                spans = binarized_gold([(i, j) for _, i, j in self.system.actions_to_spans(row["actions"])], length)
-                actions.append(torch.tensor(spans_to_actions(spans, length)))
-                for first, end in [*spans, *((word, word + 1) for word in range(length))]:
-                    tree[first, end - 1] = True
-            batch["actions"] = pad_sequence(actions, batch_first=True, padding_value=PAD_ACTION)
+        batch = super().__call__(rows)
+        size = batch["input_ids"].shape[1] - 1
+        batch["trees"] = torch.eye(size, dtype=torch.bool) & batch["attention_mask"][:, 1:, None].bool()
+        for chart, actions in zip(batch["trees"], batch["actions"].tolist(), strict=True):
+            for first, end in actions_to_spans(actions)[:-1]:
+                chart[first, end - 1] = True
         return batch
 
 
@@ -234,7 +221,7 @@ class URNNGRecipe(Recipe):
     variational: VariationalArguments
     arguments: URNNGTrainingArguments
     examples: TreeDataset
-    collate: BinaryTreeCollator
+    collate: ChartCollator
     run: Run
 
     def check(self) -> None:
@@ -259,17 +246,17 @@ class URNNGRecipe(Recipe):
         )
         if self.tokenizer.eos_token_id == self.tokenizer.pad_token_id:
             raise ValueError("End token and padding of the tokenizer are one token. Choose another tokenizer_name.")
-        labels = collect_labels(*trees)
-        self.splits = encode_treebanks(self.accelerator, data, trees, self.tokenizer, "top_down", labels)
+        source = LabeledCodec("top_down", tuple(collect_labels(*trees)))
+        self.splits = encode_treebanks(self.accelerator, data, trees, self.tokenizer, source)
         self.examples = self.splits.train
         self.accelerator.print(data.describe_splits(self.splits, TreeDataset.describe))
-        system = TransitionSystem("top_down", len(labels)) if self.variational.objective == "supervised" else None
-        self.collate = BinaryTreeCollator(self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, system)
         per_step = self.accelerator.num_processes * self.arguments.gradient_accumulation_steps
         self.ends = EpochEnds(self.sampler(), per_step)
         self.ends.step(0)  # refuses steps longer than an epoch
         longest = max(int(part.lengths("input_ids").max()) for part in filter(None, self.splits))
-        return self._load_model(longest)
+        model = self._load_model(longest)
+        self.collate = ChartCollator(self.tokenizer.pad_token_id, tree_codec(model.config), source)
+        return model
 
     def _load_model(self, longest: int) -> PreTrainedModel:
         """The model with its network, which reads sentences of up to `longest` words."""
@@ -355,10 +342,9 @@ class URNNGRecipe(Recipe):
     ) -> dict[str, Any]:
         """Bounds from `samples` trees per sentence, and F1 of the best trees of the network; every process calls."""
         plain = self.accelerator.unwrap_model(model)
-        collate = BinaryTreeCollator(self.collate.pad_token_id, self.collate.eos_token_id)
 
         def work(rows: list[int]) -> list[Any]:
-            batch = to_device(collate(dataset.__getitems__(rows)), self.accelerator.device)
+            batch = to_device(self.collate(dataset.__getitems__(rows)), self.accelerator.device)
             # Samples do not depend on the order of the batches.
             torch.manual_seed(self.arguments.seed + rows[0])
             bounds = estimate(plain, plain.inference_network, batch, samples, temperature)

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_synlm.data.collate import LABEL_PADDING, encode_words, pad_inputs
+from hf_synlm.data.collate import LABEL_PADDING, encode_words
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
+from hf_synlm.trees.codecs import pad_inputs
 
 # Rarer labels and tags are not learned.
 LEAST = 5

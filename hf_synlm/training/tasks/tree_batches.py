@@ -19,18 +19,17 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset, Features, List, Value
 from datasets.exceptions import DatasetGenerationError
-from torch.nn import functional as F
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
-from hf_synlm.data.collate import LABEL_PADDING, collate_trees
+from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.punctuation import Punctuation, has_penn_tags
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
 from hf_synlm.models.rnng.plan import make_plan
-from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.training.engine.recipe import Splits
 from hf_synlm.training.tasks.sentence_files import (
     MIN_FREQUENCY,
@@ -40,7 +39,7 @@ from hf_synlm.training.tasks.sentence_files import (
     Sentences,
     check_minimum,
 )
-from hf_synlm.trees.transitions import TransitionSystem
+from hf_synlm.trees.codecs import LabeledCodec, TreeCodec, pad_inputs, pad_rows
 
 TREE_FEATURES = {
     "words": List(Value("string")),
@@ -206,17 +205,15 @@ def encode_treebanks(
     data: TreeDataArguments,
     treebanks: Sequence[Dataset],
     tokenizer: PreTrainedTokenizerBase,
-    transition_system: Literal["top_down", "in_order", "binary", "no_opening"],
-    labels: Sequence[str],
+    codec: LabeledCodec,
     text_style: str | None = None,
 ) -> Splits:
     """Encode the words of training, validation and perhaps test trees, and write the trees as actions.
 
-    The main process encodes first, the others use its cache. `labels` are in the order of their actions; a tree that
-    has another label is refused. Sentences beyond `max_sentence_tokens` are left out of training.
+    The main process encodes first, the others use its cache. A tree that has a label which the codec lacks is refused.
+    Sentences beyond `max_sentence_tokens` are left out of training.
     """
-    system, limit = TransitionSystem(transition_system, len(labels)), data.max_sentence_tokens
-    parts: list[TreeDataset] = []
+    limit, parts = data.max_sentence_tokens, list[TreeDataset]()
     for trees in treebanks:
         with accelerator.main_process_first():
             table = trees.map(
@@ -224,7 +221,7 @@ def encode_treebanks(
                 batched=True,
                 features=Features({**TREE_FEATURES, **CODE_FEATURES}),
                 num_proc=data.preprocessing_num_workers,
-                fn_kwargs={"tokenizer": tokenizer, "system": system, "labels": tuple(labels), "text_style": text_style},
+                fn_kwargs={"tokenizer": tokenizer, "codec": codec, "text_style": text_style},
                 desc="encoding trees",
             )
             if not parts:
@@ -240,48 +237,65 @@ def encode_treebanks(
 def _encode_batch(
     columns: dict[str, list],
     tokenizer: PreTrainedTokenizerBase,
-    system: TransitionSystem,
-    labels: tuple[str, ...],
+    codec: LabeledCodec,
     text_style: str | None,
 ) -> dict[str, list]:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    codes = encode_trees([row_to_sentence(row) for row in rows], tokenizer, system, labels, text_style)
-    return {name: [dict(code)[name] for code in codes] for name in CODE_FEATURES}
+    codes = encode_trees([row_to_sentence(row) for row in rows], tokenizer, codec, text_style)
+    return {name: [code[name] for code in codes] for name in CODE_FEATURES}
 
 
 # ---------------------------------------------------------------------------------------------- batches
 @dataclass
-class TreeCollator:
-    """Encoded sentences -> a right-padded batch for `forward`.
-
-    The plan of the derivations of an RNNG is made here, in the workers of the loader. Without `config`, that of a
-    grammar, the trees are left out and `labels` are given, for a model of words alone; a `begin_token_id` is written
-    before its words.
-    """
+class WordCollator:
+    """Encoded sentences -> a right-padded batch for a model of words alone, with the begin token if there is one."""
 
     pad_token_id: int
-    config: RNNGConfig | TreeLMConfig | None = None
     begin_token_id: int | None = None
 
     def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
         """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
-        batch = collate_trees(rows, self.pad_token_id)
-        num_words = batch["word_ends"].sum()
-        if self.config is None:
-            words = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
-            if self.begin_token_id is not None:
-                first = {"input_ids": self.begin_token_id, "attention_mask": 1, "labels": LABEL_PADDING}
-                words = {name: F.pad(values, (1, 0), value=first[name]) for name, values in words.items()}
-            return {**words, "num_words": num_words}
-        del batch["labels"]  # all words count
-        if isinstance(self.config, TreeLMConfig):
-            return {**batch, "num_words": num_words}
-        plan = make_plan(
-            [row["actions"] for row in rows],
-            transition_system=self.config.transition_system,
-            num_labels=len(self.config.nonterminals or ()),
-            num_words=[len(row["input_ids"]) for row in rows],
-            word_ends=[row["word_ends"] for row in rows],
-            by_level=self.config.composition == "lstm",
-        )
-        return {**batch, "plan": plan, "num_words": num_words}
+        begin = [] if self.begin_token_id is None else [self.begin_token_id]
+        labels = pad_rows(([LABEL_PADDING] * len(begin) + row["input_ids"] for row in rows), LABEL_PADDING)
+        inputs = pad_inputs((begin + row["input_ids"] for row in rows), self.pad_token_id)
+        return {**inputs, "labels": labels, "num_words": count_words(rows)}
+
+
+@dataclass
+class TreeCollator:
+    """Encoded sentences -> a right-padded batch with trees.
+
+    `codec` is that of the model, `source` that of the rows. `config` is that of an RNNG: the plan of its derivations is
+    made here, in the workers of the loader.
+    """
+
+    pad_token_id: int
+    codec: TreeCodec
+    source: LabeledCodec
+    config: RNNGConfig | None = None
+
+    def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
+        """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
+        num_words = count_words(rows)
+        if self.codec != self.source:
+            trees = map(self.source.decode, rows)
+            rows = [
+                self.codec.encode(row["input_ids"], row["word_ends"], tree)
+                for row, tree in zip(rows, trees, strict=True)
+            ]
+        batch = {**self.codec.pad(rows, self.pad_token_id), "num_words": num_words}
+        if self.config is not None:
+            batch["plan"] = make_plan(
+                [row["actions"] for row in rows],
+                transition_system=self.config.transition_system,
+                num_labels=len(self.config.nonterminals or ()),
+                num_words=[len(row["input_ids"]) for row in rows],
+                word_ends=[row["word_ends"] for row in rows],
+                by_level=self.config.composition == "lstm",
+            )
+        return batch
+
+
+def count_words(rows: Sequence[dict[str, list]]) -> Tensor:
+    """Number of words of encoded sentences."""
+    return torch.tensor(sum(sum(row["word_ends"]) for row in rows))

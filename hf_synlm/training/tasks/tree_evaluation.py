@@ -29,6 +29,10 @@ from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_en
 from hf_synlm.training.engine.samplers import padded_batches
 from hf_synlm.training.engine.steps import map_rows, to_device
 from hf_synlm.training.tasks.tree_batches import TreeDataset
+from hf_synlm.trees.codecs import TreeCodec
+
+# Names of parts of Pushdown Layers' loss.
+PARTS = {"language_model": "word", "attachment": "action"}
 
 
 # ---------------------------------------------------------------------------------------------- given trees
@@ -54,11 +58,12 @@ def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
 class Objective:
     """The loss of a micro batch; its parts are the sums from which perplexities are computed.
 
-    A grammar has `loss_normalization`, a model of words takes the mean over tokens.
+    `codec` is that of the model's trees, None for a model of words alone. A part of the loss is divided by what
+    `config.loss_normalization` says; without this field it is the mean over what it counts.
     """
 
-    def __init__(self, config: Any):
-        self.normalization = getattr(config, "loss_normalization", "token")
+    def __init__(self, config: Any, codec: TreeCodec | None):
+        self.normalization, self.codec = getattr(config, "loss_normalization", ""), codec
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss, and detached: its named parts in nats over the batch (`word_nats`, ...) with what they count."""
@@ -66,14 +71,16 @@ class Objective:
         tokens = batch["labels"] != LABEL_PADDING if "labels" in batch else batch["attention_mask"]
         counts = {"words": batch.pop("num_words").float(), "tokens": tokens.sum().float()}
         output = model(**batch)
-        if "actions" in batch:
-            counts["actions"] = (batch["actions"] != 0).sum().float()
-        sizes = {"batch": len(batch["input_ids"]), "sum": 1, "token": counts["tokens"], "action": counts.get("actions")}
-        divisor = sizes[self.normalization]
-        shares = batch.get("loss_shares")
-        losses = output.get("losses") or {"word": output.loss.detach()}
-        nats = {f"{name}_nats": part * (divisor / share_of(shares, name)) for name, part in losses.items()}
-        return output.loss, {**counts, **nats}
+        if self.codec is not None:
+            counts["actions"] = (self.codec.steps(batch)[0] >= 0).sum().float()
+        own: dict[str, Any] = {"word": counts["tokens"], "action": counts.get("actions")}
+        sizes = {"batch": len(batch["input_ids"]), "sum": 1, "token": own["word"], "action": own["action"]}
+        shares, losses = batch.get("loss_shares"), output.get("losses") or {"word": output.loss.detach()}
+        for name, part in losses.items():
+            kind = PARTS.get(name, name)
+            divisor = sizes.get(self.normalization, own[kind])
+            counts[f"{kind}_nats"] = part * (divisor / share_of(shares, name))
+        return output.loss, counts
 
 
 @torch.no_grad()

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from hf_synlm.data.collate import LABEL_PADDING, encode_words, pad_inputs
+from hf_synlm.data.collate import LABEL_PADDING, encode_words
+from hf_synlm.trees.codecs import pad_inputs
 
 
 def encode_framed(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> dict[str, list[Any]]:

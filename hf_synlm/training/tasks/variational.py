@@ -132,12 +132,11 @@ def variational_loss(
 def supervised_loss(model: nn.Module, plain: Any, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of given trees, for the model and the network: - log p(x, z) - log q(z | x), a mean over sentences.
 
-    Arguments and results are those of `variational_loss`; `batch` also has `actions` [B, A] of the words' trees and
-    their `trees` [B, N, N].
+    Arguments and results are those of `variational_loss`; `batch` also has `actions` [B, A] of the trees and
+    those of the words, `trees` [B, N, N].
     """
     crf = read_trees(plain, plain.inference_network, batch)
-    actions = with_end_token(batch["actions"], crf.lengths)
-    output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], actions=actions)
+    output = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "actions")})
     network = crf.log_prob(batch["trees"][:, None]).mean()
     losses = output.losses
     return _shared(output.loss - network, batch, losses["word"], losses["action"], crf.entropy().mean(), -network)

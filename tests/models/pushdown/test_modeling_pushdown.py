@@ -14,12 +14,13 @@ from hf_synlm.cli import main
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.pushdown import convert_weights
 from hf_synlm.data.collate import encode_words
-from hf_synlm.data.gold_trees import gold_attachments
 from hf_synlm.data.treebank import read_treebank
+from hf_synlm.hub.abilities import tree_codec
 from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
 from hf_synlm.models.pushdown.modeling_pushdown import PushdownForCausalLM, PushdownModel
-from hf_synlm.models.pushdown.tape import stack_tape, tree_attachments
+from hf_synlm.models.pushdown.tape import stack_tape
 from hf_synlm.search.state import NEG_INF
+from hf_synlm.trees.codecs import AttachmentCodec, tree_attachments
 from tests.helpers.goldens import read_bytes, read_case, read_tensors
 from tests.helpers.training_runs import run_here, sample_files
 
@@ -346,7 +347,8 @@ def test_initialization_is_that_of_the_authors() -> None:
 
 def test_gold_trees_over_pieces() -> None:
     """(the (blue birds)) sing, birds in two pieces: (((the (blue (bi rds))) sing)."""
-    assert gold_attachments([(0, 3), (1, 3), (0, 4)], [True, True, False, True, True]) == [1, 2, 3, 1, 4]
+    ends, tree = [True, True, False, True, True], [("X", 0, 3), ("X", 1, 3), ("X", 0, 4)]
+    assert AttachmentCodec().encode(range(5), ends, tree)["attachments"] == [1, 2, 3, 1, 4]
 
 
 @pytest.fixture
@@ -375,8 +377,8 @@ def test_program_trains_and_searches(run: Callable[..., dict], tmp_path: Path) -
     tokenizer, nats = AutoTokenizer.from_pretrained(tmp_path / "out" / "model"), 0.0
     for sentence in read_treebank(tmp_path / "trees.test.txt"):
         ids, is_end = encode_words(tokenizer, sentence.words)
-        gold = torch.tensor([[*gold_attachments(sentence.spans, is_end), -100]])
-        nats -= model(torch.tensor([[*ids, tokenizer.eos_token_id]]), attachments=gold).joint_log_prob.item()
+        codec = tree_codec(model.config)
+        nats -= model(**codec.pad([codec.encode(ids, is_end, sentence.labeled_spans)])).joint_log_prob.item()
     assert losses["nats"] == pytest.approx(nats, rel=1e-5)
 
 

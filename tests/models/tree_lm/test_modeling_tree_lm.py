@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from hf_synlm import TreeLMConfig, TreeLMForCausalLM, TreeLMForSequenceClassification, TreeLMModel
 from hf_synlm.core.matrix_products import ONEDNN_TYPES, uses_onednn
-from hf_synlm.data.gold_trees import binary_constituents, encode_trees, label_inventory
+from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.generation import generate_texts
@@ -24,6 +24,7 @@ from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine
 from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine
 from hf_synlm.search import tree_attention
+from hf_synlm.trees.codecs import LabeledCodec, binary_constituents
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.goldens import cases_of, read_meta, read_tensors
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
@@ -391,7 +392,7 @@ def test_trees_of_the_treebank_come_back():
     with pytest.raises(ValueError, match="'@' has a meaning in binary trees"):
         binary_constituents([("@", 0, 2), ("S", 0, 3)], 3)
     system = TransitionSystem("binary", len(labels))
-    (encoded,) = encode_trees([tree], word_tokenizer([tree.words], min_count=1), system, labels)
+    (encoded,) = encode_trees([tree], word_tokenizer([tree.words], min_count=1), LabeledCodec("binary", labels))
     machine = BinaryTreeLMStackMachine(tiny(structure_attention="binary", nonterminals=list(labels)))
     actions = encoded["actions"]
     starts = [stack.start for stack in system.steps(actions)]
