@@ -203,10 +203,7 @@ def parse_sentences(
     """
     name = type(model).__name__
     if not declared(model.config, "gives_trees"):
-        raise ValueError(
-            f"{name} gives no trees (of Tree LMs, one with linearization='no_opening'): use another syntactic language "
-            "model of hf_synlm"
-        )
+        raise ValueError(f"{name} gives no trees: use another syntactic language model of hf_synlm")
     known = parse_options(model)
     if unknown := ", ".join(sorted(set(options) - known)):
         raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")

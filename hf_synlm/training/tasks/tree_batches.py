@@ -206,7 +206,7 @@ def encode_treebanks(
     data: TreeDataArguments,
     treebanks: Sequence[Dataset],
     tokenizer: PreTrainedTokenizerBase,
-    transition_system: Literal["top_down", "in_order", "binary", "no_opening"],
+    transition_system: Literal["top_down", "in_order", "binary"],
     labels: Sequence[str],
     text_style: str | None = None,
 ) -> Splits:
