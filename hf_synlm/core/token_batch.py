@@ -86,6 +86,11 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
 
 
 def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    if not isinstance(input_ids, Tensor):
+        raise ValueError(
+            f"input_ids is a {type(input_ids).__name__}, not a tensor of token ids. Call the tokenizer first: "
+            "model.parse(**tokenizer([text], return_tensors='pt'))."
+        )
     integers = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
     # A tokenizer makes an empty tensor of floats of an empty text, so this comes first.
     check_columns("input_ids", input_ids, attention_mask)

@@ -207,6 +207,11 @@ def tokenizer_of_words(
         ValueError: tokens occur twice, or `<pad>` and `unknown_token` are not where they should be.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
+    if len(vocabulary) < len(tokens) or vocabulary.get(PAD_TOKEN) != 0 or unknown_token not in vocabulary:
+        raise ValueError(
+            f"the {len(tokens)} tokens must differ, begin with {PAD_TOKEN} and contain {unknown_token}: "
+            f"{len(vocabulary)} differ, and it begins with {list(tokens[:3])}"
+        )
     steps = _cleaning(lowercase, replace_numbers)
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown_token))
     steps += _unknown_steps(vocabulary, unknown)

@@ -343,6 +343,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         }
         kwargs.update({name: value for name, value in given.items() if value is not None})
         prompt, mask = checked_prompts(inputs, kwargs), kwargs.get("attention_mask")
+        if isinstance(inputs, Tensor) and mask is not None and mask.shape != inputs.shape:
+            raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, inputs {tuple(inputs.shape)}. Align them.")
         if mask is None and isinstance(prompt, Tensor):
             mask = self._default_attention_mask(prompt)
             kwargs.update({} if mask is None else {"attention_mask": mask})

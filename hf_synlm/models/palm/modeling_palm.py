@@ -281,7 +281,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         """
         if spans is not None:
             columns = columns_of(input_ids, inputs_embeds)
-            self._check_spans(spans, columns.shape[1])
+            self._check_spans(spans, columns)
         return self.score_text(
             input_ids,
             labels,
@@ -302,8 +302,11 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             counts["span_attention"] = counts["activation"]
         return counts
 
-    def _check_spans(self, spans: Sequence[Sequence[Span]], width: int) -> None:
+    def _check_spans(self, spans: Sequence[Sequence[Span]], columns: Tensor) -> None:
         """Raise ValueError unless the attention can be trained on these spans."""
+        if len(spans) != len(columns):
+            raise ValueError(f"spans hold {len(spans)} rows and input_ids {len(columns)}. Give one list per row.")
+        width = columns.shape[1]
         for row, pairs in enumerate(spans):
             for span in pairs:
                 is_pair = len(span) == 2 and all(isinstance(x, int) for x in span)
