@@ -203,6 +203,8 @@ def evaluate_pairs(
     Cost: one pass over every different sentence.
     """
     check_list("pairs", pairs, "MinimalPair(good, bad)")
+    if not pairs:
+        raise ValueError("there are no pairs to score: give at least one")
     start = time.perf_counter()
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     if proposals is None:

@@ -294,6 +294,8 @@ def evaluate_syntaxgym(
     Cost: one pass over every different sentence; all suites are batched together.
     """
     check_list("paths", paths)
+    if not paths:
+        raise ValueError("there are no suites to score: give the files of some")
     suites, files = [load_suite(path) for path in paths], describe_files(paths)
     of_name: dict[str, PathLike] = {}
     for suite, path in zip(suites, paths, strict=True):

@@ -149,6 +149,8 @@ def num_workers(num_processes: int | None, model: PreTrainedModel, num_derivatio
     if num_processes is None:
         worth = num_derivations // _DERIVATIONS_PER_WORKER if on_cpu and not is_launched() else 1
         return max(1, min(worth, torch.get_num_threads()))
+    if num_processes < 1:
+        raise ValueError(f"num_processes is {num_processes}: it must be at least 1")
     if num_processes > 1 and not on_cpu:
         raise ValueError(
             f"num_processes is {num_processes}, but the model is on {model.device}: leave num_processes out. To use "
