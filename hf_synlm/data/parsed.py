@@ -86,7 +86,11 @@ class ParsedSentence:
     tags: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for tree in self.hypotheses:
+        if self.word_log_probs is not None and len(self.word_log_probs) != len(self.words):
+            raise ValueError(f"{len(self.word_log_probs)} log-probabilities for {len(self.words)} words: give one each")
+        for rank, tree in enumerate(self.hypotheses):
+            if tree.labels is not None and len(tree.labels) != len(tree.spans):
+                raise ValueError(f"tree {rank} has {len(tree.spans)} spans and {len(tree.labels)} labels: one each")
             has_labels = tree.labels is not None
             min_width = 1 if has_labels else 2
             validate_spans(tree.spans, len(self.words), min_width=min_width, allow_duplicates=has_labels)
@@ -106,6 +110,8 @@ class ParsedSentence:
         Raises:
             ValueError: the row does not exist, the number of words does not fit, or a span cuts a word.
         """
+        if not 0 <= sentence < len(output.spans):
+            raise ValueError(f"there is no sentence {sentence}: the output has {len(output.spans)}")
         offset, length = output.offsets[sentence], output.lengths[sentence]
         ends = None if output.word_ends is None else list(output.word_ends[sentence])
         if ends is None or len(words) != len(ends):
@@ -264,6 +270,8 @@ def word_brackets(
     Raises:
         ValueError: a span begins or ends inside a word, or labels and spans do not fit.
     """
+    if len(labels) != len(spans):
+        raise ValueError(f"there are {len(spans)} spans and {len(labels)} labels: give one label per span")
     boundary = {position: word for word, position in enumerate((offset, *word_ends))}
     for label, (i, j) in zip(labels, spans, strict=True):
         if i not in boundary or j not in boundary:

@@ -614,7 +614,7 @@ def test_inputs_are_never_overwritten(texts, tmp_path, capsys):
     (linked := tmp_path / "linked").mkdir()
     (linked / "number.json").symlink_to(suites / "number.json")
     assert refused in outcome("evaluate", "syntaxgym", linked, *model, "--out", suites / "number.json")
-    assert "no folder 'missing" in outcome(*syntaxgym, tmp_path / "new.json")
+    assert "no folder 'missing" in outcome("evaluate", "syntaxgym", suites, *model, "--out", tmp_path / "new.json")
 
 
 def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
