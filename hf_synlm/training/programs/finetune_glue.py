@@ -93,6 +93,10 @@ class GlueArguments:
             raise ValueError("No training data are given. Pass --task_name, --train_file or --dataset_name.")
         if self.validation_mismatched_file is not None and self.task_name != "mnli":
             raise ValueError("validation_mismatched_file belongs to task_name mnli only.")
+        if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
+            raise ValueError("MNLI has two validation files. Pass --validation_mismatched_file too.")
+        if self.max_length < 4:
+            raise ValueError(f"max_length must be at least 4 (a pair and its two marks) and is {self.max_length}.")
         check_minimum(self, 1, "max_train_tokens max_train_samples max_eval_samples")
 
     def describe(self) -> str:
