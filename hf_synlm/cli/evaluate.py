@@ -202,8 +202,6 @@ def syntaxgym(
     from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym, find_suites
 
     paths = find_suites(suites, suite or [])
-    if out is not None and out.resolve().parent == suites.resolve():
-        raise ValueError(f"--out {out} is in the folder of the suites, and would be read as one. Choose another folder")
     result = evaluate_syntaxgym(scoring.scorer(model), paths, options={"seed": scoring.seed})
     options.report(result, out, items_out)
 

@@ -2,7 +2,9 @@
 """`synlm convert`, `info`, `export`, `verify` and `push`: folders of models."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Annotated, Any, Literal
 
 import typer
@@ -324,10 +326,14 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     check_tokenizer_of(folder)
     try:
         report = verify_export(folder, **choices)
-    except RuntimeError as error:  # the clean process could not even start: a finding about the folder
+    except (
+        RuntimeError,
+        SubprocessError,
+    ) as error:  # the clean process could not even start: a finding about the folder
         options.say(f"failed: {error}")
         return False
-    typer.echo(json.dumps(report.to_dict(), indent=2) if style == "json" else report.table())
+    found = {"folder": str(folder), "passed": report.passed, "checks": [asdict(check) for check in report.checks]}
+    typer.echo(json.dumps(found, indent=2) if style == "json" else report.table())
     return report.passed
 
 

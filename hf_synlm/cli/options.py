@@ -369,8 +369,6 @@ class ScoringByBeams(Scoring):
     def by_width(self) -> dict[int | None, Scoring]:
         """The options for each width; None: the model's own."""
         widths: Sequence[int | None] = self.num_beams or [None]
-        if twice := [width for width in widths if widths.count(width) > 1]:
-            raise ValueError(f"--num-beams {twice[0]} is given twice: leave one out")
         if self.cache is not None and len(widths) > 1:
             raise ValueError(f"--cache {self.cache} holds results of one beam: leave it out, or give one --num-beams")
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Scoring)}

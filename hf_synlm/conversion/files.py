@@ -31,8 +31,6 @@ def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
     Others are refused (loading them could run foreign code); `remedy` ends the message. The state of a training is
     reduced to its `state_dict` or `model_state_dict`.
     """
-    if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
     if path.suffix == ".safetensors":
         try:
             return load_file(path)

@@ -110,9 +110,6 @@ def _num_spans(options: Mapping[str, Any]) -> int:
     given = {name: options[name] for name in ("num_spans", "max_span_length") if options.get(name) is not None}
     if not given:
         raise ValueError("The configuration has neither 'num_spans' nor 'max_span_length'. Add one of them.")
-    for name, value in given.items():
-        if not isinstance(value, int):
-            raise ValueError(f"{name} is {value!r} in the configuration. Give a whole number.")
     counts = {value - (name == "max_span_length") for name, value in given.items()}
     if len(counts) > 1:
         raise ValueError(f"{given} do not agree: max_span_length is one more than num_spans. Leave one of them out.")
@@ -140,6 +137,4 @@ def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
         raise ValueError(
             f"The checkpoint lacks the tensor that becomes {name}. Is it another model, or is the file damaged?"
         )
-    if tensors[name].dim() != (2 if "weight" in name else 1):
-        raise ValueError(f"The tensor that becomes {name} has shape {tuple(tensors[name].shape)}. Is the file damaged?")
     return tensors[name]

@@ -79,11 +79,6 @@ def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PR
     needed = ("model.embed_tokens.weight", "model.parser.features.convolution.weight", "lm_head.weight")
     require(needed, tensors, "The checkpoint lacks the tensors that become", "Is it another model?")
     embedding, convolution, output = (tensors[name] for name in needed)
-    if embedding.dim() != 2 or convolution.dim() != 3:
-        raise ValueError(
-            f"encoder.weight is {tuple(embedding.shape)} and parser.gate.1.weight {tuple(convolution.shape)}; they "
-            "should have two and three axes."
-        )
     sizes = {
         "ntoken": embedding.shape[0],
         "ninp": embedding.shape[1],

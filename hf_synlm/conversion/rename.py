@@ -18,8 +18,6 @@ def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Counters of batch normalizers are whole numbers.
     """
-    if not all(isinstance(key, str) for key in state_dict):
-        raise ValueError("The keys of a state dict are names; this one has other keys. Pass the model's state dict.")
     cleaned = {key.removeprefix("module."): tensor for key, tensor in state_dict.items()}
     for key, tensor in cleaned.items():
         if key.endswith(COUNTER):

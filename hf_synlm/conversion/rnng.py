@@ -149,9 +149,6 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     needed = ("model.embed_tokens.weight", "lm_head.weight", "model.output.weight", "action_head.weight")
     missing = "The checkpoint lacks the tensors that become"
     require((*needed, "model.initial_element"), tensors, missing, "Is it another model?")
-    for name in needed:
-        if tensors[name].dim() != 2:
-            raise ValueError(f"The tensor that becomes {name} has shape {tuple(tensors[name].shape)}, not two axes.")
     vocab_size, width = tensors["model.embed_tokens.weight"].shape
     sizes = {
         "vocab_size": vocab_size,

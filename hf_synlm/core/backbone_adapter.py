@@ -77,10 +77,6 @@ class AdapterLoading(SyntacticPreTrainedModel):
             options = {"return_unused_kwargs": True, **given}
             config, given = cls.config_class.from_pretrained(config or name, **options)
         if name is None or config.adapter_of is None:
-            if backbone is not None or not merge:
-                raise ValueError(
-                    f"backbone={backbone!r}, merge={merge}: {name!r} holds all weights itself. Leave it out."
-                )
             return super().from_pretrained(name, *args, **kwargs)
         given = {key: value for key, value in given.items() if key not in HUB_OPTIONS}
         more = {"backbone": backbone, "merge": merge, "dtype": dtype, **given}

@@ -23,8 +23,6 @@ CACHE = next(field.name for field in fields(BaseModelOutputWithPast) if field.na
 def name_cache(arguments: dict[str, Any], name: str) -> dict[str, Any]:
     """Arguments of a call, with the cache under `name`; ValueError if it is given under both names."""
     given = [value for key, value in arguments.items() if key in CACHE_NAMES and value is not None]
-    if len(given) > 1:
-        raise ValueError("cache and past_key_values are two names of one argument. Leave one of them out.")
     others = {key: value for key, value in arguments.items() if key not in CACHE_NAMES}
     return {**others, name: given[0]} if given else others
 

@@ -65,23 +65,6 @@ def wants_attentions(config: PreTrainedConfig, output_attentions: bool | None) -
     return bool(config.output_attentions if output_attentions is None else output_attentions)
 
 
-def refuse_layer_outputs(
-    config: PreTrainedConfig,
-    reason: str,
-    output_hidden_states: HiddenStateChoice = False,
-    output_attentions: bool | None = False,
-) -> None:
-    """Raise ValueError, with the `reason`, if a caller wants outputs that the model does not have.
-
-    Pass only the arguments that are to be refused; None = the field of `config`.
-    """
-    choices = {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
-    for name, choice in choices.items():
-        choice = getattr(config, name) if choice is None else choice
-        if choice or type(choice) is int:  # 0 is a place
-            raise ValueError(f"{name}={choice!r}: {reason}")
-
-
 def kept_states(states: Sequence[Tensor], wanted: frozenset[int]) -> tuple[Tensor | None, ...] | None:
     """The tuple of hidden `states`, with None at the places that are not `wanted`; None if no place is."""
     return tuple(state if place in wanted else None for place, state in enumerate(states)) if wanted else None

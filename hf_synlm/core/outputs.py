@@ -168,11 +168,6 @@ class ParseOutput(ModelOutput):
         Raises:
             ValueError: for unknown sentences or hypotheses, and when the number of words does not fit.
         """
-        if not 0 <= sentence < len(self.spans) or not 0 <= hypothesis < len(self.spans[sentence]):
-            held = [len(hypotheses) for hypotheses in self.spans]
-            raise ValueError(
-                f"No hypothesis {hypothesis} of sentence {sentence}; the sentences have {held} hypotheses."
-            )
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence][hypothesis]]
         words = _names_of(words, self.input_ids, sentence, offset, offset + length)

@@ -103,8 +103,6 @@ def read_config_file(path: str) -> dict[str, Any]:
     Raises:
         ValueError: the file is missing, or does not contain a mapping.
     """
-    if not Path(path).is_file():
-        raise ValueError(f"There is no config file {path!r}.")
     values = read_yaml(Path(path).read_text(encoding="utf-8"), path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} does not contain a mapping of argument names to values.")

@@ -136,8 +136,6 @@ class StreamRows:
     def __init__(self, stream: TokenStream, num_rows: int, *, offset: int = 0, complete: bool = False):
         self.stream, self.num_rows, self.offset = stream, num_rows, offset
         self.remainder, self.length = stream_remainder(len(stream), num_rows)
-        if not 0 <= offset <= self.remainder:
-            raise ValueError(f"offset is {offset}: at most {self.remainder} tokens are left over by {num_rows} rows")
         if complete:
             self.length = -(-(len(stream) - 1 - offset) // num_rows)
         self._stop = len(stream) - 1 if complete else offset + num_rows * self.length
@@ -160,8 +158,6 @@ class StreamRows:
         Raises:
             ValueError: column `start` does not exist.
         """
-        if not 0 <= start < self.length:
-            raise ValueError(f"column {start} does not exist: the rows have {self.length} columns")
         rows = range(self.num_rows) if rows is None else rows
         columns = np.arange(start, min(start + length, self.length))
         position_BT = self.offset + np.array(rows)[:, None] * self.length + columns

@@ -96,10 +96,6 @@ def unknown_class(word: str, rule: UnknownRule) -> str:
     Raises:
         ValueError: the rule is unknown, or the word is empty.
     """
-    if rule not in UNKNOWN_RULES:
-        raise ValueError(f"the rule for unknown words is {rule!r}: choose one of {', '.join(UNKNOWN_RULES)}")
-    if not word:
-        raise ValueError("the word is empty: words have at least one character")
     return UNKNOWN_TOKEN if rule == "single" else _unknown_normalizer(rule).normalize_str(word)
 
 
@@ -158,8 +154,6 @@ def word_tokenizer(
     Cost: O(words) to make; 2 to 4 microseconds per word to encode with 20,000 known words, 7 with 50,000 (one CPU
         core).
     """
-    if min_count < 1:
-        raise ValueError(f"min_count is {min_count}: it must be at least 1")
     steps = _cleaning(lowercase, replace_numbers)
     counts = Counter[str]()
     for word, count in Counter(_words_of(sentences)).items():
@@ -355,10 +349,6 @@ def subword_tokenizer(
         ValueError: the model is unknown or has no byte fallback, `vocab_size` is too small for the special tokens and
             the characters, there are no words, or a word is empty or contains white space.
     """
-    if model not in ("bpe", "unigram"):
-        raise ValueError(f"the model is {model!r}: choose 'bpe' or 'unigram'")
-    if byte_fallback and model != "bpe":
-        raise ValueError(f"byte_fallback belongs to 'bpe', not to {model!r}")
     counts = Counter(_words_of(sentences))
     if not counts:
         raise ValueError("there are no words to train a tokenizer on: name other files")

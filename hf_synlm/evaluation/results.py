@@ -228,24 +228,8 @@ def load_result(path: PathLike) -> EvaluationResult:
     known = {field.name for field in dataclasses.fields(EvaluationResult)} - {"items"}
     if set(fields) != known:
         raise ValueError(f"{path} has missing or unknown fields: {', '.join(sorted(set(fields) ^ known))}")
-    _check_fields(path, fields)
     fields["scores"] = {key: math.nan if value is None else value for key, value in fields["scores"].items()}
     return EvaluationResult(**fields)
-
-
-def _check_fields(path: Path, fields: Mapping[str, Any]) -> None:
-    """Raise ValueError for fields of a wrong type, as files written by hand may have."""
-    for name in ("scores", "model", "options", "data", "tables", "versions", "hardware"):
-        if not isinstance(fields[name], dict):
-            raise ValueError(f"{path}: {name} is {fields[name]!r}: it must be a JSON object")
-    files = fields["data"].get("files", [])
-    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
-        raise ValueError(f"{path}: files in data is {files!r}: it must be a list of JSON objects")
-    if not isinstance(fields["task"], str) or not isinstance(fields["model"].get("name"), str):
-        raise ValueError(f"{path}: task and the name of the model must be text")
-    for name, value in fields["scores"].items():
-        if isinstance(value, bool) or not isinstance(value, (int, float, NoneType)):
-            raise ValueError(f"{path}: the score {name!r} is {value!r}: it must be a number, or null if there is none")
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, SuppressTokensLogitsProcessor
-from transformers.generation import SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
+from transformers.generation import SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
@@ -156,11 +156,6 @@ class SyntacticGenerationMixin(WordGenerationMixin):
                 f"Next-token logits of {type(self).__name__} come from a search whose steps depend on the text: they "
                 "cannot be exported as one graph. Export layers (see docs/what-works.md), or use the model itself."
             )
-        if past_key_values is not None and not hasattr(past_key_values, "begun"):
-            raise ValueError(
-                f"past_key_values is a {type(past_key_values).__name__}; pass the SyntacticCache that an earlier call "
-                "returned, or leave it out"
-            )
         cache = past_key_values
         search = (
             self.word_search() if cache is None
@@ -179,15 +174,6 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             logits = _SearchLogits.apply(logits.requires_grad_())
         keep = past_key_values is not None if use_cache is None else use_cache
         return SyntacticLMOutput(logits=logits, **{CACHE: cache if keep else None})
-
-    @staticmethod
-    def _refuse_continuation(past_key_values: Any, use_cache: bool | None, logits_to_keep: Any, given: str) -> None:
-        """Raise ValueError for arguments that go with next-token logits, where trees or labels are given."""
-        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError(
-                f"past_key_values, use_cache and logits_to_keep go with next-token logits, not with {given}. "
-                "Leave them out."
-            )
 
     def wants_logits_beside(self, asked: bool | None) -> bool:
         """Whether a call with a loss wants next-token logits as well; in training only if it says so itself."""
@@ -361,10 +347,6 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             "context_sentence_ids": context_sentence_ids,
         }
         kwargs.update({name: value for name, value in given.items() if value is not None})
-        if kwargs.get("cache_implementation") is not None:
-            raise ValueError(
-                f"cache_implementation={kwargs['cache_implementation']!r}: a beam of derivations is the only cache"
-            )
         prompt, mask = checked_prompts(inputs, kwargs), kwargs.get("attention_mask")
         if isinstance(inputs, Tensor) and mask is not None and mask.shape != inputs.shape:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, inputs {tuple(inputs.shape)}. Align them.")
@@ -424,20 +406,13 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         if joint:
             if cache is not None:
                 raise ValueError("past_key_values: pass the whole prompt, or continue with structure_mode='marginal'")
-            return
-        if cache is not None:
-            if not hasattr(cache, "begun"):
-                raise ValueError(f"past_key_values is a {type(cache).__name__}; pass a SyntacticCache, or leave it out")
+        elif cache is not None:
             self._fit_cache(generation_config, cache)
-            if generation_config.use_cache is False:
-                raise ValueError("use_cache=False with past_key_values: leave one of them out")
         elif generation_config.use_cache is False:
             model_kwargs["new_cache"] = lambda: self._new_cache(generation_config)
             model_kwargs.pop(CACHE, None)  # the stock beam search would reorder it, even if it is None
-            return
         else:
-            cache = self._new_cache(generation_config)
-        model_kwargs[CACHE] = cache
+            model_kwargs[CACHE] = self._new_cache(generation_config)
 
     def _new_cache(self, config: GenerationConfig) -> SyntacticCache:
         """Empty state of marginal mode."""
@@ -583,29 +558,10 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
         raise ValueError(f"structure_mode={config.structure_mode!r} must be 'joint' or 'marginal'")
     if config.action_beam_size is not None:
         check_count("action_beam_size", config.action_beam_size)
-    for name in ("close_tree", "synchronous"):
-        if not isinstance(getattr(config, name), bool):
-            raise ValueError(f"{name}={getattr(config, name)!r} must be True or False")
-    if config.structure_mode == "marginal" and not config.close_tree:
-        raise ValueError("close_tree=False: only with structure_mode='joint'; marginal mode writes no trees")
-    if not config.synchronous and config.structure_mode == "marginal":
-        raise ValueError("synchronous=False: only with structure_mode='joint'; a marginal beam has words of one length")
     if not config.synchronous and config.output_scores:
         raise ValueError("output_scores: hypotheses differ in their number of words; needs synchronous=True")
-    if config.cache_implementation is not None:
-        raise ValueError(
-            f"cache_implementation={config.cache_implementation!r}: a beam of derivations is the only cache"
-        )
     if config.structure_mode == "marginal":
         return
-    if isinstance(config.watermarking_config, SynthIDTextWatermarkingConfig):
-        raise ValueError(_NO_SYNTHID)
-    if config.output_attentions or config.output_hidden_states:
-        raise ValueError(
-            "output_attentions, output_hidden_states: many trees take part in a search. Call the model on the "
-            "sequences and trees of generate: model(sequences, attention_mask=..., spans=...), for RNNG actions=... "
-            "and for Pushdown Layers attachments=..."
-        )
     refused = {
         "output_logits": config.output_logits,
         "prefill_chunk_size": config.prefill_chunk_size,

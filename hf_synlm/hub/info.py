@@ -161,8 +161,6 @@ def shipped_files(architecture: str) -> dict[str, int]:
     Raises:
         ValueError: an unknown architecture.
     """
-    if architecture not in ARCHITECTURES:
-        raise ValueError(f"unknown architecture {architecture!r}: choose one of {', '.join(ARCHITECTURES)}")
     return {name: len(text.splitlines()) for name, text in flat_files(architecture).items()}
 
 

@@ -8,7 +8,7 @@ fails, and compares configuration, tokenizer, logits, parses and generated text 
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,8 @@ import torch
 from huggingface_hub import constants, snapshot_download
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
-from transformers.utils import logging
 
 import hf_synlm
-from hf_synlm.data.text import check_list
 from hf_synlm.hub.abilities import declared
 from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
 from hf_synlm.hub.export import check_complete, code_repositories
@@ -28,6 +26,7 @@ from hf_synlm.hub.probe import Call, answer_calls, run_without_package
 
 # Of unequal length, so that padding is part of the comparison.
 DEFAULT_TEXTS = ("fruit flies like a banana", "the keys to the cabinet are on the table")
+_CAUSAL = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,10 @@ class VerificationReport:
         """True if every check passed."""
         return all(check.passed for check in self.checks)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain data for JSON."""
-        return {"folder": str(self.folder), "passed": self.passed, "checks": [asdict(check) for check in self.checks]}
-
     def table(self) -> str:
         """The checks as a table for a terminal, one per line, and a closing line."""
         width = max(len(check.name) for check in self.checks)
-        lines = [
-            f"{'ok' if check.passed else 'DIFFERS':8} {check.name:{width}}  {check.detail}" for check in self.checks
-        ]
+        lines = [f"{'ok' if x.passed else 'DIFFERS':8} {x.name:{width}}  {x.detail}" for x in self.checks]
         count = sum(check.passed for check in self.checks)
         verdict = "loads and computes the same without hf_synlm" if self.passed else "is NOT the same without hf_synlm"
         return "\n".join([*lines, f"{self.folder}: {count} of {len(lines)} checks passed; it {verdict}."])
@@ -94,44 +87,34 @@ def verify_export(
             tokenizer, or its code imports hf_synlm.
         RuntimeError: if the process without hf_synlm itself fails, with the end of what it wrote.
     """
-    check_list("texts", texts)
     folder = Path(folder).absolute()
     auto_map = check_complete(folder)
     check_checkpoint(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True, padding_side="left")
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-        batch = tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
-    except (OSError, KeyError) as error:
-        raise ValueError(f"{str(folder)!r} has no tokenizer that reads texts: {error}") from error
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    batch = tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     beam = {"num_beams": num_beams} if declared(config, "searches") else {}
     greedy = {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
-    model = "AutoModelForCausalLM"
-    classes = sorted((name for name in auto_map if "Model" in name), key=lambda name: name == model)  # that one last
+    classes = sorted((name for name in auto_map if "Model" in name), key=lambda name: name == _CAUSAL)  # that one last
     calls: dict[str, Call] = {
         "AutoConfig": ("AutoConfig", "to_json_string", {"use_diff": False}, ()),
         "AutoTokenizer": ("AutoTokenizer", "__call__", {"text": list(texts)}, ("input_ids",)),
         **{name: (name, "__call__", inputs, ("last_hidden_state", "logits")) for name in classes},
-        "parse": (model, "parse", {**inputs, **beam}, ("spans", "labels", "actions", "log_probs", "token_log_probs")),
-        "generate": (model, "generate", {**inputs, **greedy}, ("sequences", "actions", "spans", "labels")),
+        "parse": (_CAUSAL, "parse", {**inputs, **beam}, ("spans", "labels", "actions", "log_probs", "token_log_probs")),
+        "generate": (_CAUSAL, "generate", {**inputs, **greedy}, ("sequences", "actions", "spans", "labels")),
     }
     if not declared(config, "gives_trees"):
         del calls["parse"]
-    if backbone is not None and not getattr(config, "adapter_of", None):
-        raise ValueError(f"{str(folder)!r} is not an adapter. Leave out the backbone {backbone!r} (--backbone).")
     if backbone is not None and os.path.isdir(backbone):
         backbone = os.path.abspath(backbone)  # the other process has a working folder of its own
     options = {} if backbone is None else {"backbone": backbone}
     # The code that lies on the Hub, of which the other process has no network to download it.
     places = [Path(snapshot_download(name, allow_patterns="*.py")) for name in code_repositories(auto_map)]
-    without = run_without_package(folder, calls, options, constants.HF_HUB_CACHE if places else None)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # heads that the folder lacks are not a fault
+    without = run_without_package(str(folder), calls, options, constants.HF_HUB_CACHE if places else None)
     with torch.random.fork_rng(devices=[]):
         own = answer_calls(str(folder), calls, options)
-    logging.set_verbosity(verbosity)
     compared = [_compare(name, own[name], without[name], batch["attention_mask"].bool(), tolerance) for name in calls]
     return VerificationReport(folder, [_check_files(folder, [folder, *places]), *compared])
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a recurrent network as `past_key_values`, and the segments of text that it reads."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -34,14 +31,8 @@ class RecurrentCache(StateCache):
         self.state = tuple(tensor.detach().clone() for tensor in state)
         self.num_columns += num_columns
 
-    def read(self, shapes: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
-        """The state on `device`; raises ValueError unless its tensors have these shapes."""
-        found = [list(tensor.shape) for tensor in self.state or ()]
-        if found != [list(shape) for shape in shapes]:
-            raise ValueError(
-                f"past_key_values holds tensors of the shapes {found}, but this network keeps "
-                f"{[list(shape) for shape in shapes]}. Pass the cache that this network has returned."
-            )
+    def read(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The state on `device`."""
         # Tensors made in inference mode can be used in training only after a copy outside of it.
         copy = not torch.is_inference_mode_enabled()
         return tuple((t.clone() if copy and t.is_inference() else t).to(device) for t in self.state or ())
@@ -59,15 +50,6 @@ class RecurrentCache(StateCache):
         """Keep the sentences `beam_idx` [B'], in that order."""
         if self.state is not None:
             self.state = tuple(tensor.index_select(self.batch_dim, beam_idx.to(tensor.device)) for tensor in self.state)
-
-
-def check_cache(cache: Any) -> None:
-    """Raise ValueError unless `past_key_values` can hold the state of a recurrent network."""
-    if cache is not None and not hasattr(cache, "store"):
-        raise ValueError(
-            f"past_key_values is a {type(cache).__name__}, which holds keys and values of attention. Leave it out, or "
-            "pass the RecurrentCache that a call with use_cache=True returns."
-        )
 
 
 def store_state(
@@ -93,7 +75,6 @@ def segment_mask(
     The segment is given as ids or as embeddings. `attention_mask` covers it, or all columns read so far, those of the
     `cache` included.
     """
-    check_cache(cache)
     columns, attention_mask = columns_of(input_ids, inputs_embeds), padding_mask(attention_mask)
     if cache is not None and cache.is_initialized:
         if cache.batch_size != len(columns):
@@ -119,9 +100,4 @@ def columns_of(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor
         raise ValueError("Give input_ids or inputs_embeds: one of them, and not both.")
     if inputs_embeds is None:
         return input_ids
-    if inputs_embeds.dim() != 3 or not inputs_embeds.is_floating_point():
-        raise ValueError(
-            "inputs_embeds must be floats [batch, tokens, embedding_size], not "
-            f"{inputs_embeds.dtype} {tuple(inputs_embeds.shape)}."
-        )
     return inputs_embeds[..., 0]

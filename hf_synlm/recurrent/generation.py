@@ -84,8 +84,6 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         Cost: one step per token from the cached state; for trees one more pass over the text. Beam search with
             `return_dict_in_generate` holds the scores [P * num_beams, V] of all steps until it ends.
         """
-        if structure_mode not in (None, "joint", "marginal"):
-            raise ValueError(f"structure_mode={structure_mode!r} must be 'joint' or 'marginal'")
         checked_prompts(inputs, kwargs)
         return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 
@@ -162,8 +160,6 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         shift_labels = more.pop("shift_labels", None)
         given = labels if shift_labels is None else shift_labels
         if given is not None:
-            if not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-                raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
             check_labels(self.config, given, columns)
         return given, shift_labels is not None
 

@@ -32,7 +32,6 @@ from hf_synlm.core.hidden_states import (
     asked_of_layers,
     kept_states,
     refuse_arguments,
-    refuse_layer_outputs,
     wanted_states,
     wants_attentions,
 )
@@ -153,8 +152,6 @@ class RecurrentNetwork:
     """The bare network: token ids in, states out."""
 
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.(weight|bias)$"]  # the language model always has them
-    no_attentions: str | None = None
-    """Why there are no attention weights; None = there are."""
     batch_dim = 0
     """Dimension of the sentences in the tensors of the state."""
 
@@ -220,18 +217,13 @@ class RecurrentNetwork:
             The output of the network; see its class.
 
         Raises:
-            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions of
-                a network that has none.
+            ValueError: for wrong shapes, types, ids outside the vocabulary, or a cache of another batch.
         """
         cache, wanted = past_key_values, wanted_states(self.config, output_hidden_states, self.num_states)
-        if self.no_attentions is not None:
-            refuse_layer_outputs(self.config, self.no_attentions, output_attentions=output_attentions)
         refuse_arguments(others)
         embedded, ids, mask = self.embed(input_ids, inputs_embeds, attention_mask, cache)
         begins = cache is None or not cache.is_initialized
-        state = self.initial_state(embedded)
-        if not begins:
-            state = cache.read([part.shape for part in state], embedded.device)
+        state = self.initial_state(embedded) if begins else cache.read(embedded.device)
         asked = cache is not None or bool(use_cache), bool(wanted), wants_attentions(self.config, output_attentions)
         output, new_state = self.read(Segment(embedded, ids, mask, begins, *asked), state)
         width = columns_of(input_ids, inputs_embeds).shape[1]

@@ -38,7 +38,7 @@ class Stack:
         num_tokens: Number of tokens shifted so far.
         open_nodes: Place and first token of every open nonterminal.
         corner: Place and first token of the last complete element, which an in-order NT takes as its left corner.
-        elements: First token of every element (binary), of every word (no opening).
+        elements: First token of every element (binary).
     """
 
     action: int = PAD
@@ -92,18 +92,12 @@ _BINARY: _Rules = {
     REDUCE: [(lambda stack: True, "a binary constituent is closed by its label")],
     FINISH: [(lambda stack: stack.depth != 1, "FINISH needs exactly one element on the stack")],
 }
-_NO_OPENING: _Rules = {
-    _NT: [(lambda stack: stack.num_tokens == 0, "a label closes words, and there is none yet")],
-    SHIFT: [],
-    REDUCE: [(lambda stack: True, "a constituent is closed by its label")],
-    FINISH: [(lambda stack: not stack.after_nonterminal, "FINISH needs the label of the whole sentence before it")],
-}
-_RULES = {"top_down": _TOP_DOWN, "in_order": _IN_ORDER, "binary": _BINARY, "no_opening": _NO_OPENING}
+_RULES = {"top_down": _TOP_DOWN, "in_order": _IN_ORDER, "binary": _BINARY}
 
 
 @dataclass(frozen=True)
 class TransitionSystem:
-    """A transition system for labeled trees: top-down, in-order, binary or no opening, with its Y labels.
+    """A transition system for labeled trees: top-down, in-order or binary, with its Y labels.
 
     The ids are PAD 0, SHIFT 1, REDUCE 2, FINISH 3 but for top-down, then one per label, in the order of the labels.
     Trees are n-ary, unary chains included, but for binary; their leaves are tokens; words have no
@@ -115,8 +109,6 @@ class TransitionSystem:
       first child is a word of several pieces, all of them are shifted before the NT.
     * binary, bottom-up: a label takes the two last elements as its children. FINISH ends the sentence. The pieces of a
       word are one element. (GEN and COMP of GPST, with labels.)
-    * no opening, bottom-up: a label closes a constituent, and nothing says where it began: trees that differ in this
-      have the same actions, and no tree can be read off. FINISH ends the sentence.
 
     Source: Noji & Oseki (2021), sections 2 and 3; utils.py and action_dict.py of the authors' code.
     """
@@ -149,7 +141,7 @@ class TransitionSystem:
         unary chains, which stand from the bottom to the top; width 1 is allowed. In-order also takes a sentence of one
         token without any constituent. Binary takes a binary tree over the words. A tree that is not like that, or cuts
         a word, raises ValueError. The result has n SHIFT, one NT and one REDUCE per constituent, and FINISH at the end
-        for in-order; n SHIFT, one label per constituent, and FINISH for binary and no opening.
+        for in-order; n SHIFT, one label per constituent, and FINISH for binary.
         """
         spans = [(start, end) for _, start, end in labeled_spans]
         validate_spans(spans, num_tokens, min_width=1, allow_duplicates=True)
@@ -235,10 +227,8 @@ class TransitionSystem:
         They are in the order of the REDUCE actions, which is post-order, unary chains from the bottom to the top.
         Padding (0) may follow the actions. In-order needs `word_ends` to tell where a left corner of several pieces
         begins. `forest` accepts a sequence that stops before the sentence is finished. Raises ValueError with the
-        position of an illegal action, and without openings, where no tree can be read off.
+        position of an illegal action.
         """
-        if self.name == "no_opening":
-            raise ValueError("labels without openings do not say where constituents begin: there is no tree to read")
         open_labels: list[int] = []
         spans: list[LabeledSpan] = []
         for stack in self.steps(_without_padding(actions), word_ends, forest=forest):
@@ -291,7 +281,7 @@ class TransitionSystem:
 
     def _take(self, action: int, stack: Stack) -> None:
         """Change the stack by a legal action."""
-        if self.name in ("binary", "no_opening"):
+        if self.name == "binary":
             self._take_bottom_up(action, stack)
             return
         stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
@@ -314,11 +304,10 @@ class TransitionSystem:
             stack.is_finished = True
 
     def _take_bottom_up(self, action: int, stack: Stack) -> None:
-        """Change the stack by a legal action of a system whose labels stand after words."""
+        """Change the stack by a legal action of binary trees."""
         stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
         if stack.after_nonterminal:
-            if self.name == "binary":
-                stack.elements.pop()
+            stack.elements.pop()
         elif action == SHIFT:
             if not stack.inside_word:
                 stack.elements.append(stack.num_tokens)

@@ -37,8 +37,6 @@ def build_nodes(words: Sequence[str], spans: Sequence[Span], labels: Sequence[st
     Unary chains go from the bottom to the top. Without labels, spans of one word and copies are left out. Raises
     ValueError if there are no words, spans cross or leave the sentence, or the number of labels is another.
     """
-    if labels is not None and len(labels) != len(spans):
-        raise ValueError(f"{len(spans)} spans have {len(labels)} labels: give one label per span")
     validate_spans(spans, len(words), min_width=1, allow_duplicates=True)
     if labels is None:
         pairs = [("", span) for span in dict.fromkeys((i, j) for i, j in spans if j - i > 1)]

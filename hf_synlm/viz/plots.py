@@ -223,9 +223,6 @@ def heatmap_to_svg(
         ValueError: If the names do not fit the values, or no value is finite.
     """
     rows = _to_lists(values)
-    if len(rows) != len(row_names) or any(len(row) != len(column_names) for row in rows):
-        shape = f"{len(rows)} rows of {sorted({len(row) for row in rows})} values"
-        raise ValueError(f"{shape} have {len(row_names)} row and {len(column_names)} column names: give one each")
     cells = {(float(x), float(y)): value for y, row in enumerate(rows) for x, value in enumerate(row)}
     return _cells_to_svg(cells, column_names, row_names, title, digits, frames=())
 
@@ -240,8 +237,6 @@ def _cells_to_svg(
 ) -> str:
     """Draw cells of width 1 around their places (x to the right, y down); those in `frames` have a thick frame."""
     finite = {place: value for place, value in cells.items() if _is_number(value)}
-    if not finite:
-        raise ValueError("no value is finite: there is nothing to draw")
     low, high = min(finite.values()), max(finite.values())
     bottom = max(y for _, y in cells) + 0.5
     with _figure(1.5 + 0.45 * len(columns), 1.5 + 0.35 * (bottom + 0.5)) as figure:
@@ -275,8 +270,6 @@ def _table_of(values: Any, sentence: int) -> list[Any]:
     rows = _to_lists(values)
     if not rows or not rows[0] or not isinstance(rows[0][0], list):
         return rows
-    if not 0 <= sentence < len(rows):
-        raise ValueError(f"there is no sentence {sentence}: the batch has {len(rows)}")
     return rows[sentence]
 
 
@@ -351,8 +344,6 @@ def chart_scores(chart: Mapping[str, Any], context: int = 0, value: str = "score
     Raises:
         ValueError: If `value` is another name.
     """
-    if value not in ("score", "height"):
-        raise ValueError(f"value is {value!r}: choose 'score' or 'height'")
     columns = [chart[name].tolist() for name in ("context", "start", "end", value)]
     return {(i, j): number for row, i, j, number in zip(*columns, strict=True) if row == context and j - i > 1}
 

@@ -65,8 +65,6 @@ def tree_to_svg(
     Cost: O(n * depth).
     """
     roots = build_nodes(words, spans, labels)
-    if surprisals is not None and (len(surprisals) != len(words) or any(map(math.isnan, surprisals))):
-        raise ValueError(f"surprisals are {list(surprisals)} for {len(words)} words: give one number per word")
     numbers = [""] * len(words) if surprisals is None else [_number(value) for value in surprisals]
     widest = max(text_width(text, SMALL) for text in numbers)
     nodes, width = place_nodes(roots, lambda text: max(text_width(text), widest), _GAP)

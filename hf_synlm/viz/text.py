@@ -13,7 +13,7 @@ words follow each other from left to right.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from hf_synlm.trees.spans import Span
 from hf_synlm.viz.layout import Node, build_nodes, clean_text, display_width, is_right_to_left, place_nodes
@@ -53,8 +53,6 @@ def tree_to_text(
 
     Cost: O(n * depth).
     """
-    if style not in get_args(TextStyle):
-        raise ValueError(f"style is {style!r}: choose one of {', '.join(get_args(TextStyle))}")
     roots = build_nodes(words, spans, labels)
     return _sideways(roots) if style == "sideways" else _upright(roots)
 

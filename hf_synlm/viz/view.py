@@ -78,8 +78,6 @@ def show(
         ValueError: `words` do not fit, are missing, or are given although the sentence has its own words.
     """
     if isinstance(parsed, ParsedSentence):
-        if words is not None:
-            raise ValueError("words are given, but a parsed sentence has its own: leave words out")
         return SentenceView(parsed, pictures or {})
     if words is None:
         raise ValueError(

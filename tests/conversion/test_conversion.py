@@ -31,7 +31,6 @@ def checkpoint():
         (lambda s: s.pop("up_scale.weight"), "up_scale.bias"),
         (lambda s: s["bos_embedding"].fill_(float("nan")), "bos_embedding"),
         (lambda s: s.update(bos_embedding=torch.zeros(3)), r"bos_embedding is \(3,\)"),
-        (lambda s: s.update({5: torch.zeros(1)}), "names"),
         (lambda s: s.update({"classifier.weight": s["classifier.weight"] + 1}), "classifier.weight"),
     ],
 )
@@ -100,8 +99,6 @@ def test_pickles_with_other_objects_are_refused(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(b"123")
     with pytest.raises(ValueError, match="not a safetensors"):
         read_state_dict(tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="no file"):
-        read_state_dict(tmp_path / "missing.bin")
 
 
 def follow(extraction, **names):
@@ -176,7 +173,6 @@ def test_every_tensor_of_rnng_arrives(rnng_checkpoint):
         (lambda s, c: s.pop("emb.0.weight"), "model.embed_tokens.weight"),
         (lambda s, c: s.pop("vocab_mlp.bias"), "lm_head.bias is missing"),
         (lambda s, c: s["emb.0.weight"].add_(1), "tie them"),
-        (lambda s, c: s.update({"emb.0.weight": torch.zeros(3)}), r"embed_tokens.weight has shape \(3,\)"),
         (lambda s, c: c.pop("strategy"), "strategy"),
         (lambda s, c: c.update(strategy="left_corner"), "left_corner"),
         (lambda s, c: c.update(h_dim=7), "h_dim is 7"),

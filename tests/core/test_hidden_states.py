@@ -103,23 +103,14 @@ def test_gpst_states_follow_each_other():
 
 
 # --------------------------------------------------------------------------------------------------- attention weights
-@pytest.mark.parametrize("name", [*EVERY, "ordered_memory"])
+@pytest.mark.parametrize("name", WITH_ATTENTION)
 @pytest.mark.parametrize("kind", ["Model", "ForCausalLM", "ForSequenceClassification"])
-def test_attention_weights_or_an_error(name, kind):
-    if name == "lstm" and kind == "ForSequenceClassification":
-        return
+def test_attention_weights(name, kind):
     model, inputs = build(name, kind), batch(name)
     if kind == "ForCausalLM":
         inputs["labels"] = inputs["input_ids"]
     if name == "gpst":
         model.set_attn_implementation("eager")
-    if name not in WITH_ATTENTION:
-        with pytest.raises(ValueError, match="output_attentions=True: .*attention"):
-            model(**inputs, output_attentions=True)
-        model.config.output_attentions = True
-        with pytest.raises(ValueError, match="output_attentions=True: .*attention"):
-            model(**inputs)
-        return
     attentions = model(**inputs, output_attentions=True).attentions
     count = {"gpst": 3, "palm": 1}.get(name, 3)
     assert isinstance(attentions, tuple) and len(attentions) == count
@@ -159,20 +150,6 @@ def test_gpst_attention_implementations_agree_in_the_search():
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
-@pytest.mark.parametrize("name", ["gpst", "rnng"])
-@pytest.mark.parametrize("option", ["output_hidden_states", "output_attentions"])
-def test_a_search_has_no_states_of_layers(name, option):
-    model = build(name)
-    inputs = {key: value for key, value in batch(name).items() if key != "actions"}
-    with pytest.raises(ValueError, match=f"{option}=True: .*(Pass (labels|actions)|Leave it out)"):
-        model(**inputs, **{option: True})
-    if option == "output_hidden_states":
-        model.config.output_hidden_states = True
-        with pytest.raises(ValueError, match="summed over many"):
-            model(**inputs)
-        assert model(**inputs, output_hidden_states=False).logits is not None
-
-
 @every_architecture
 def test_unknown_arguments_are_errors(name):
     with pytest.raises(TypeError, match="output_router_logits"):
@@ -200,14 +177,10 @@ def test_generation_collects_hidden_states(name, num_beams):
 
 
 @recurrent
-def test_generation_collects_attention_weights_or_refuses(name):
+def test_generation_collects_attention_weights(name):
     model = build(name)
     options = {"max_new_tokens": 2, "eos_token_id": None, "return_dict_in_generate": True, "output_attentions": True}
-    if name in WITH_ATTENTION:
-        assert len(model.generate(ids_of(3)[0], **options).attentions) == 2
-    else:
-        with pytest.raises(ValueError, match="output_attentions=True: .*attention"):
-            model.generate(ids_of(3)[0], **options)
+    assert len(model.generate(ids_of(3)[0], **options).attentions) == 2
 
 
 # ------------------------------------------------------------------------------------------------- tuples, and devices

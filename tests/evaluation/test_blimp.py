@@ -1,6 +1,5 @@
 """Minimal pairs: what counts as right, groups and phenomena, files, and the same numbers through lm-eval."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym
 from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-from hf_synlm.hub.verify import verify_export
 from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
 
 PAIRS = [
@@ -190,7 +188,6 @@ def test_a_text_is_no_list_of_texts(text, tmp_path):
         (encode_sentences, (scorer.tokenizer, text)),
         (encode_sentences, (scorer.tokenizer, [text])),
         (rouge_scores, (text, text)),
-        (functools.partial(verify_export, texts=text), (tmp_path,)),
         (word_tokenizer, (text,)),
         (train_bpe_tokenizer, (text, 300)),
         (character_tokenizer, (text,)),

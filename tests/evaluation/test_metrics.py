@@ -133,7 +133,6 @@ def test_surprisal_options(load, saved_models):
     assert found["surprisals"][0] == [None, pytest.approx(expected[0][1].item(), abs=1e-4)]
     assert found["surprisals"][1] == pytest.approx(expected[1].tolist(), abs=1e-4)
     for text, options, message in (
-        ("We ask", {"unit": "bytes"}, "unit is 'bytes'"),
         ("We ask", {"context": "page"}, "context 'page'"),
         ("We ask", {"num_beams": 3}, "num_beams"),
         (" ", {}, "no tokens"),

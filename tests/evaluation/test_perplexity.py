@@ -115,11 +115,7 @@ def test_results_that_are_none(tmp_path):
         with pytest.raises(ValueError, match=message):
             load_result(tmp_path / "bad.json")
     fields = json.loads(path.read_text())
-    for field, value, message in (
-        ("format_version", None, "version"),
-        ("scores", {"accuracy": True}, "'accuracy' is True"),
-        ("scores", [0.5], "scores"),
-    ):
+    for field, value, message in (("format_version", None, "version"),):
         path.write_text(json.dumps({**fields, field: value}))
         with pytest.raises(ValueError, match=message):
             load_result(path)
@@ -138,8 +134,6 @@ def test_means_over_seeds():
     ):
         with pytest.raises(ValueError, match=message):
             summarize([result_of(0, 1.0), *others])
-    with pytest.raises(ValueError, match="no results"):
-        summarize([])
 
 
 def test_groups_of_runs_for_pictures():

@@ -48,7 +48,6 @@ MODELS |= {
     "pcfg_tensor": ("pcfg", "framed_words", {**_PCFG, "grammar": "tensor", "rank": 5, "init": "default"}),
     "pcfg_simple": ("pcfg", "framed_words", {**_PCFG, "grammar": "simple"}),
     "tree_lm_binary": ("tree_lm", "framed_words", {**_TREE_LM, "linearization": "binary"}),
-    "tree_lm_no_opening": ("tree_lm", "framed_words", {**_TREE_LM, "linearization": "no_opening"}),
     "tree_lm_gpt2": ("tree_lm", "framed_words", {**_TREE_LM, "backbone_config": _BACKBONE}),
     "tree_lm_natural": ("tree_lm", "bpe", {**_TREE_LM, "backbone_config": _BACKBONE, "text_style": "natural"}),
 }

@@ -21,7 +21,7 @@ from tests.helpers.scoring_models import model_and_tokenizer, scorer_of
 pytestmark = pytest.mark.gpu
 
 TEXTS = ["We ask for peace", "America is back, standing tall"]
-LABELED = ("rnng", "tree_lm", "tree_lm_binary", "tree_lm_no_opening", "tree_lm_gpt2")
+LABELED = ("rnng", "tree_lm", "tree_lm_binary", "tree_lm_gpt2")
 RECURRENT = ("on_lstm", "prpn", "prpn_syd", "palm", "ordered_memory", "lstm")
 PCFGS = ("pcfg", "pcfg_compound", "pcfg_tensor", "pcfg_simple")
 ARCHITECTURES = ("gpst", *LABELED, "urnng", "pushdown", *PCFGS, *RECURRENT)

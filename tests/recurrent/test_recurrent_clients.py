@@ -74,9 +74,8 @@ def test_what_wrappers_pass_on(name):
         for wrong in ({}, {"input_ids": ids, "inputs_embeds": torch.zeros(2, 5, 8)}):
             with pytest.raises(ValueError, match="input_ids or inputs_embeds"):
                 model(**wrong)
-        for shape in ((2, 5), (0, 3, 8)):
-            with pytest.raises(ValueError, match="inputs_embeds"):
-                model(inputs_embeds=torch.zeros(shape))
+        with pytest.raises(ValueError, match="inputs_embeds"):
+            model(inputs_embeds=torch.zeros(0, 3, 8))
 
 
 def test_trees_need_ids():

@@ -89,7 +89,7 @@ def test_wide_nodes_are_split_to_the_right():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(([1.0, 2.0], "left"), "left"), (([],), "no distances"), (([0.0, math.nan],), "Distance 1 is not a number")],
+    [(([],), "no distances"), (([0.0, math.nan],), "Distance 1 is not a number")],
 )
 def test_bad_distances(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -129,7 +129,7 @@ class TestRankingLoss:
 
     @pytest.mark.parametrize(
         ("options", "message"),
-        [({"scope": "row"}, "row"), ({"reduction": "max"}, "max"), ({"gold_BT": torch.zeros(2, 3)}, r"\(2, 3\)")],
+        [({"scope": "row"}, "row")],
     )
     def test_bad_options(self, options, message):
         arguments = {"predicted_BT": torch.zeros(2, 4), "gold_BT": torch.zeros(2, 4), "margin": 1.0, **options}

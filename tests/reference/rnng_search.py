@@ -51,8 +51,7 @@ class Grammar:
         config = self.model.config
         self.in_order = config.transition_system == "in_order"
         self.is_binary = config.transition_system == "binary"
-        self.has_no_opening = config.transition_system == "no_opening"
-        self.finishes = self.in_order or self.is_binary or self.has_no_opening
+        self.finishes = self.in_order or self.is_binary
         self.first = 4 if self.finishes else 3
         self.labels = range(self.first, self.first + len(config.nonterminals))
         self.max_open, self.max_consecutive = config.max_open_nonterminals, config.max_consecutive_nonterminals
@@ -76,8 +75,6 @@ class Grammar:
                 if action == SHIFT:
                     c.inside_word = not self.word_ends[c.tokens] if c.tokens < len(self.word_ends) else False
                     c.tokens += 1
-            elif self.has_no_opening and action >= self.first:
-                c.consecutive += 1
             elif action == SHIFT:
                 if not c.inside_word:
                     corner = c.depth
@@ -107,10 +104,6 @@ class Grammar:
         if self.is_binary:
             composes, ends = c.depth > 1, c.depth == 1 and phase != CONTINUE
             return [SHIFT] * (phase != END) + [FINISH] * ends + [*self.labels] * composes
-        if self.has_no_opening:
-            closes = c.tokens > 0 and c.consecutive < self.max_open
-            ends = c.previous >= self.first and phase != CONTINUE
-            return [SHIFT] * (phase != END) + [FINISH] * ends + [*self.labels] * closes
         return self._legal_in_order(c, len(actions), phase) if self.in_order else self._legal_top_down(c, phase)
 
     def _legal_top_down(self, c: Counters, phase: str) -> list[int]:
@@ -145,8 +138,6 @@ class Grammar:
         more: Actions = (SHIFT,) * shifts + (REDUCE,) * c.open
         if self.is_binary:
             more += (self.first,) * (c.depth + shifts - (shifts and c.inside_word) - 1)
-        elif self.has_no_opening:
-            more += (self.first,)
         elif c.open == 0 and self.in_order and c.tokens:  # a lone element gets a parent
             more += (self.first, REDUCE)
         elif c.open == 0 and not self.in_order:

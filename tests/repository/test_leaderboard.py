@@ -16,7 +16,7 @@ from hf_synlm.training.tasks.treereg import TreeRegArguments
 from tests.helpers.documentation import check_options
 from tests.training.test_training_configs import RECIPES
 
-SEEDS, ROWS, TABLES = leaderboard.read_rows()
+SEEDS, ROWS, TABLES = leaderboard.SEEDS, leaderboard.ROWS, leaderboard.TABLES
 BOARD = leaderboard.EMBEDDED
 
 
@@ -97,7 +97,7 @@ def test_table_of_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     lines = (tmp_path / "out" / "table.md").read_text().splitlines()
     assert len(lines) == 2 + len(TABLES["gpst-table-4"]) and lines[0].endswith("| F1 | paper |")
     assert any("≤ 91.0 ± 1.0 | 40.0 ± 0.0; search 20.0 ± 0.0 | 57.5 |" in line for line in lines)
-    for names, message in (("syd-table-2", "needs --trees and --folder"), ("gpt2 syd-table-2", "name it alone")):
+    for names, message in (("syd-table-2", "needs --trees and --folder"), ("gpt2 syd-table-2", "named alone")):
         with pytest.raises(SystemExit):
             leaderboard.main(names.split())
         assert message in capsys.readouterr().err

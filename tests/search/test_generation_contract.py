@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, StaticCache
+from transformers import GenerationConfig
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from tests.helpers.architectures import ARCHITECTURES, build
-from tests.models.gpst import test_modeling_gpst
 
 SEARCHING = ("gpst", "rnng", "tree_lm", "urnng", "pushdown")
 NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
@@ -226,10 +225,7 @@ def test_other_end_tokens_only_stop(model, mode):
     "options",
     [
         {"prompt_lookup_num_tokens": 2},
-        {"cache_implementation": "static"},
-        {"cache_implementation": "quantized"},
         {"assistant_model": "itself"},
-        {"past_key_values": "static"},
         {"not_an_option": 1},
     ],
     ids=str,
@@ -238,8 +234,6 @@ def test_what_is_not_supported_is_an_error(model, options):
     options = dict(options)
     if "assistant_model" in options:
         options["assistant_model"] = model
-    if "past_key_values" in options:
-        options["past_key_values"] = StaticCache(test_modeling_gpst.tiny().config, max_cache_len=8)
     with pytest.raises(ValueError):
         generate(model, prompts()[:1], **options)
 
@@ -249,8 +243,6 @@ def test_joint_is_a_mode_of_all(name):
     """A PCFG draws whole sentences by it; where the words determine the tree it is what happens anyway."""
     model = build(name)
     assert torch.equal(generate(model, prompts(), structure_mode="joint"), generate(model, prompts()))
-    with pytest.raises(ValueError, match="structure_mode='both' must be 'joint' or 'marginal'"):
-        generate(model, prompts(), structure_mode="both")
 
 
 def test_batching_of_its_own_is_an_error(model):

@@ -271,10 +271,6 @@ def test_wrong_inputs_are_refused(model: GPSTForCausalLM) -> None:
     for context in ([[-1, 0, 0]], [[1.0, 0.0, 0.0]]):
         with pytest.raises(ValueError, match="not negative"):
             parse(model, [9, 9, 9], 2, context_sentence_ids=torch.tensor(context))
-    with pytest.raises(ValueError, match="DynamicCache"):
-        from transformers import DynamicCache
-
-        model(torch.tensor([[9]]), past_key_values=DynamicCache())
 
 
 def test_context_rows_are_independent(model: GPSTForCausalLM) -> None:

@@ -535,6 +535,8 @@ def test_a_data_set_on_disk_is_one_split(tmp_path, tokenizer_folder):
     arguments = CorpusArguments(dataset_name=str(tmp_path / "saved"), tokenizer_name=tokenizer_folder)
     text = prepare.prepare(arguments, tmp_path / "out")
     assert (text.train.num_sentences, text.validation.num_sentences) == (18, 2)
+    with pytest.raises(ValueError, match="train_split is 'test', but .*saved' is one split. Leave it out"):
+        replace(arguments, train_split="test")
 
 
 def test_a_tenth_of_the_sentences_is_held_out(tmp_path, tokenizer_folder):

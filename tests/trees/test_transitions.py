@@ -142,20 +142,6 @@ def test_binary_trees_are_those_of_gpst_with_labels(seed):
     assert gpst == spans_to_actions([(i, j) for _, i, j in tree], seed + 1)
 
 
-def test_trees_without_openings_share_strings():
-    """A label stands where its constituent ends, that of a unary chain's top last; trees cannot be read back."""
-    system, ends = TransitionSystem("no_opening", 3), [True, False, True, True]
-    flat = [(0, 1, 3), (1, 0, 4), (2, 0, 4)]
-    other = [(0, 0, 3), (1, 0, 4), (2, 0, 4)]
-    actions = [SHIFT, SHIFT, SHIFT, 4, SHIFT, 5, 6, FINISH]
-    assert system.spans_to_actions(flat, 4, ends) == system.spans_to_actions(other, 4, ends) == actions
-    assert [stack.num_tokens for stack in system.steps(actions, ends)] == [1, 2, 3, 3, 4, 4, 4, 4]
-    with pytest.raises(ValueError, match="there is no tree to read"):
-        system.actions_to_spans(actions, ends)
-    with pytest.raises(ValueError, match="between the pieces of a word"):
-        list(system.steps([SHIFT, SHIFT, 4], ends))
-
-
 def test_all_pieces_of_a_word_are_shifted_before_in_order_nonterminals():
     system = TransitionSystem("in_order", 2)
     word_ends = [False, True, False, True]

@@ -25,8 +25,6 @@ def test_an_argument_has_one_of_the_names():
         "past_key_values": 1,
     }
     assert name_cache({"cache": None, "x": 2}, "cache") == {"x": 2}
-    with pytest.raises(ValueError, match="cache and past_key_values are two names of one argument. Leave one"):
-        build("lstm")(torch.tensor([[3]]), cache=object(), past_key_values=object())
 
 
 def test_an_output_has_its_cache_under_both_names():

@@ -19,8 +19,7 @@ import json
 import math
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -31,34 +30,18 @@ from release.model_table import write_between
 
 from hf_synlm.data.files import folder_writer, write_text
 from hf_synlm.data.samples import sample_path
-from hf_synlm.data.treebank import TreebankSentence, read_treebank, sentence_to_brackets, to_ptb_concat
+from hf_synlm.data.treebank import read_treebank, sentence_to_brackets, to_ptb_concat
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.hub.checkpoint import stored_tensors
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS, PAGE = Path("docs/leaderboard/rows.yaml"), Path("docs/leaderboard.md")
-EPOCHS = 12
-# What is the same in all rows, by program.
-SHARED = f"--tokenizer_name {{corpus}}/tokenizer --num_train_epochs {EPOCHS} --final_report false"
-_TREES = "--train_files {corpus}/train.txt --validation_files {corpus}/valid.txt"
-_SEARCHED = f"{_TREES} --final_search_sentences 0 {SHARED}"
+ROWS_FILE, PAGE = Path("docs/leaderboard/rows.yaml"), Path("docs/leaderboard.md")
+FOUND = yaml.safe_load((ROOT / ROWS_FILE).read_text(encoding="utf-8"))
+SEEDS, ROWS, TABLES, DATA = (FOUND[name] for name in ("seeds", "rows", "tables", "data"))
 # Programs that use `Trainer`: they write the model alone, and refuse a folder that holds anything.
 OF_TRAINER = ("train_treereg.py", "train_tree_planting.py")
-DATA = {
-    "pretrain_gpst.py": "--train_trees {corpus}/train.txt --validation_words {corpus}/valid.txt --drop_punctuation "
-    f"false --max_sentence_tokens 127 --max_train_steps 100000 {SHARED}",
-    "train_rnng.py": _SEARCHED,
-    "train_tree_lm.py": _SEARCHED,
-    "train_pushdown.py": _SEARCHED,
-    **dict.fromkeys(
-        ("train_recurrent.py", "train_pcfg.py"), f"{_TREES} --preprocessing none --parse_sentences 0 {SHARED}"
-    ),
-    **dict.fromkeys(OF_TRAINER, f"{_TREES} --tokenizer_name {{corpus}}/tokenizer --num_train_epochs {EPOCHS}"),
-    "train_urnng.py": f"{_TREES} --test_files {{corpus}}/test.txt --tokenizer_name {{corpus}}/tokenizer "
-    f"--num_train_epochs {EPOCHS}",
-}
 COMMAND = "python training/leaderboard.py --table"
 
 
@@ -83,12 +66,6 @@ EMBEDDED = Board(
     Path("docs/leaderboard/results.jsonl"),
     PAGE,
 )
-
-
-def read_rows() -> tuple[list[int], dict[str, dict[str, Any]], dict[str, dict[str, float]]]:
-    """The seeds, the rows, and the tables of papers with their rows, by name, of `docs/leaderboard/rows.yaml`."""
-    found = yaml.safe_load((ROOT / ROWS).read_text(encoding="utf-8"))
-    return found["seeds"], found["rows"], found["tables"]
 
 
 def commands(board: Board, name: str, row: dict[str, Any], seed: int) -> dict[str, str]:
@@ -117,18 +94,11 @@ def commands(board: Board, name: str, row: dict[str, Any], seed: int) -> dict[st
 def make_corpus(board: Board) -> None:
     """Write the trees and the tokenizer that all rows share."""
     with folder_writer(ROOT / board.corpus) as folder:
-        for split, file in board.trees.items():
-            trees = (f"{sentence_to_brackets(sentence)}\n" for sentence in _sentences(file))
-            write_text(folder / f"{split}.txt", "".join(trees))
-        words = (sentence.words for sentence in _sentences(board.trees["train"]))
+        trees = {split: [*filter(None, map(to_ptb_concat, read_treebank(file)))] for split, file in board.trees.items()}
+        for split, found in trees.items():
+            write_text(folder / f"{split}.txt", "".join(f"{sentence_to_brackets(tree)}\n" for tree in found))
+        words = (tree.words for tree in trees["train"])
         word_tokenizer(words, min_count=2, end_token=True).save_pretrained(folder / "tokenizer")
-
-
-def _sentences(file: Path) -> Iterator[TreebankSentence]:
-    for sentence in read_treebank(file):
-        prepared = to_ptb_concat(sentence)
-        if prepared is not None:
-            yield prepared
 
 
 # -------------------------------------------------------------------------------------------------------- rows
@@ -137,20 +107,18 @@ def make_row(board: Board, name: str, row: dict[str, Any], seed: int) -> None:
     output = ROOT / board.runs / f"{name}.{seed}"
     listed, scores, cpu_seconds = commands(board, name, row, seed), {}, 0.0
     for task, command in listed.items():
-        if task.startswith("train"):
-            if any(program in command for program in OF_TRAINER):
-                shutil.rmtree(output, ignore_errors=True)
-                cpu_seconds += run(command)
-            else:
-                cpu_seconds += run(command, "--overwrite_output_dir")
-            continue
         file = output / f"{task.replace(' ', '_')}.json"
-        run(command, "--out", str(file), "--overwrite")
-        scores[task] = json.loads(file.read_text(encoding="utf-8"))["scores"]
+        if not task.startswith("train"):
+            run(command, "--out", str(file), "--overwrite")
+            scores[task] = json.loads(file.read_text(encoding="utf-8"))["scores"]
+        elif any(program in command for program in OF_TRAINER):
+            shutil.rmtree(output, ignore_errors=True)
+            cpu_seconds += run(command)
+        else:
+            cpu_seconds += run(command, "--overwrite_output_dir")
     if "train_urnng.py" in listed["train"]:
         test = json.loads((output / RESULTS_FILE).read_text(encoding="utf-8"))["test"]
         scores["parsing network"] = {"f1": test["trees"]["sentence_f1"]}
-        scores["importance sampling"] = {"perplexity": test["losses"]["importance_perplexity"]}
     shapes = [tensor.shape for tensor in stored_tensors(output / "model").values()]
     result = {
         "row": name,
@@ -185,16 +153,15 @@ def table(board: Board, paper: dict[str, float] | None = None) -> str:
     With `paper`, only the rows of that table, and its figures in another column.
     """
     head = ["model", "trees in training", "parameters", "CPU minutes", "seeds", "word perplexity", "F1"]
-    head += ["paper"] if paper else []
-    _, rows, _ = read_rows()
+    head += ["paper"] * bool(paper)
     lines: list[tuple[float, list[str]]] = []
-    for name in paper or rows:
-        results, row = read_results(board, name), rows[name]
+    for name in paper or ROWS:
+        results, row = read_results(board, name), ROWS[name]
         if not results:
             continue
         perplexities = [result["scores"]["perplexity"]["word_perplexity"] for result in results]
         minutes = mean(result["cpu_seconds"] for result in results) / 60
-        bound = "≤ " if "--num-beams" in row["evaluations"]["perplexity"] else ""
+        bound = "≤ " * ("--num-beams" in row["evaluations"]["perplexity"])
         cells = [row["model"], row["trees"], f"{results[0]['parameters']:,}", f"{minutes:.1f}", str(len(results))]
         cells += [bound + _spread(perplexities), _f1(results), *([f"{paper[name]:.1f}"] if paper else [])]
         lines.append((mean(perplexities), cells))
@@ -204,12 +171,12 @@ def table(board: Board, paper: dict[str, float] | None = None) -> str:
 
 def _f1(results: list[dict[str, Any]]) -> str:
     """F1 of a row by all ways to parse: the main one, and others with their names."""
-    found = []
-    for task in results[0]["scores"]:
-        kind, _, how = task.partition(" ")
-        if kind == "parsing":
-            found.append(f"{how} {_spread([result['scores'][task]['f1'] for result in results])}".strip())
-    return "; ".join(found)
+    found = {
+        x.removeprefix("parsing"): [r["scores"][x]["f1"] for r in results]
+        for x in results[0]["scores"]
+        if "parsing" in x
+    }
+    return "; ".join(f"{how} {_spread(values)}".strip() for how, values in found.items())
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -227,36 +194,27 @@ def write_table(board: Board, paper: dict[str, float] | None = None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script."""
-    seeds, rows, tables = read_rows()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    listed = ", ".join((*rows, *tables))
+    listed = ", ".join((*ROWS, *TABLES))
     parser.add_argument("names", nargs="*", metavar="ROW", help=f"rows, or one table of a paper: {listed}")
     parser.add_argument("--table", action="store_true", help="write the table from the results only")
     parser.add_argument("--trees", nargs=3, type=Path, metavar=("TRAIN", "VALID", "TEST"), help="other trees")
-    parser.add_argument("--folder", type=Path, help="for what other trees give")
+    parser.add_argument("--folder", type=Path, help="for what other trees give", default="runs/other_trees")
     arguments = parser.parse_args(argv)
-    if unknown := sorted(set(arguments.names) - {*rows, *tables}):
-        parser.error(f"there is no row {unknown[0]}: {ROWS} has {listed}")
-    if len(arguments.names) > 1 and (papers := sorted(set(arguments.names) & set(tables))):
-        parser.error(f"{papers[0]} is a table of a paper: name it alone")
-    if (arguments.trees is None) != (arguments.folder is None):
-        parser.error("--trees and --folder go together")
-    paper = tables.get(arguments.names[0]) if len(arguments.names) == 1 else None
-    if paper and arguments.trees is None:
-        parser.error(f"{arguments.names[0]} needs --trees and --folder: papers have other corpora")
-    board, names = EMBEDDED, paper or arguments.names or rows
+    paper = TABLES.get(arguments.names[0]) if len(arguments.names) == 1 else None
+    board, names = EMBEDDED, paper or arguments.names or ROWS
+    if unknown := sorted(set(names) - {*ROWS}):
+        parser.error(f"there is no row {unknown[0]}: {ROWS_FILE} has {listed}; a table of a paper is named alone")
     if arguments.trees:
-        files = dict(zip(SPLITS, (file.resolve() for file in arguments.trees), strict=True))
-        folder = arguments.folder.resolve()
-        board = Board(files, folder, folder / "results.jsonl", folder / "table.md")
+        files, folder = map(Path.resolve, arguments.trees), arguments.folder.resolve()
+        board = Board(dict(zip(SPLITS, files, strict=True)), folder, folder / "results.jsonl", folder / "table.md")
+    elif paper:
+        parser.error(f"{arguments.names[0]} needs --trees and --folder: papers have other corpora")
     os.chdir(ROOT)
     if not arguments.table:
-        try:
-            make_corpus(board)
-            for seed, name in itertools.product(seeds, names):
-                if seed not in [result["seed"] for result in read_results(board, name)]:
-                    make_row(board, name, rows[name], seed)
-                    write_table(board, paper)
-        except KeyboardInterrupt:
-            sys.exit("stopped: the same command continues")
+        make_corpus(board)
+        for seed, name in itertools.product(SEEDS, names):
+            if seed not in [result["seed"] for result in read_results(board, name)]:
+                make_row(board, name, ROWS[name], seed)
+                write_table(board, paper)
     write_table(board, paper)

@@ -53,8 +53,6 @@ def rouge_scores(
     """
     check_list("predictions", predictions)
     check_list("references", references)
-    if not len(predictions):
-        raise ValueError("there are no summaries to score: give at least one")
     if use_stemmer and language != "en":
         raise ValueError(f"use_stemmer: stems are those of English, and the language is {language!r}. Leave it out.")
     tokens = DefaultTokenizer(use_stemmer) if language == "en" else _Words()

@@ -73,7 +73,7 @@ class TreeClassifierMixin:
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
-        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
+        wanted = self.model.wanted_states(output_hidden_states)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
         if actions is None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import HiddenStateChoice, refuse_arguments, refuse_layer_outputs
+from hf_synlm.core.hidden_states import HiddenStateChoice, refuse_arguments
 from hf_synlm.core.losses import check_shares, share_of
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
@@ -31,9 +31,6 @@ from hf_synlm.trees.given import counted_words
 
 DEFAULT_PARTICLES = 1000
 _ONE_SENTENCE = "context_sentence_ids: {} reads one sentence; leave out what stands before it."
-NO_HIDDEN_STATES = (
-    "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."
-)
 
 
 class WordFinalTokens:
@@ -93,7 +90,7 @@ class DerivationStates:
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
-        wanted = self.wanted_states(output_hidden_states, output_attentions)
+        wanted = self.wanted_states(output_hidden_states)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
         if actions is None:
@@ -204,9 +201,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
         check_shares(loss_shares, ("action", "word"))
-        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
+        wanted = self.model.wanted_states(output_hidden_states)
         if actions is None:
-            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
             if labels is not None or plan is not None or output_logits:
                 raise ValueError(
                     f"labels, plan and output_logits need actions: {type(self).__name__} is trained on trees. Pass the "
@@ -215,7 +211,6 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
-        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "actions")
         mask = attended_tokens(self.config, input_ids, attention_mask)
         ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
         counted = counted_words(input_ids, labels, mask)
@@ -333,8 +328,6 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict
     ) -> None:
         super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
-        if not generation_config.synchronous:
-            raise ValueError(f"synchronous=False is an option of GPST; {type(self).__name__} searches word by word.")
         decay = generation_config.exponential_decay_length_penalty
         if decay is not None and generation_config.structure_mode == "joint":
             raise ValueError(
@@ -437,8 +430,6 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     ) -> FastTrackSearch:
         """The search that `parse` asks for."""
         if method == "search":
-            if num_particles is not None:
-                raise ValueError(f"num_particles={num_particles}: only with method='particle'.")
             return self.word_search(
                 num_beams,
                 action_beam_size=action_beam_size,
@@ -448,11 +439,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         if method != "particle" or self.particle_search_class is None:
             known = "'search'" if self.particle_search_class is None else "'search' or 'particle'"
             raise ValueError(f"{type(self).__name__} has no method {method!r}. Choose {known}.")
-        if any(value is not None for value in (num_beams, action_beam_size, fast_track_size)) or wants_beam:
-            raise ValueError(
-                "method='particle' takes num_particles instead of num_beams, action_beam_size and fast_track_size, "
-                "and gives neither stepwise probabilities nor belief updates."
-            )
+        if wants_beam:
+            raise ValueError("method='particle' gives neither stepwise probabilities nor belief updates.")
         particles = DEFAULT_PARTICLES if num_particles is None else num_particles
         return self.particle_search_class(self.stack_machine_class(self, normalization), particles)
 

@@ -178,8 +178,6 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
     `spans`: per context the half-open spans of all inner nodes, in context positions, any order.
     """
     sentence_ids = sentence_ids.cpu()
-    if len(spans) != sentence_ids.shape[0]:
-        raise ValueError(f"spans has {len(spans)} rows, the batch {sentence_ids.shape[0]}. Give one list per context.")
     rows, firsts, lasts, splits = [], [], [], []
     for row, row_spans in enumerate(spans):
         validate_spans(row_spans, sentence_ids.shape[1])

@@ -26,7 +26,6 @@ from transformers.utils import can_return_tuple
 from hf_synlm.core.hidden_states import (
     asked_of_layers,
     kept_states,
-    refuse_layer_outputs,
     wanted_states,
     wants_attentions,
 )
@@ -305,12 +304,6 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
 
 
 # ---------------------------------------------------------------------------------------------- language model
-NO_LAYER_OUTPUTS = (
-    "next-token logits are summed over many trees, whose layers see different sequences. Pass labels, spans, "
-    "merge_order or output_chart for those of one tree, or call the base model."
-)
-
-
 class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     """GPST with its language-modeling heads: training objective, marginal next-token distribution, search."""
 
@@ -398,12 +391,9 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                 "spans, merge_order or output_chart."
             )
         if not one_tree:
-            refuse_layer_outputs(self.config, NO_LAYER_OUTPUTS, **asked)
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
-        given = "labels, spans, merge_order or output_chart"
-        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, given)
         trees = {"sentence_ids": sentence_ids, "word_ends": word_ends, "merge_order": merge_order, "spans": spans}
         outputs = {"output_chart": output_chart, "output_spans": output_spans, **asked}
         result = self._of_one_tree(input_ids, attention_mask, labels, loss_shares, **trees, **outputs)
@@ -554,8 +544,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                 )
         if method not in WHOLE_SENTENCE_METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {['search', *WHOLE_SENTENCE_METHODS]}.")
-        given = num_beams is not None or context_sentence_ids is not None or num_return_sequences != 1
-        if given or stepwise or lexical or belief_update or not synchronous:
+        if stepwise or lexical or belief_update:
             raise ValueError(f"method {method!r} takes no search options; it gives one tree per sentence.")
         return self._parse_whole(input_ids, mask, word_ends, method)
 

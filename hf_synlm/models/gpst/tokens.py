@@ -62,10 +62,6 @@ class ContextBatch:
 
     def align_order(self, merge_order: Tensor) -> Tensor:
         """Bring a merge order from input positions to shifted positions."""
-        if not isinstance(merge_order, Tensor) or merge_order.is_floating_point() or merge_order.dim() != 2:
-            raise ValueError(
-                "merge_order must be a tensor of integers [batch, tokens - 1]: an argsort of split scores."
-            )
         merge_order = merge_order.long()
         if not self.moved:
             return merge_order

@@ -34,7 +34,7 @@ from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.rows import after_columns, tokens_first
 from hf_synlm.core.token_batch import attended_tokens
 from hf_synlm.models.lstm.configuration_lstm import LSTMConfig
-from hf_synlm.recurrent.cache import RecurrentCache, check_cache, columns_of, segment_mask
+from hf_synlm.recurrent.cache import RecurrentCache, columns_of, segment_mask
 from hf_synlm.recurrent.generation import RecurrentGenerationMixin
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
@@ -88,7 +88,6 @@ class LSTMModel(RecurrentNetwork, LSTMPreTrainedModel):
     """
 
     _keys_to_ignore_on_load_unexpected = [r"^(lm_head|projection\.1)\.(weight|bias)$"]
-    no_attentions = "an LSTM has no attention. Leave it out."
     batch_dim = 1
 
     def __init__(self, config: LSTMConfig):
@@ -107,7 +106,6 @@ class LSTMModel(RecurrentNetwork, LSTMPreTrainedModel):
         cache: RecurrentCache | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """As of `RecurrentNetwork`, with the begin token before the text where it begins."""
-        check_cache(cache)
         begins = cache is None or not cache.is_initialized
         mask = self._read_columns(input_ids, attention_mask, None if begins else cache, inputs_embeds)
         if inputs_embeds is None:

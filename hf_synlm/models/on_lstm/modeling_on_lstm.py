@@ -64,8 +64,6 @@ class ONLSTMModel(RecurrentNetwork, ONLSTMPreTrainedModel):
     `config.supervised_layers`; 0 at masked columns. Cost: T steps of L cells for the whole batch.
     """
 
-    no_attentions = "ON-LSTM has no attention. Leave it out."
-
     def __init__(self, config: ONLSTMConfig):
         super().__init__(config)
         sizes, supervised = config.layer_sizes, config.supervised_layers or []

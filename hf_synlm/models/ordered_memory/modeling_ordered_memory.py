@@ -64,7 +64,6 @@ class OrderedMemoryModel(RecurrentNetwork, OrderedMemoryPreTrainedModel):
     batch.
     """
 
-    no_attentions = "Ordered Memory has no attention over tokens. Leave it out."
     num_states = 2
 
     def __init__(self, config: OrderedMemoryConfig):

@@ -159,8 +159,6 @@ class PaLMModel(RecurrentNetwork, PaLMPreTrainedModel):
             WeightDropLSTM(*pair, config.weight_dropout) for pair in zip(sizes, sizes[1:], strict=False)
         )
         self.span_context = SpanContext(config) if config.span_attention else None
-        if self.span_context is None:
-            self.no_attentions = "an AWD-LSTM (span_attention=False) has no attention. Leave it out."
         self.post_init()
 
     def initial_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
@@ -276,14 +274,14 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             then.
 
         Raises:
-            ValueError: see `PaLMModel.forward`; for bad labels, bad spans, and spans without labels or attention.
+            ValueError: see `PaLMModel.forward`; for bad labels and bad spans.
             TypeError: for other keyword arguments.
 
         Cost: see `PaLMModel.forward`, and one row of V numbers per token; in training never all of them at once.
         """
         if spans is not None:
             columns = columns_of(input_ids, inputs_embeds)
-            self._check_supervision(spans, columns, labels is not None or kwargs.get("shift_labels") is not None)
+            self._check_spans(spans, columns)
         return self.score_text(
             input_ids,
             labels,
@@ -304,15 +302,8 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             counts["span_attention"] = counts["activation"]
         return counts
 
-    def _check_supervision(self, spans: Sequence[Sequence[Span]], columns: Tensor, has_labels: bool) -> None:
+    def _check_spans(self, spans: Sequence[Sequence[Span]], columns: Tensor) -> None:
         """Raise ValueError unless the attention can be trained on these spans."""
-        if not has_labels:
-            raise ValueError("spans were given without labels, but they are only read in the loss. Give both.")
-        if not self.config.span_attention or self.config.span_scores != "learned":
-            raise ValueError(
-                "spans were given, but the model has no attention to train "
-                f"(span_attention={self.config.span_attention}, span_scores={self.config.span_scores!r})."
-            )
         if len(spans) != len(columns):
             raise ValueError(f"spans hold {len(spans)} rows and input_ids {len(columns)}. Give one list per row.")
         width = columns.shape[1]

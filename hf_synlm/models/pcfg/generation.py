@@ -75,8 +75,6 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         """
         if structure_mode == "marginal":
             return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
-        if structure_mode != "joint":
-            raise ValueError(f"structure_mode={structure_mode!r} must be 'joint' or 'marginal'")
         config = copy.deepcopy(self.generation_config if generation_config is None else generation_config)
         unused = config.update(**kwargs)
         given = {name: value for name, value in config.to_diff_dict().items() if name not in _OF_MODEL}

@@ -32,7 +32,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_synlm.core.cache import CACHE
-from hf_synlm.core.hidden_states import asked_of_layers, refuse_layer_outputs
+from hf_synlm.core.hidden_states import asked_of_layers
 from hf_synlm.core.losses import check_shares, share_of
 from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode
@@ -50,7 +50,6 @@ from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.trees.given import counted_words
 
 METHODS = ("mbr", "viterbi", "sample")
-_NO_LAYER_OUTPUTS = "a PCFG has no layers. Leave it out."
 
 
 @dataclass
@@ -173,7 +172,7 @@ class PCFGModel(PCFGPreTrainedModel):
 
         Cost: an inside pass and its gradient.
         """
-        refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(others))
+        asked_of_layers(others)
         text = read_whole_rows(self.config, input_ids, attention_mask)
         grammar, log_emission = self.at_mean(text)
         log_prob, posteriors = span_posteriors(grammar, log_emission, text.count)
@@ -257,12 +256,10 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         shift_labels = kwargs.pop("shift_labels", None)
         if shift_labels is not None:
             labels = _unshifted(input_ids, shift_labels)
-        refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
+        asked_of_layers(kwargs)
         check_shares(loss_shares, ("language_model", "kl"))
         result = SyntacticLMOutput()
         if past_key_values is not None or (use_cache and labels is None):
-            if labels is not None or output_chart:
-                raise ValueError("labels and output_chart need whole sentences. Leave past_key_values out.")
             return self._read_on(input_ids, attention_mask, past_key_values, logits_to_keep)
         if output_chart:
             found = self.model(input_ids, attention_mask, return_dict=True)
@@ -281,11 +278,6 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
     def _read_on(
         self, input_ids: Tensor, mask: Tensor | None, cache: PCFGCache | None, logits_to_keep: int | Tensor
     ) -> SyntacticLMOutput:
-        if cache is not None and not hasattr(cache, "grammars"):
-            raise ValueError(
-                f"past_key_values is a {type(cache).__name__}, which holds keys and values of attention. Leave it out, "
-                "or pass the PCFGCache that a call with use_cache=True returns."
-            )
         grammars = self._prior_grammars() if cache is None else []
         with torch.no_grad(), without_autocast(self.device.type):
             cache = PCFGCache(grammars, len(input_ids)) if cache is None else cache
@@ -411,8 +403,6 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         Raises:
             ValueError: see `parse`; `num_samples` is below 1.
         """
-        if num_samples < 1:
-            raise ValueError(f"num_samples is {num_samples}: it must be at least 1.")
         text = read_whole_rows(self.config, input_ids, attention_mask)
         with evaluation_mode(self):
             mean, log_variance = self.model.infer(text)
@@ -466,8 +456,6 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         """
         if method not in METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {list(METHODS)}.")
-        if num_beams is not None:
-            raise ValueError(f"num_beams is {num_beams}: a PCFG sums out all trees and has no beam. Leave it out.")
         if num_return_sequences < 1 or (num_return_sequences > 1 and method != "sample"):
             raise ValueError(f"num_return_sequences is {num_return_sequences}: give 1, or more with method='sample'.")
         text = read_whole_rows(self.config, input_ids, attention_mask)

@@ -26,7 +26,6 @@ from hf_synlm.core.hidden_states import (
     HiddenStateChoice,
     kept_states,
     refuse_arguments,
-    refuse_layer_outputs,
     wanted_states,
 )
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
@@ -45,10 +44,6 @@ from hf_synlm.trees.given import counted_words
 from hf_synlm.trees.prefixes import PATH_COST, distinct_prefixes
 
 IGNORED = -100
-NO_ATTENTIONS = "Pushdown Layers keep no attention weights. Leave it out."
-NO_HIDDEN_STATES = (
-    "next-token logits are summed over many trees, which have states of their own. Pass attachments for those of one."
-)
 
 
 class PushdownPreTrainedModel(SyntacticPreTrainedModel):
@@ -184,7 +179,6 @@ class PushdownModel(PushdownPreTrainedModel):
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
-        refuse_layer_outputs(self.config, NO_ATTENTIONS, output_attentions=output_attentions)
         wanted = wanted_states(self.config, output_hidden_states, len(self.layers) + 1)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if attachments is None:
@@ -234,13 +228,6 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         """Word-synchronous search with this model; `renormalize` is not used."""
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         return PushdownSearch(PushdownMachine(self), width, eos_token_ids)
-
-    def _validate_generation_mode(
-        self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict
-    ) -> None:
-        super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
-        if not generation_config.synchronous:
-            raise ValueError("synchronous=False is an option of GPST; Pushdown Layers search word by word.")
 
     @can_return_tuple
     def forward(
@@ -293,16 +280,13 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
-        refuse_layer_outputs(self.config, NO_ATTENTIONS, output_attentions=output_attentions)
         if attachments is None:
-            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
             if labels is not None or output_logits:
                 raise ValueError(
                     "labels and output_logits need attachments: Pushdown Layers are trained on trees. "
                     "hf_synlm.trees.codecs.AttachmentCodec makes them of a tree."
                 )
             return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
-        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "attachments")
         mask = attended_tokens(self.config, input_ids, attention_mask)
         counted = counted_words(input_ids, labels, mask)
         ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments)

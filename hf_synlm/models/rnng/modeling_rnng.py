@@ -24,7 +24,6 @@ from transformers import initialization as init
 from hf_synlm.core.hidden_states import (
     HiddenStateChoice,
     kept_states,
-    refuse_layer_outputs,
     wanted_states,
 )
 from hf_synlm.core.losses import linear_cross_entropy, widened
@@ -186,10 +185,8 @@ class RNNGModel(DerivationStates, RNNGPreTrainedModel):
             hidden_states=self.hidden_states(input_ids, mask, plan, layers, states, wanted),
         )
 
-    def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
-        """Places of the hidden states that a call wants; raises ValueError for other places, and for attentions."""
-        reason = "an RNNG keeps no attention weights (it attends in its composition, over children). Leave it out."
-        refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
+    def wanted_states(self, choice: HiddenStateChoice) -> frozenset[int]:
+        """Places of the hidden states that a call wants; raises ValueError for other places."""
         return wanted_states(self.config, choice, self.config.num_layers + 2)
 
     def hidden_states(
@@ -222,11 +219,6 @@ def _after_words(states: Tensor, mask: Tensor, plan: RNNGPlan) -> Tensor:
 
 def _checked_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> RNNGPlan:
     """A plan made ahead, which must fit the derivations; tensors on a GPU are not read."""
-    if hasattr(plan, "steps") != reads_stack:
-        raise ValueError(
-            f"plan is a {type(plan).__name__}, which this composition cannot use. Make it with "
-            f"by_level={not reads_stack}."
-        )
     matches = plan.num_sentences == len(mask) == len(actions)
     if matches and actions.device.type == plan.action.device.type == "cpu":
         taken, words = actions != 0, plan.word_row.bincount(minlength=len(mask))

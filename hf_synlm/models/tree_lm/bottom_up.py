@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels after words in the search of Tree LM: binary trees, and strings of labels without openings.
+"""Labels after words in the search of Tree LM: binary trees.
 
 A label of a binary tree takes the two last elements of the stack as its children. Unary chains are one label, "S+VP";
 nodes that binarization has added have the label "@". In the trees that come out the chains are taken apart and the
 added nodes are left out, so that labels and brackets are those of the treebank, but for constituents of one word. The
 pieces of a word are one element of the stack.
 
-Without openings a label may follow every word and label, and what it closes is unknown: the search sums over strings of
-labels, of which several trees may share one, and finds no trees.
-
 Shapes: B sentences, R rows, F fields, V vocabulary, A action ids.
 """
 
 import functools
-from abc import abstractmethod
 
 import torch
 from torch import Tensor
@@ -25,8 +21,11 @@ from hf_synlm.search.state import WordEdges
 from hf_synlm.trees.transitions import ADDED_NODE, CHAIN
 
 
-class _BottomUpStackMachine(TreeLMStackMachine):
-    """The end token is FINISH, and never a word."""
+class BinaryTreeLMStackMachine(TreeLMStackMachine):
+    """Runs a Tree LM with `linearization="binary"` on node pools; see `TreeLMStackMachine`.
+
+    The end token is FINISH, and never a word.
+    """
 
     @functools.cached_property
     def special_ids(self) -> Tensor:
@@ -35,43 +34,14 @@ class _BottomUpStackMachine(TreeLMStackMachine):
         special = super().special_ids
         return end if special is None else torch.cat([special, end])
 
-    @abstractmethod
-    def _closing(self, now: State) -> tuple[Tensor, Tensor]:
-        """Hook: where FINISH and labels [B, R] are legal after a whole word."""
-
     def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Which actions states may take [B, R, A]."""
         now, ending = seen.state(0), phase is Phase.END
         free = (now.inside_word == 0) | ending  # the end of the text ends a word
         never = torch.zeros_like(free)
         shift = never if ending else ~never
-        finish, labels = self._closing(now)
-        finish = never if phase is Phase.CONTINUE else free & finish
-        return torch.stack([never, shift, never, finish, free & labels], -1).index_select(2, self._kind)
-
-
-class NoOpeningTreeLMStackMachine(_BottomUpStackMachine):
-    """Runs a Tree LM with `linearization="no_opening"` on node pools; see `TreeLMStackMachine`."""
-
-    def _structural(self, seen: Seen, own: Tensor, actions: Tensor, num_tokens: Tensor) -> Tensor:
-        """Integer fields [B, R, F] of the new nodes."""
-        before = seen.state(0)
-        after = before._replace(
-            predecessor=seen.nodes, action=actions, token=torch.full_like(own, -1), length=before.length + 1,
-            consecutive=before.consecutive + 1,
-        )  # fmt: skip
-        return torch.stack(after, -1)
-
-    def _closing(self, now: State) -> tuple[Tensor, Tensor]:
-        """FINISH after labels; labels after words and labels."""
-        return now.action >= self.first, (now.depth > 0) & (now.consecutive < self.config.consecutive_limit)
-
-    def _tree(self, actions: list[int], starts: list[int], ends: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
-        return [], []
-
-
-class BinaryTreeLMStackMachine(_BottomUpStackMachine):
-    """Runs a Tree LM with `linearization="binary"` on node pools; see `TreeLMStackMachine`."""
+        finish = never if phase is Phase.CONTINUE else free & (now.depth == 1)
+        return torch.stack([never, shift, never, finish, free & (now.depth > 1)], -1).index_select(2, self._kind)
 
     def look(self, pool: NodePool, nodes: Tensor) -> Seen:
         """What is known of the states `nodes` [B, R]: `state(0)`, and in `state(1)` the element below the last one."""
@@ -101,10 +71,6 @@ class BinaryTreeLMStackMachine(_BottomUpStackMachine):
             token=torch.full_like(own, -1), start=left.start, length=before.length + 1,
         )  # fmt: skip
         return torch.stack(after, -1)
-
-    def _closing(self, now: State) -> tuple[Tensor, Tensor]:
-        """FINISH where one element is left; labels where two elements stand."""
-        return now.depth == 1, now.depth > 1
 
     def _tree(self, actions: list[int], starts: list[int], ends: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
         spans: list[tuple[int, int]] = []

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from hf_synlm.search.labeled.configuration import LabeledTreeConfig
 
 STRUCTURES = ("causal", "stack_compose")
-LINEARIZATIONS = ("top_down", "binary", "no_opening")
+LINEARIZATIONS = ("top_down", "binary")
 
 # The sizes of the paper: 252 M parameters.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -37,9 +37,8 @@ class TreeLMConfig(LabeledTreeConfig):
             dropout count (see `TreeLMForCausalLM.from_backbone`); None = our own. "causal" only.
         adapter_of: in a folder with an adapter, name and fingerprint of the backbone whose weights it leaves out.
     Structure:
-        linearization: "top_down" (opening labels, words, closing labels), "binary" (a label takes the two last
-            elements: GEN and COMP of GPST, with labels) or "no_opening" (words and closing labels, from which no tree
-            can be read). The last two need "causal" and an end token.
+        linearization: "top_down" (opening labels, words, closing labels) or "binary" (a label takes the two last
+            elements: GEN and COMP of GPST, with labels), which needs "causal" and an end token.
         structure_attention: "causal" (a position sees all before it, and its distance to them) or "stack_compose"
             (Transformer Grammars: it sees the stack, and differences of depth; a closing label composes).
         min_relative_position, max_relative_position: differences of depth are clipped to these ("stack_compose").
@@ -114,7 +113,7 @@ class TreeLMConfig(LabeledTreeConfig):
     @property
     def consecutive_limit(self) -> int:
         """Maximum number of labels other than REDUCE in a row, by the name that the search knows."""
-        return self.max_open_nonterminals if not self.gives_trees else self.max_consecutive_nonterminals
+        return self.max_consecutive_nonterminals
 
     @property
     def searches_best_first(self) -> bool:
@@ -130,11 +129,6 @@ class TreeLMConfig(LabeledTreeConfig):
     def reads_context(self) -> Literal["plain text"] | None:
         """Plain text, which a backbone has learned to read and trees never show."""
         return None if self.backbone_config is None else "plain text"
-
-    @property
-    def gives_trees(self) -> bool:
-        """False for labels without openings: they do not say where constituents begin."""
-        return self.linearization != "no_opening"
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""

@@ -12,11 +12,6 @@ Binary trees are bottom-up, with causal attention: a label stands after the two 
 
     <s> the blue bird @ NP sings S </s>
 
-Without openings, closing labels stand after words of trees as they are, and say what ends there, but not how long it
-is. Derivations are strings, of which several trees may share one.
-
-    <s> the blue bird NP sings VP S </s>
-
 There is no stack here, and no loop over positions. With n_t = number of open constituents after action t, what action
 i has put on the stack stays there until
 
@@ -150,8 +145,7 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
     place = torch.arange(actions.shape[1], device=actions.device)
     if config.is_bottom_up:
         wrong = (actions == REDUCE) | ((actions == FINISH) != (place == last))
-        rule = _breaks_binary_trees if config.gives_trees else _breaks_strings_of_labels
-        wrong = wrong | rule(shifts, opens, place == last, word_ends)
+        wrong = wrong | _breaks_binary_trees(shifts, opens, place == last, word_ends)
     else:
         num_open = (opens.long() - reduces.long()).cumsum(1)
         wrong = opens & F.pad(reduces[:, 1:], (0, 1))
@@ -175,11 +169,6 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
             pass
     except ValueError as error:
         raise ValueError(f"actions of row {row}: {error}") from None
-
-
-def _breaks_strings_of_labels(shifts: Tensor, labels: Tensor, is_last: Tensor, word_ends: Tensor | None) -> Tensor:
-    """Where labels [B, A] stand before the first word, or the end does not stand after a label."""
-    return (labels & (shifts.cumsum(1) == 0)) | (is_last & ~F.pad(labels[:, :-1], (1, 0)))
 
 
 def _breaks_binary_trees(shifts: Tensor, labels: Tensor, is_last: Tensor, word_ends: Tensor | None) -> Tensor:

@@ -27,7 +27,6 @@ from hf_synlm.core.backbone_adapter import AdapterLoading
 from hf_synlm.core.hidden_states import (
     HiddenStateChoice,
     kept_states,
-    refuse_layer_outputs,
     wanted_states,
 )
 from hf_synlm.core.losses import linear_cross_entropy, widened
@@ -40,7 +39,7 @@ from hf_synlm.generation.labeled.mixin import DerivationStates, FastTrackGenerat
 from hf_synlm.models.tree_lm.adapter import BackboneAdapterMixin
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import make_backbone, run_backbone
-from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
+from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine
 from hf_synlm.models.tree_lm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.models.tree_lm.layers import TreeLMAttention, TreeLMLayer, position_vectors
 from hf_synlm.models.tree_lm.linearization import Linearization, check_derivations, linearize, share_prefixes
@@ -61,8 +60,7 @@ class TreeLMPreTrainedModel(WordFinalTokens, AdapterLoading):
     def __init__(self, config: TreeLMConfig):
         super().__init__(config)
         self.supports_gradient_checkpointing = config.backbone_config is not None
-        machines = {"binary": BinaryTreeLMStackMachine, "no_opening": NoOpeningTreeLMStackMachine}
-        self.stack_machine_class = machines.get(config.linearization, TreeLMStackMachine)
+        self.stack_machine_class = BinaryTreeLMStackMachine if config.is_bottom_up else TreeLMStackMachine
 
     def _add_heads(self) -> None:
         config = self.config
@@ -200,10 +198,8 @@ class TreeLMModel(DerivationStates, TreeLMPreTrainedModel):
             hidden_states=self.hidden_states(states, plan, actions, mask, wanted),
         )
 
-    def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
-        """Places of the hidden states that a call wants; raises ValueError for other places, and for attentions."""
-        reason = "a Tree LM keeps no attention weights, which are over the tokens of linearized trees. Leave it out."
-        refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
+    def wanted_states(self, choice: HiddenStateChoice) -> frozenset[int]:
+        """Places of the hidden states that a call wants; raises ValueError for other places."""
         return wanted_states(self.config, choice, self.config.num_hidden_layers + 1)
 
     def hidden_states(

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import asked_of_layers, refuse_layer_outputs
+from hf_synlm.core.hidden_states import asked_of_layers
 from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, check_tied_words, evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
@@ -44,7 +44,6 @@ from hf_synlm.trees.given import counted_words
 
 # Probabilities of actions lie in [1e-7, 1 - 1e-7], as in the authors' code.
 _LARGEST_LOGIT = 16.118095
-_NO_LAYER_OUTPUTS = "URNNG returns states before actions: take `action_hidden_state` of URNNGModel. Leave it out."
 
 
 class URNNGPreTrainedModel(SyntacticPreTrainedModel):
@@ -140,7 +139,7 @@ class URNNGModel(URNNGPreTrainedModel):
         Cost: without `actions` the model first runs `parse`.
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
+        asked_of_layers(kwargs)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if actions is None:
             if not self.has_heads:
@@ -226,7 +225,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         word_ends, labels = kwargs.pop("word_ends", None), kwargs.pop("labels", None)
-        refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
+        asked_of_layers(kwargs)
         check_shares(loss_shares, ("action", "word"))
         if actions is None:
             if labels is not None or loss_shares is not None or action_weight != 1.0 or output_logits:
@@ -236,7 +235,6 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
-        self._refuse_continuation(past_key_values, use_cache, logits_to_keep, "actions")
         if word_ends is not None and not self.wants_logits_beside(output_marginal_logits):
             raise ValueError("word_ends go with next-token logits: the actions say what the tree is. Leave them out.")
         check_tied_words(self)

@@ -46,8 +46,7 @@ class LabeledTreeConfig(SyntacticConfig):
             RNNG's authors do; "train" leaves it where it is, so that scores are those of the training loss.
         output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and
             `compute_metrics` see them. They cost a search per batch, many times the loss.
-        max_open_nonterminals: maximum number of constituents that are open at once; without openings, that end
-            after the same word.
+        max_open_nonterminals: maximum number of constituents that are open at once.
     """
 
     sentence_end = "tree"

@@ -113,6 +113,10 @@ class CorpusArguments:
         """Check the values and name the files of the embedded corpus."""
         check_choice("rows", self.rows, ("documents", "lines"))
         check_choice("tokenizer_type", self.tokenizer_type, ("bpe", "wordpiece"))
+        if is_saved_split(self.dataset_name) and self.train_split != "train":
+            raise ValueError(
+                f"train_split is {self.train_split!r}, but {self.dataset_name!r} is one split. Leave it out."
+            )
         if self.dataset_name is not None and self.train_files:
             raise ValueError("dataset_name and train_files are both given. Choose one source of text.")
         check_minimum(self, 1, "num_validation_documents tokenizer_min_frequency preprocessing_num_workers")

@@ -160,7 +160,7 @@ def _score(
     gold: list[TreebankSentence], by: Punctuation, parsed: Sequence[ParsedSentence], beam: dict[str, Any], config: Any
 ) -> tuple[dict[str, Any], str]:
     with_labels = config.gives_labels
-    best = [sentence.hypotheses[0] if sentence.hypotheses and config.gives_trees else None for sentence in parsed]
+    best = [sentence.hypotheses[0] if sentence.hypotheses else None for sentence in parsed]
     trees = [(tree.labels or ["X"] * len(tree.spans), tree.spans) if tree else ((), ()) for tree in best]
     spans = [found for _, found in trees]
     lengths, gold_spans = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]

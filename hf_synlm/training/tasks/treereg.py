@@ -64,8 +64,6 @@ class TreeRegArguments:
         if layer > depth:
             raise ValueError(f"treereg_layer is {layer}, but the model has {depth} layers. Choose one of them.")
         width = int(self.treereg_part * hidden_states[layer].shape[-1])
-        if width < 1:
-            raise ValueError(f"treereg_part is {self.treereg_part}, less than one number of the states. Raise it.")
         return hidden_states[layer][..., :width]
 
 

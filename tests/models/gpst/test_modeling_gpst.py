@@ -193,8 +193,6 @@ def test_classifier():
         ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
         ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
         ({"input_ids": torch.full((1, 3), 7), "labels": torch.tensor([[7, 40, 7]])}, "Label 40"),
-        ({"input_ids": torch.full((1, 3), 7), "labels": torch.full((1, 3), 7), "use_cache": True}, "use_cache"),
-        ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([0.0, 1.0])}, "merge_order must"),
         (
             {
                 "input_ids": torch.full((1, 3), 7),
@@ -218,8 +216,6 @@ def test_bad_input_is_named(arguments, message):
 def test_unknown_method():
     with pytest.raises(ValueError, match="cky"):
         tiny().parse(torch.tensor([[7, 8]]), method="cky")
-    with pytest.raises(ValueError, match="no search options"):
-        tiny().parse(torch.tensor([[7, 8]]), method="inside", num_beams=3)
 
 
 def test_trees_of_one_two_and_three_tokens():

@@ -142,7 +142,6 @@ class TestSupervision:
         ("options", "arguments", "message"),
         [
             ({}, {"labels": True, "distances": (1, 6)}, "learns from no trees"),
-            (SUPERVISED, {"distances": (1, 6)}, "Pass labels"),
             (SUPERVISED, {"labels": True, "distances": (1, 5)}, r"distances are \(1, 5\)"),
         ],
     )
@@ -200,7 +199,6 @@ class TestParse:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"decoder": "left"}, "left"),
             ({"distances": "gold"}, "gold"),
             ({"distances": "supervised"}, "Layer 1 has no supervised distances"),
             ({"layer": 3}, "Layer 3"),

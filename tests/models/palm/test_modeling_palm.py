@@ -177,7 +177,6 @@ class TestParse:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"labels": None, "spans": [[(0, 2)]]}, "without labels"),
         ({"spans": []}, "0 rows"),
         ({"spans": [[(2, 2)]]}, r"\(2, 2\)"),
         ({"spans": [[(2, 5)]]}, r"\(2, 5\)"),
@@ -187,10 +186,3 @@ def test_bad_spans_are_named(arguments, message):
     ids = torch.full((1, 4), 7)
     with pytest.raises(ValueError, match=message):
         tiny()(ids, **{"labels": ids, **arguments})
-
-
-def test_spans_need_an_attention_to_train():
-    ids, _ = ids_of(4)
-    for overrides in ({"span_attention": False}, {"span_scores": "right_branching"}):
-        with pytest.raises(ValueError, match="no attention to train"):
-            tiny(**overrides)(ids, labels=ids, spans=[[(0, 2)]])

@@ -162,7 +162,6 @@ class TestSupervision:
         ("kind", "options", "message"),
         [
             ("prpn", {"labels": True}, "parsing_network='recurrent'"),
-            ("prpn, syd", {}, "Pass labels"),
             ("prpn, syd", {"labels": True, "width": 3}, "Align"),
         ],
     )
@@ -200,7 +199,6 @@ class TestParse:
         ids, _ = ids_of(4)
         for options, message in (
             ({"method": "search"}, "method 'search'"),
-            ({"decoder": "left"}, "decoder 'left'"),
             ({"distances": "supervised"}, "no supervised distances"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -261,7 +261,6 @@ def test_model_without_trees_takes_the_best_ones(tmp_path: Path) -> None:
         ({"attachments": None, "labels": torch.tensor([[3, 4, 4]])}, "labels and output_logits need attachments"),
         ({"labels": torch.tensor([[3, 9, 4]])}, "labels must be input_ids, or -100"),
         ({"labels": torch.tensor([[3.0, 4.0, 4.0]])}, "labels must be input_ids, or -100"),
-        ({"logits_to_keep": 1}, "logits_to_keep go with next-token logits"),
         ({"attachments": torch.tensor([[1, 2]])}, r"attachments are torch.int64 \(1, 2\)"),
         ({"attachments": torch.tensor([[1.0, 2.0, 1.0]])}, "attachments are torch.float32"),
         ({"attachments": torch.tensor([[1, 2, 30]])}, "position 3 of row 0 is attached to 30"),

@@ -235,9 +235,6 @@ def test_wrong_inputs_are_refused() -> None:
         *(({"num_return_sequences": number}, f"num_return_sequences={number}") for number in (0, 1.5, True)),
         *(({"normalization": name}, f"normalization '{name}'") for name in ("none", "")),
         ({"method": "chart"}, "method 'chart'"),
-        ({"num_particles": 4}, "num_particles=4"),
-        ({"method": "particle", "num_beams": 3}, "num_particles"),
-        ({"method": "particle", "stepwise": True}, "stepwise"),
         ({"method": "particle", "num_particles": 0}, "num_particles=0"),
     ]
     for options, message in cases:

@@ -16,9 +16,6 @@ from hf_synlm.core.matrix_products import ONEDNN_TYPES, uses_onednn
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
-from hf_synlm.evaluation.generation import generate_texts
-from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-from hf_synlm.hub.card import fill_card
 from hf_synlm.models.tree_lm.backbone import PackedProducts
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine
 from hf_synlm.models.tree_lm.linearization import linearize
@@ -36,8 +33,7 @@ TINY = {
     "nonterminals": ["NP", "S", "VP"], "scoring_num_beams": 4, "action_beam_size": 12, "dropout": 0.0,
 }  # fmt: skip
 # Causal attention over labels after words, too, and two decoders of transformers.
-BOTTOM_UP = ("binary", "no_opening")
-STRUCTURES = ("causal", "stack_compose", *BOTTOM_UP, "gpt2", "qwen3")
+STRUCTURES = ("causal", "stack_compose", "binary", "gpt2", "qwen3")
 LENGTHS = [7, 1, 4, 10, 2]
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
 
@@ -51,7 +47,7 @@ def decoder_config(kind):
 
 def tiny(cls=TreeLMForCausalLM, **overrides):
     torch.manual_seed(0)
-    if overrides.get("structure_attention") in BOTTOM_UP:
+    if overrides.get("structure_attention") == "binary":
         overrides["linearization"] = overrides.pop("structure_attention")
         overrides["eos_token_id"] = 1
     elif overrides.get("structure_attention") in CONFIG_MAPPING:
@@ -66,7 +62,7 @@ def tiny(cls=TreeLMForCausalLM, **overrides):
 
 
 def batch(lengths=LENGTHS, pieces=False, left=False, structure="causal"):
-    values = batch_of(draw(structure if structure in BOTTOM_UP else "top_down", lengths, pieces, seed=1), left)
+    values = batch_of(draw(structure if structure == "binary" else "top_down", lengths, pieces, seed=1), left)
     values["input_ids"] += values["input_ids"] == 1  # the end token
     return values if pieces else {name: value for name, value in values.items() if name != "word_ends"}
 
@@ -261,7 +257,7 @@ def test_the_walk_with_a_stack(structure):
         gold = slow.gather(1, plan.targets[row, : len(actions), None]).sum()
         torch.testing.assert_close(together.joint_log_prob[row], gold)
         found = together.action_logits[row, : len(actions)].log_softmax(-1)
-        if structure in BOTTOM_UP:
+        if structure == "binary":
             torch.testing.assert_close(found[:, 3], slow[:, 1])
             slow[:, 1] = -math.inf
         torch.testing.assert_close(found[:, 1], slow[:, :19].logsumexp(1))
@@ -273,9 +269,7 @@ def test_the_walk_with_a_stack(structure):
 def test_search_is_the_sum_over_all_derivations(structure, normalization):
     limits = {"max_open_nonterminals": 3, "max_consecutive_nonterminals": 2, "nonterminals": ["A", "B"]}
     model = tiny(structure_attention=structure, vocab_size=6, normalization=normalization, **limits)
-    words = {"binary": [3, 5, 2, 4], "no_opening": [3, 5, 2]}.get(structure, [3, 5])
-    if structure == "no_opening":
-        model.config.max_open_nonterminals = 2
+    words = [3, 5, 2, 4] if structure == "binary" else [3, 5]
     grammar = Grammar(model, words, normalization=normalization)
     ids = torch.tensor([words])
     wide = {"num_beams": 600, "action_beam_size": 600}
@@ -318,11 +312,6 @@ def test_parse_finds_what_forward_scores(structure):
         ("binary", [1, 4, 1, 1, 4, 3], "position 1.*two"),
         ("binary", [1, 1, 99, 1, 4, 3], "action 99"),
         ("binary", [1, 1, 2, 1, 4, 3], "position 2"),
-        ("no_opening", [4, 1, 1, 1, 4, 3], "position 0"),
-        ("no_opening", [1, 1, 1, 4, 1, 3], "SHIFT.*word_ends"),
-        ("no_opening", [1, 1, 4, 1, 3], "position 4.*FINISH"),
-        ("no_opening", [1, 1, 1, 4], "finished"),
-        ("no_opening", [1, 1, 2, 1, 4, 3], "position 2"),
     ],
 )
 def test_bad_derivations_are_named(structure, actions, message):
@@ -350,20 +339,6 @@ def test_trees_of_one_text_share_their_beginnings(structure, monkeypatch):
         for place in range(last + 1)
     }
     assert one == 1 and shared == len(prefixes) < rows * length
-
-
-def test_strings_of_labels_have_no_trees():
-    model = tiny(structure_attention="no_opening", nonterminals=["A", "B"])
-    output = model.parse(torch.tensor([[5, 6, 7]]), num_return_sequences=2)
-    assert output.spans == [[[], []]] and output.labels == [[[], []]]
-    taken = [action for action in output.actions[0, 0].tolist() if action]
-    assert taken.count(1) == 3 and taken[-1] == 3 and taken[-2] >= 4
-    tokenizer = word_tokenizer([("a", "b")], min_count=1)
-    with pytest.raises(ValueError, match="gives no trees"):
-        parse_sentences(model, tokenizer, ["a b"])
-    (text,) = generate_texts(model, tokenizer, ["a b"], max_new_tokens=2)
-    assert text.tree.hypotheses == () and text.num_new_tokens <= 2
-    assert "parse(" not in fill_card(model.config, {"repo_id": "x"})
 
 
 def test_pieces_of_a_word_are_one_element():
@@ -417,7 +392,7 @@ CALLS = {
 def test_common_nodes_are_gathered_once(structure, states, monkeypatch):
     """New states that see the columns of all through a mask get the numbers that paths of their own give."""
     sentence, last = torch.tensor(states).unbind(1)
-    kind = BinaryTreeLMStackMachine if structure in BOTTOM_UP else TreeLMStackMachine
+    kind = BinaryTreeLMStackMachine if structure == "binary" else TreeLMStackMachine
     machine = kind(tiny(structure_attention=structure))
     machine.watch_attention("raw")
     pool, _ = machine.begin(int(sentence.max()) + 1, torch.device("cpu"))

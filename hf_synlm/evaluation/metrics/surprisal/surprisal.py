@@ -72,8 +72,6 @@ class Surprisal(ListInputs, evaluate.Metric):
             >>> scores["words"], len(scores["surprisals"][0])                               # doctest: +SKIP
             ([['The', 'cat', 'sleeps', '.']], 4)
         """
-        if unit not in NATS:
-            raise ValueError(f"unit is {unit!r}: choose {' or '.join(map(repr, NATS))}")
         scorer = TextScorer.from_pretrained(model_id, details=True, **options)
         items = [TextItem(str(number), text) for number, text in enumerate(predictions)]
         word_correction = word_correction and can_correct_words(scorer)
