@@ -6,6 +6,7 @@ killed at any moment leaves only names that end in `PARTIAL_SUFFIX`. An existing
 asked to overwrite it (`check_output`), and the old one stays until the new one is complete.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 PARTIAL_SUFFIX = ".partial"
 CONFIG_FILE = "config.json"
+_locks: dict[Path, int] = {}  # outputs of this process -> the open files that lock them
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
 # Tokenizers load from one of them; all but the first two are older, or of other libraries.
 TOKENIZER_FILES = tuple(
@@ -36,13 +38,24 @@ def write_bytes(path: PathLike, data: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
-        with partial.open("wb") as file:
+        with _names_file(target), partial.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _names_file(path: Path) -> Iterator[None]:
+    """Add the name of the output to errors of writing, which have none where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_text(path: PathLike, text: str) -> None:
@@ -87,8 +100,9 @@ def folder_writer(folder: PathLike, mark: str = "") -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        yield partial
-        publish_folder(partial, target)
+        with _names_file(target):
+            yield partial
+            publish_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -155,6 +169,30 @@ def check_output(path: PathLike, overwrite: bool = False) -> Path:
             f"{path} cannot be written: no files can be made in {folder} ({error.strerror}). Choose another folder."
         ) from error
     return path
+
+
+def lock_output(path: PathLike) -> None:
+    """Keep other processes of this machine and user from an output until this process ends, however it ends.
+
+    The lock is a file in the folder for temporary files, so that nothing stays beside the output.
+    """
+    target = Path(os.path.realpath(path))
+    if target in _locks:
+        return
+    digest = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
+    handle = os.open(Path(tempfile.gettempdir()) / f"synlm-{os.getuid()}-{digest}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(f"Another process writes {path}. Wait until it ends, or choose another name.") from None
+    _locks[target] = handle
+
+
+def release_outputs() -> None:
+    """Give up the locks of `lock_output`, as the end of the process does."""
+    while _locks:
+        os.close(_locks.popitem()[1])
 
 
 def _old(folder: Path) -> Path:
