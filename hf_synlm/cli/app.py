@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from hf_synlm import __version__
 from hf_synlm.cli import evaluate, evaluate_trees, grammar, hub, options, reading, surprisal, train, treebanks, trees
+from hf_synlm.data.files import release_outputs
 
 for _library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
     logging.getLogger(_library).setLevel(logging.ERROR)
@@ -33,6 +34,8 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         # transformers raises OSError for models that it does not find, and ImportError for packages of optional parts.
         except (ValueError, OSError, ImportError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise  # whoever reads the output has seen enough: typer ends silently
             # Messages of the Hub have several paragraphs; messages of this library break lines on purpose.
             message = " ".join(str(error).split()) if isinstance(error, OSError) else str(error)
             if isinstance(error, OSError) and error.filename and error.strerror:
@@ -136,4 +139,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         copy_context().run(app, args=typed, prog_name="synlm")  # the encoding is that of this command
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
+    finally:
+        release_outputs()
     return 0

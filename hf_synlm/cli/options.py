@@ -21,7 +21,7 @@ import typer
 from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
-from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, write_text
+from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, lock_output, write_text
 from hf_synlm.data.text import Tokenization, command_encoding, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, check_report, json_text, refuse_pipe
 from hf_synlm.evaluation.text.text_items import NUM_FIRST, OpenTexts, open_texts, remarks_on, rows_text
@@ -298,7 +298,12 @@ class Loading:
         search = {name: given.pop(name) for name in SEARCH_OPTIONS if name in given}
         for name in ("method", "parse_option"):
             given.pop(name, None)
-        return TextScorer.from_pretrained(model, search_options=search, **given, **more)
+        scorer = TextScorer.from_pretrained(model, search_options=search, **given, **more)
+        beams = {"num_beams": scorer.num_beams, **scorer.search_options}
+        typed = ", ".join(flag_of(name) for name, value in beams.items() if value is not None)
+        if typed and not scorer.searches:
+            raise ValueError(f"{typed}: {type(scorer.model).__name__} has no beam of trees. Leave the option out.")
+        return scorer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -510,6 +515,7 @@ def check_out(
             raise ValueError(
                 f"{flag} {out} would overwrite an input or a part of the model ({path}). Choose another name."
             )
+    lock_output(out)
     check(out, overwrite)
 
 

@@ -10,6 +10,7 @@ from transformers import HfArgumentParser
 
 # Options of earlier versions, and what to do instead.
 REMOVED = {
+    "hub_token": "the token is that of `hf auth login` or HF_TOKEN",
     "hub_strategy": "--push_to_hub pushes the final model; upload the folder of a checkpoint with `hf upload`",
     "peak_flops": "the peak of a GPU is known by its name",
     "shard_tokens": "prepared text is cut into shards by characters",

@@ -6,6 +6,7 @@ killed at any moment leaves only names that end in `PARTIAL_SUFFIX`. An existing
 asked to overwrite it (`check_output`), and the old one stays until the new one is complete.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 PARTIAL_SUFFIX = ".partial"
 CONFIG_FILE = "config.json"
+_locks: dict[Path, int] = {}  # outputs of this process -> the open files that lock them
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
 # Tokenizers load from one of them; all but the first two are older, or of other libraries.
 TOKENIZER_FILES = tuple(
@@ -37,7 +39,7 @@ def file_writer(path: PathLike) -> Iterator[BinaryIO]:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
-        with partial.open("wb") as file:
+        with _names_file(target), partial.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -50,6 +52,17 @@ def write_bytes(path: PathLike, data: bytes) -> None:
     """Write a file atomically, and make missing folders; symlinks are followed, so that a link stays a link."""
     with file_writer(path) as file:
         file.write(data)
+
+
+@contextmanager
+def _names_file(path: Path) -> Iterator[None]:
+    """Add the name of the output to errors of writing, which have none where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_text(path: PathLike, text: str) -> None:
@@ -94,8 +107,9 @@ def folder_writer(folder: PathLike, mark: str = "") -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        yield partial
-        publish_folder(partial, target)
+        with _names_file(target):
+            yield partial
+            publish_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -162,6 +176,30 @@ def check_output(path: PathLike, overwrite: bool = False) -> Path:
             f"{path} cannot be written: no files can be made in {folder} ({error.strerror}). Choose another folder."
         ) from error
     return path
+
+
+def lock_output(path: PathLike) -> None:
+    """Keep other processes of this machine and user from an output until this process ends, however it ends.
+
+    The lock is a file in the folder for temporary files, so that nothing stays beside the output.
+    """
+    target = Path(os.path.realpath(path))
+    if target in _locks:
+        return
+    digest = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
+    handle = os.open(Path(tempfile.gettempdir()) / f"synlm-{os.getuid()}-{digest}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(f"Another process writes {path}. Wait until it ends, or choose another name.") from None
+    _locks[target] = handle
+
+
+def release_outputs() -> None:
+    """Give up the locks of `lock_output`, as the end of the process does."""
+    while _locks:
+        os.close(_locks.popitem()[1])
 
 
 def _old(folder: Path) -> Path:

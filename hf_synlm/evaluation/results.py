@@ -219,7 +219,7 @@ def refuse_pipe(path: PathLike) -> None:
 def load_result(path: PathLike) -> EvaluationResult:
     """Read what `EvaluationResult.save` wrote; scores that were not finite are NaN."""
     path = Path(path)
-    fields = read_json(path)
+    fields = read_json(path, "Name a JSON file that `synlm evaluate` wrote by --out.")
     if fields.pop("format", None) != FORMAT:
         raise ValueError(f"{path} is not a result of hf_synlm: its format is not {FORMAT!r}")
     if fields.pop("format_version", None) != FORMAT_VERSION:

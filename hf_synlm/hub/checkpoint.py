@@ -5,6 +5,7 @@ Nothing here runs code that lies in a folder, and nothing unpickles more than te
 before memory is taken: shard names stay inside the folder, headers can be read, shapes are those of the configuration.
 """
 
+import dataclasses
 import json
 import os
 import pickle
@@ -20,6 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictData
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -32,6 +34,9 @@ from hf_synlm.core.backbone_adapter import ADAPTER_FOLDER
 from hf_synlm.data.files import CONFIG_FILE, TOKENIZER_FILES, file_sha256, find_model, read_json
 from hf_synlm.hub import architectures
 
+# Tokenizers of bytes and code points, which have no vocabulary to save.
+_WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
+_LFS_POINTER = b"version https://git-lfs"
 INDEX_FILE = "model.safetensors.index.json"
 STATE_FILE = "training_state.json"  # of a checkpoint of a training run, which is no model
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
@@ -58,6 +63,11 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
     """
     tensors: dict[str, StoredTensor] = {}
     for file in _weight_files(Path(folder)):
+        with file.open("rb") as start:
+            if start.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise ValueError(
+                    f"{str(file)!r} is a Git LFS pointer, not the weights. Get them by `git lfs pull` in this folder."
+                )
         try:
             with safe_open(file, "pt") as weights:
                 # An open safetensors file is not a mapping: it cannot be iterated without `keys`.
@@ -208,6 +218,17 @@ def check_model_source(
                 "FOLDER` makes one of the checkpoint. Or let the run end, which writes `model` into its folder."
             )
         raise ValueError(f"{str(folder)!r} is not a model folder: it has no {CONFIG_FILE}. Name a folder that has one.")
+    if (folder / CONFIG_FILE).is_file():
+        _check_nulls(folder / CONFIG_FILE)
+
+
+def _check_nulls(file: Path) -> None:
+    """Refuse a configuration with null for a number, a string or a boolean; fields of other libraries are not known."""
+    values = read_json(file)
+    kind = values.get("model_type")
+    for field in dataclasses.fields(CONFIG_MAPPING[kind]) if kind in CONFIG_MAPPING else ():
+        if field.type in (bool, int, float, str) and values.get(field.name, 0) is None:
+            raise ValueError(f"{str(file)!r}: {field.name} is null. It must be of type {field.type.__name__}.")
 
 
 def _check_hub(name: str | os.PathLike, revision: str | None, files: Iterable[str], subfolder: str = "") -> None:
@@ -235,6 +256,10 @@ def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None
     transformers would take an empty vocabulary, or ask for unrelated packages.
     """
     folder = Path(name) / subfolder
+    settings = folder / TOKENIZER_FILES[1]
+    if settings.is_file() and not any(any(folder.glob(p)) for p in TOKENIZER_FILES if p != settings.name):
+        if read_json(settings).get("tokenizer_class") not in _WITHOUT_FILES:
+            raise ValueError(f"{str(folder)!r} has no {TOKENIZER_FILES[0]}. Get it again, or save the tokenizer there.")
     if is_folder(name) and not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise ValueError(
             f"{str(folder)!r} holds no tokenizer ({TOKENIZER_FILES[0]}, {TOKENIZER_FILES[1]}). Save it there by "

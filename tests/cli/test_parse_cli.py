@@ -161,12 +161,6 @@ def test_lines_of_several_sentences(saved_models, files, capsys):
             ]
 
 
-def test_a_beam_changes_nothing_where_the_tree_is_a_function_of_the_words(saved_models, files, capsys):
-    for command in ("parse", "surprisal"):
-        plain = (command, files / "in.txt", "--model", saved_models / "on_lstm")
-        assert run(capsys, *plain, "--num-beams", 3) == run(capsys, *plain)
-
-
 def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     command = ("parse", files / "in.txt", "--model", saved_models / "gpst")
     assert "foo: not an option of GPSTForCausalLM.parse" in fail(capsys, *command, "--parse-option", "foo=1")

@@ -58,9 +58,10 @@ def test_calls_from_r_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         code = re.sub(ours, python, code)
     make_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"load": importlib.import_module, "list": lambda *values: [*values]}
+    names: dict[str, Any] = {"load": importlib.import_module, "list": lambda *values: [*values], "TRUE": True}
     exec(code, names)
     assert names["words"]["word"].tolist()[:3] == ["the", "people", "of"]
+    assert names["words"]["stack_depth"].notna().all()
     assert "(NP We)" in capsys.readouterr().out
 
 

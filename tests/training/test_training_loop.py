@@ -293,11 +293,11 @@ def test_a_repository_that_cannot_be_made_is_seen_before_work(tmp_path: Path, mo
     run, _ = make_run(tmp_path, push_to_hub=True, hub_model_id="a/b")
     created: list[str] = []
     hub = SimpleNamespace(create_repo=lambda name, **options: created.append(name))
-    monkeypatch.setattr("hf_synlm.training.engine.export.HfApi", lambda token: hub)
+    monkeypatch.setattr("hf_synlm.training.engine.export.HfApi", lambda: hub)
     preflight(run.accelerator, run.arguments)
     assert created == ["a/b"]
     monkeypatch.setattr(hub, "create_repo", lambda *args, **options: int("no token"))
-    with pytest.raises(ValueError, match="'a/b'.*--hub_token"):
+    with pytest.raises(ValueError, match="'a/b'.*HF_TOKEN"):
         preflight(run.accelerator, run.arguments)
 
 

@@ -97,7 +97,6 @@ class TrainingArguments:
     report_to: str = option("tensorboard", "Tracker supported by accelerate, such as tensorboard or trackio.")
     push_to_hub: bool = option(False, "Push the final model to the Hub.")
     hub_model_id: str | None = option(None, "Repository of --push_to_hub.")
-    hub_token: str | None = option(None, "Hub token of --push_to_hub; default: the one of `hf auth login`.")
 
     def __post_init__(self):
         """Check the values, so that a wrong one fails before any work is done."""

@@ -117,11 +117,11 @@ def check_repository(arguments: TrainingArguments) -> None:
     if not arguments.push_to_hub:
         return
     try:
-        HfApi(token=arguments.hub_token).create_repo(arguments.hub_model_id, exist_ok=True)
+        HfApi().create_repo(arguments.hub_model_id, exist_ok=True)
     except Exception as error:  # the token or its rights, the name, the network: many types
         raise ValueError(
             f"push_to_hub is set, and the repository {arguments.hub_model_id!r} cannot be made: {error}. Log in with "
-            "`hf auth login` or pass --hub_token, choose another --hub_model_id, or leave --push_to_hub out."
+            "`hf auth login` or set HF_TOKEN, choose another --hub_model_id, or leave --push_to_hub out."
         ) from error
 
 
@@ -129,13 +129,13 @@ def push_final_model(run: Run) -> None:
     """Push `output_dir/model` of a run that has ended, if the arguments ask for it."""
     if not run.arguments.push_to_hub or not run.accelerator.is_main_process:
         return
-    folder, repo_id, token = run.output_dir / "model", run.arguments.hub_model_id, run.arguments.hub_token
+    folder, repo_id = run.output_dir / "model", run.arguments.hub_model_id
     try:
         config: Any = run.model.config
         if config.model_type in PAPERS:
-            push_to_hub(folder, str(repo_id), token=token)
+            push_to_hub(folder, str(repo_id))
         else:
-            HfApi(token=token).upload_folder(repo_id=repo_id, folder_path=str(folder))
+            HfApi().upload_folder(repo_id=repo_id, folder_path=str(folder))
     except Exception as error:  # many types; none may hide that the run is finished
         raise RuntimeError(
             f"The run is finished, and {folder} is complete, but it could not be pushed to {repo_id!r}: {error}. Push "

@@ -17,7 +17,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 
-from hf_synlm.data.files import PARTIAL_SUFFIX, remove_folder, remove_partial, write_json
+from hf_synlm.data.files import PARTIAL_SUFFIX, lock_output, remove_folder, remove_partial, write_json
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.checkpoints import find_checkpoint, list_checkpoints
 
@@ -39,6 +39,8 @@ def take_output_folder(accelerator: Accelerator, arguments: TrainingArguments, *
     With `overwrite_output_dir` the old run is deleted here, unless it holds inputs: paths in `arguments` or `others`.
     """
     output_dir = Path(arguments.output_dir)
+    if accelerator.is_main_process:
+        lock_output(output_dir)
     replaces = arguments.overwrite_output_dir and not arguments.resume_from_checkpoint
     _check_content(output_dir, replaces)
     if replaces:

@@ -21,7 +21,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 
-from hf_synlm.data.files import write_json
+from hf_synlm.data.files import release_outputs, write_json
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.training.engine.arguments import TrainingArguments, describe_configs, names_config, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
@@ -48,6 +48,8 @@ def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> 
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        release_outputs()
 
 
 def _is_user_error(error: Exception) -> bool:
@@ -126,9 +128,8 @@ def preflight(accelerator: Accelerator, arguments: TrainingArguments) -> None:
 
 
 def _start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
-    """Write all arguments to `output_dir/arguments.json` (without the token) and to the trackers, if there are any."""
+    """Write all arguments to `output_dir/arguments.json` and to the trackers, if there are any."""
     settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}
-    del settings["hub_token"]
     if accelerator.is_main_process:
         write_json(Path(settings["output_dir"]) / ARGUMENTS_FILE, settings)
     if accelerator.log_with:

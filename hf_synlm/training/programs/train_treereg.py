@@ -32,11 +32,13 @@ from transformers import (
 
 from hf_synlm.data.arguments import option
 from hf_synlm.data.dependencies import DependencySentence
+from hf_synlm.data.files import lock_output
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
+from hf_synlm.hub.abilities import declared
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import check_minimum, check_overrides, parse_arguments
 from hf_synlm.training.tasks.sentence_files import DependencyArguments, check_files
@@ -134,11 +136,23 @@ def control_trees(sentences: Sequence[Sentence], kind: str, seed: int) -> list[T
 
 
 def check_output_folder(arguments: TrainingArguments) -> None:
-    """Raise ValueError if the output folder holds anything and no run is to be continued."""
+    """Raise ValueError if the output folder holds anything and no run is to be continued, or if a run writes it."""
+    if arguments.process_index == 0:
+        lock_output(arguments.output_dir)
     if arguments.resume_from_checkpoint is None and any(Path(arguments.output_dir).glob("*")):
         raise ValueError(
             f"Output folder {arguments.output_dir!r} is not empty. Choose another --output_dir, or continue with "
             "--resume_from_checkpoint FOLDER."
+        )
+
+
+def _check_states(model: str, name: str) -> None:
+    """Raise ValueError for a model whose words are predicted by a beam of derivations, each with states of its own."""
+    config = AutoConfig.from_pretrained(model)
+    if declared(config, "searches"):
+        raise ValueError(
+            f"{name} needs a model with hidden states; {type(config).__name__.removesuffix('Config')} ({model}) has "
+            "none, because it sums over derivations. Name another --model_name_or_path."
         )
 
 
@@ -170,6 +184,8 @@ def prepare_training(
     types = (ModelAndDataArguments, arguments_type, TrainingArguments)
     data, method, arguments = parse_arguments(types, argv, ["config_overrides"], f"Train a language model with {name}.")
     check_output_folder(arguments)
+    if data.model_name_or_path is not None:
+        _check_states(data.model_name_or_path, name)
     set_seed(arguments.seed)
     sentences = {
         "train_dataset": data.read(data.train_files, read),
