@@ -73,7 +73,7 @@ SHIPPED = {
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6200),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
-        4475,
+        4477,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3170),
     "span_parser": (

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hf_synlm import PCFGForCausalLM
+from hf_synlm.cli import main as synlm
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.evalb import labeled_f1
@@ -133,6 +134,9 @@ def test_trees_are_those_of_the_treebank_again(annotate: bool, tmp_path: Path) -
     assert drawn.complete.all()
     assert {label for labels in drawn.labels for label in labels} <= {"S", "NP", "VP", "FRAG"}
     assert all(drawn.brackets(tokenizer, k).startswith(("(S (", "(FRAG (")) for k in range(20))
+    written = model.generate(ids[:, :1], max_new_tokens=3, return_dict_in_generate=True)
+    text = model.parse(written.sequences)
+    assert written.labels == text.labels[0] and written.brackets(tokenizer) == text.brackets(tokenizer)
     model.save_pretrained(tmp_path)
     loaded = PCFGForCausalLM.from_pretrained(tmp_path)
     assert loaded.config.grammar == "sparse" and loaded.config.symbols == model.config.symbols
@@ -155,6 +159,11 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     nats = -sum(value for one in parsed for value in one.word_log_probs)
     perplexity = math.exp(nats / sum(len(tree.words) for tree in gold))
     assert f"labeled F1 {100 * f1:.2f}, word perplexity {perplexity:.2f}, 0 without a tree" in result and f1 > 0.3
+    assert synlm(["surprisal", files["valid.words"], "--model", str(out)]) == 0
+    names, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert len(rows) == sum(len(tree.words) for tree in gold)
+    bits = sum(float(row[names.index("surprisal_bits")]) for row in rows)
+    assert bits * math.log(2) == pytest.approx(nats, rel=1e-4)
     known = tokenizer.get_vocab()
     assert any(token.startswith("UNK-") for token in known)
     with pytest.raises(ValueError, match="exists. Choose another output_dir, or pass overwrite_output_dir"):

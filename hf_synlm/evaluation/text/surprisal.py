@@ -182,7 +182,7 @@ def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence
         sentences.append(EncodedSentence(tuple(texts[k].ids), ends, spelled))
     parsed = parse_encoded(scorer.model, sentences, batch_size=scorer.batch_size, num_processes=scorer.num_processes)
     for k, sentence in zip(full, parsed, strict=True):
-        measures = _measures_of_tree(sentence.tree().spans, len(sentence.words))
+        measures = _measures_of_tree(sentence.tree().unlabeled_spans, len(sentence.words))
         found[k][places[k]] = torch.tensor(measures, dtype=torch.float64)
     return found
 
