@@ -18,6 +18,7 @@ PROGRAMS = {
     "span-parser": ("train_span_parser", "Train a constituency parser on treebanks, for trees of text that has none."),
     "urnng": ("train_urnng", "Train a URNNG, which learns its trees from words."),
     "pcfg": ("train_pcfg", "Train a neural PCFG (C-PCFG, TN-PCFG, simple PCFG), which learns its trees from words."),
+    "treebank-pcfg": ("train_treebank_pcfg", "Count a PCFG in a treebank: exact surprisals and labeled trees."),
     "recurrent": ("train_recurrent", "Train ON-LSTM, PRPN, PaLM, Ordered Memory or AWD-LSTM on treebanks or text."),
     "pushdown": ("train_pushdown", "Train Pushdown Layers on a treebank."),
     "treereg": ("train_treereg", "Train any causal language model of transformers on a treebank with TreeReg."),

@@ -133,6 +133,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         spans: list[list[Span]] = [[] for _ in range(count)]
         actions = torch.full((count, 1), PAD_ACTION, device=sequences.device)
         framed = frame_sentences(self.config, sequences, text, may_be_empty=True)
+        places: dict[str, Any] = {"offsets": framed.first_B.tolist(), "lengths": framed.count_B.tolist()}
         words = (framed.count_B > 0).nonzero()[:, 0]
         if len(words):
             word_ends = None
@@ -145,7 +146,9 @@ class RecurrentGenerationMixin(WordGenerationMixin):
             actions[words] = parsed.actions[:, 0]
             for place, trees in zip(words.tolist(), parsed.spans, strict=True):
                 spans[place] = trees[0]
-        places = {"offsets": framed.first_B.tolist(), "lengths": framed.count_B.tolist()}
+            if parsed.labels is not None:
+                found = dict(zip(words.tolist(), (trees[0] for trees in parsed.labels), strict=True))
+                places["labels"] = [found.get(place, []) for place in range(count)]
         return {"actions": actions, "spans": spans, **places}
 
     # ------------------------------------------------------------------------------------------- next-token scores

@@ -137,6 +137,8 @@ def read_grammar(
     growth, uses, uses_of_words = _expected_uses(grammar.root, sides[0] + sides[1])
 
     def name(symbol: int) -> str:
+        if config.symbols is not None:
+            return config.symbols[symbol]
         return f"NT{symbol}" if symbol < size else f"T{symbol - size}"
 
     def words(preterminal: int, count: int) -> dict[str, float]:
@@ -175,12 +177,21 @@ def _children(rules: Any) -> tuple[Tensor, Tensor]:
     """Probabilities [Y, S] of the left and of the right children of nonterminals."""
     if hasattr(rules, "rule"):
         return rules.rule.sum(-1), rules.rule.sum(-2)
+    if hasattr(rules, "rules"):
+        places, probs = rules.rules[0] * rules.num_symbols, rules.log_probs.exp()
+        sides = (
+            probs.new_zeros(rules.size * rules.num_symbols).index_add(0, places + k, probs) for k in rules.rules[1:]
+        )
+        return tuple(side.view(rules.size, -1) for side in sides)
     left, right = rules.left.t(), rules.right.t()
     return (left, right) if rules.head is None else (rules.head @ left, rules.head @ right)
 
 
 def _likely_rules(rules: Any, parent: int, sides: tuple[Tensor, Tensor], count: int) -> list[tuple[int, int, float]]:
     """The likeliest children of a nonterminal, and p(A -> B C)."""
+    if hasattr(rules, "rules"):
+        first, second, probs = rules.children(parent)
+        return [(int(first[rule]), int(second[rule]), prob) for rule, prob in _largest(probs, count)]
     first, second = (side[parent].topk(min(_CHILDREN, side.shape[1])).indices.sort().values for side in sides)
     if hasattr(rules, "rule"):
         pairs = rules.rule[parent][first[:, None], second]

@@ -19,7 +19,7 @@ from tests.helpers import warm_python
 from tests.helpers.architectures import ARCHITECTURES, batch, build, labeled, without_dropout
 from tests.versions import family_calls
 
-FAMILIES = (*ARCHITECTURES, "rnng, in-order", "tree_lm, gpt2")
+FAMILIES = (*ARCHITECTURES, "rnng, in-order", "tree_lm, gpt2", "pcfg, sparse")
 GOLDEN = Path(__file__).parents[1] / "goldens/versions/answers.json"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of neural probabilistic context-free grammars (Kim et al., ACL 2019; Yang et al., NAACL 2021, 2022)."""
+"""Configuration of probabilistic context-free grammars (Kim et al., ACL 2019; Yang et al., NAACL 2021, 2022)."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from huggingface_hub.dataclasses import strict
 
 from hf_synlm.core.configuration_base import SyntacticConfig
 
-GRAMMARS = ("dense", "tensor", "tensor_shared", "simple")
+GRAMMARS = ("dense", "tensor", "tensor_shared", "simple", "sparse")
 # The published sizes, with the authors' vocabulary of the Penn Treebank.
 PRESETS: dict[str, dict[str, Any]] = {
     "neural-pcfg": {},
@@ -23,15 +23,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @strict
 class PCFGConfig(SyntacticConfig):
-    """Sizes of a neural PCFG: S -> A, A -> B C, X -> word, with nonterminals A and preterminals X.
+    """Sizes of a PCFG: S -> A, A -> B C, X -> word, with nonterminals A and preterminals X.
 
     Sizes:
         vocab_size: number of token ids (V).
         grammar: how p(A -> B C) is computed: "dense", a table of all pairs of children (neural and compound PCFG);
             "tensor", of low rank, sum_k U[A, k] V[B, k] W[C, k] (TN-PCFG); "tensor_shared", the same where U, V and W
-            share a projection and preterminals have one vector (rank space); "simple", L[B, A] R[C, A] (simple PCFG).
+            share a projection and preterminals have one vector (rank space); "simple", L[B, A] R[C, A] (simple PCFG);
+            "sparse", a list of rules with a number each (treebank PCFG).
         num_nonterminals, num_preterminals: number of symbols (Y, X).
         rank: of "tensor" and "tensor_shared" (r); None for the others.
+        num_rules: of "sparse" (R); None for the others.
+        symbols: names of nonterminals and preterminals; None: they have none. What stands before "(" are the labels of
+            constituents from the top down, and the tag of a preterminal: "S VP(^ROOT)", "NP NN". A symbol without
+            labels, "(NP DT)", was made by binarization, and is no constituent of trees.
         symbol_size: width of the symbols' vectors and of the networks that read them (D).
         latent_size: width of the vector z of a sentence on which its grammar depends, as in the compound PCFG; 0 = all
             sentences have one grammar. Only "dense" and "simple".
@@ -67,6 +72,8 @@ class PCFGConfig(SyntacticConfig):
     num_nonterminals: int = 30
     num_preterminals: int = 60
     rank: int | None = None
+    num_rules: int | None = None
+    symbols: list[str] | None = None
     symbol_size: int = 256
     latent_size: int = 0
     encoder_embedding_size: int = 512
@@ -88,6 +95,11 @@ class PCFGConfig(SyntacticConfig):
         return self.latent_size > 0
 
     @property
+    def gives_labels(self) -> bool:  # type: ignore[override]
+        """Whether trees have the labels of a treebank."""
+        return self.symbols is not None
+
+    @property
     def silent_ids(self) -> list[int]:
         """Ids that no preterminal gives."""
         special = {self.pad_token_id, self.bos_token_id, self.eos_token_id} - {None}
@@ -106,10 +118,16 @@ class PCFGConfig(SyntacticConfig):
             raise ValueError(f"rank is {self.rank} and grammar {self.grammar!r}. {need}.")
         if has_rank:
             self.check_least(1, "rank")
-            if self.latent_size:
-                raise ValueError(
-                    f"latent_size is {self.latent_size} and grammar {self.grammar!r}. Choose 'dense' or 'simple'."
-                )
+        if self.latent_size and self.grammar not in ("dense", "simple"):
+            raise ValueError(
+                f"latent_size is {self.latent_size} and grammar {self.grammar!r}. Choose 'dense' or 'simple'."
+            )
+        most = self.num_nonterminals * (self.num_nonterminals + self.num_preterminals) ** 2
+        if (self.grammar == "sparse") != (self.num_rules is not None) or not 1 <= (self.num_rules or 1) <= most:
+            need = f"Give it 1 to {most} rules" if self.grammar == "sparse" else "Leave num_rules out"
+            raise ValueError(f"num_rules is {self.num_rules} and grammar {self.grammar!r}. {need}.")
+        if self.symbols is not None and len(self.symbols) != self.num_nonterminals + self.num_preterminals:
+            raise ValueError(f"{len(self.symbols)} symbols have names. Name all, nonterminals first, or none.")
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
         if len(self.silent_ids) >= self.vocab_size:
             raise ValueError(f"vocab_size is {self.vocab_size}, but the special tokens need a word beside them.")

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from hf_synlm.models.pcfg.inside import Grammar
 from hf_synlm.models.pcfg.rules import draw
+from hf_synlm.models.pcfg.trees import constituents
 from hf_synlm.recurrent.generation import (
     RecurrentGenerateBeamOutput,
     RecurrentGenerateOutput,
@@ -31,7 +32,8 @@ class PCFGGenerateOutput(RecurrentGenerateOutput):
     """Result of `structure_mode="joint"`: sequences with the derivations that wrote them.
 
     Fields, besides those of the stock output and of `GeneratedTrees`:
-        labels: per sequence the nonterminals of its spans, "NT0", "NT1", ...
+        labels: per sequence the nonterminals of its spans, "NT0", "NT1", ...; where symbols have names, the labels of
+            its constituents.
         complete: [B] whether the derivation ended. False: the text reached its longest length, and open constituents
             end with its last word.
     """
@@ -120,11 +122,13 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         words = [len(one.words) for one in drawn]
         steps = [spans_to_actions([span for span, _ in tree], n) for tree, n in zip(trees, words, strict=True)]
         longest = max(map(len, steps))
+        names, size = self.config.symbols, self.config.num_nonterminals
+        labeled = [constituents(tree, one.tags, names, size) for tree, one in zip(trees, drawn, strict=True)]
         return PCFGGenerateOutput(
             sequences=sequences,
             actions=torch.tensor([row + [PAD_ACTION] * (longest - len(row)) for row in steps], device=self.device),
-            spans=[[(i + len(start), j + len(start)) for (i, j), _ in tree] for tree in trees],
-            labels=[[f"NT{symbol}" for _, symbol in tree] for tree in trees],
+            spans=[[(i + len(start), j + len(start)) for (i, j), _ in tree] for tree in labeled],
+            labels=[[label for _, label in tree] for tree in labeled],
             offsets=[len(start)] * count,
             lengths=words,
             complete=torch.tensor(complete, device=self.device),
@@ -136,6 +140,7 @@ class _Derivation:
 
     def __init__(self) -> None:
         self.words: list[int] = []
+        self.tags: list[int] = []
         self.stack: list[tuple[int, int | None]] = []
         """Symbols to expand, with None; and constituents to close, with the place where they began."""
         self.nodes: list[tuple[Span, int]] = []
@@ -175,6 +180,8 @@ def _derive(grammar: Grammar, drawn: list[_Derivation], limit: int) -> None:
                 one.stack += [(top, len(one.words)), (right, None), (left, None)]
             continue
         tags = torch.tensor([one.stack.pop()[0] - size for one in active], device=device)
-        for one, word in zip(active, draw(grammar.probabilities[tags]).tolist(), strict=True):
+        drawn_words = draw(grammar.probabilities[tags])
+        for one, tag, word in zip(active, tags.tolist(), drawn_words.tolist(), strict=True):
+            one.tags.append(tag)
             one.words.append(word)
             one.close()

@@ -10,7 +10,8 @@ kept apart and carry no gradient, so nothing under- or overflows, and nothing is
 the low-rank grammars add 1e-9, here there is no such floor). The words of a row stand at its left end; what is behind
 them changes nothing.
 
-Cost for n words: table O(n^3 Y^2 + n^2 Y^3 + n X Y S); low rank O(n^3 r + n^2 r^2).
+Cost for n words: table O(n^3 Y^2 + n^2 Y^3 + n X Y S); low rank O(n^3 r + n^2 r^2); list O(n^3 p + n^2 R) for R rules
+with p pairs of constituents as children.
 
 Shapes: B sentences, T words, K = T - w + 1 spans of width w, Y nonterminals, X preterminals, V vocabulary.
 """
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.core.matrix_products import without_autocast
-from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, Words
+from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, SparseRules, Words
 
 # Far below the logarithm of every probability; sums of it are finite.
 IMPOSSIBLE = -1e30
@@ -39,7 +40,7 @@ class Grammar:
     """[*, Y] p(S -> A)."""
     emission: Tensor
     """[*, X, V] log p(X -> word)."""
-    rules: DenseRules | LowRankRules
+    rules: DenseRules | LowRankRules | SparseRules
 
     def of_words(self, ids: Tensor) -> Tensor:
         """Log p(X -> word) [B, T, X] of words [B, T]."""
@@ -138,11 +139,9 @@ def inside(grammar: Grammar, log_emission: Tensor, allowed: Tensor | None = None
     chart = Chart(emission, [], [], [], [scale], scale)
     for width in range(2, num_words + 1):
         count = num_words - width + 1
-        scales = torch.stack([part[:, :count] for part in chart.scale], 2)
-        weight, scale = split_weights(scales + _ending(chart.scale, width))
-        left, right = emission, emission  # there are none in spans of two words
-        if width > 2:
-            left, right = torch.stack([part[:, :count] for part in chart.left], 2), _ending(chart.right, width)
+        above = children(chart.scale, chart.scale, count)
+        weight, scale = split_weights(torch.stack(above[0], 2) + torch.stack(above[1], 2))
+        left, right = children(chart.left, chart.right, count)
         first, last = (Words(*(part[:, at] for part in words)) for at in (slice(count), slice(width - 1, None)))
         values, more = normalized(rules.combine(first, last, left, right, weight))
         scale = scale + more
@@ -157,6 +156,6 @@ def inside(grammar: Grammar, log_emission: Tensor, allowed: Tensor | None = None
     return chart
 
 
-def _ending(parts: list[Tensor], width: int) -> Tensor:
-    """Right children [B, K, W, ...] of all spans of a width, the widest first; `parts` end with width - 1."""
-    return torch.stack([part[:, place:] for place, part in enumerate(reversed(parts), 1)], 2)
+def children(left: list[Tensor], right: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Left and right children [B, K, ...] of the `count` spans of a width, the narrowest left ones first."""
+    return [part[:, :count] for part in left], [part[:, -count:] for part in reversed(right)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neural PCFG: a probabilistic context-free grammar over words whose rules a network scores.
+"""PCFG: a probabilistic context-free grammar over words whose rules a network scores, or a treebank has counted.
 
     S -> A,   A -> B C,   X -> word
 
@@ -45,7 +45,15 @@ from hf_synlm.models.pcfg.inside import Chart, Grammar, inside
 from hf_synlm.models.pcfg.networks import GRAMMARS, LatentEncoder
 from hf_synlm.models.pcfg.prefix import read_sentences
 from hf_synlm.models.pcfg.sentences import Sentences, read_rows, read_whole_rows
-from hf_synlm.models.pcfg.trees import Derivation, best_trees, sample, span_posteriors, tree_log_probs, viterbi
+from hf_synlm.models.pcfg.trees import (
+    Derivation,
+    best_trees,
+    constituents,
+    sample,
+    span_posteriors,
+    tree_log_probs,
+    viterbi,
+)
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.trees.given import counted_words
 
@@ -71,8 +79,9 @@ class PCFGParseOutput(ParseOutput):
     """Output of `parse`.
 
     Fields, besides those of `ParseOutput`:
-        span_probs: [B, T + 1, T + 1] posteriors of spans, as in `PCFGModelOutput`.
-        preterminals: per sentence, per tree the preterminals of its words, "T0", "T1", ... ("viterbi" and "sample").
+        span_probs: [B, T + 1, T + 1] posteriors of spans, as in `PCFGModelOutput`; of sparse rules by "mbr" only.
+        preterminals: per sentence, per tree the preterminals of its words, "T0", "T1", ..., or their tags
+            ("viterbi" and "sample").
     """
 
     span_probs: Tensor | None = None
@@ -427,7 +436,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         attention_mask: Tensor | None = None,
         *,
         word_ends: Tensor | None = None,
-        method: str = "mbr",
+        method: str | None = None,
         num_return_sequences: int = 1,
         num_beams: None = None,
     ) -> PCFGParseOutput:
@@ -438,13 +447,15 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
             word_ends: [B, T], True at every word, for the grammar has no pieces of words.
             method: "mbr", the binary tree with the largest expected number of correct spans (minimum Bayes risk);
-                "viterbi", the best derivation; "sample", derivations drawn from the posterior.
+                "viterbi", the best derivation; "sample", derivations drawn from the posterior. Default: "mbr", or
+                "viterbi" where symbols have names.
             num_return_sequences: trees per sentence; more than one with "sample" only.
             num_beams: not possible: all trees are summed out.
 
         Returns:
             `PCFGParseOutput` with binary trees. `log_probs` [B, N]: "mbr" log p(text, tree), labels summed out,
-            otherwise log p of the derivation, whose `labels` ("NT0", ...) and `preterminals` are given, too.
+            otherwise log p of the derivation, whose `labels` ("NT0", ...) and `preterminals` are given, too. Where
+            symbols have names, spans and labels are the constituents of a treebank; `actions` stay binary.
             `token_log_probs` and `text_log_probs` are exact and those of `forward`; the latter has the end.
 
         Raises:
@@ -454,6 +465,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         Cost: an inside pass, and for "mbr" its gradient; see `viterbi` and `sample` in `trees.py`.
         Source: section 3.3 of Kim et al. (2019) for "viterbi", the program of Yang et al. for "mbr".
         """
+        method = method or ("mbr" if self.config.symbols is None else "viterbi")
         if method not in METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {list(METHODS)}.")
         if num_return_sequences < 1 or (num_return_sequences > 1 and method != "sample"):
@@ -463,21 +475,23 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if word_ends is not None and not bool(word_ends[text.mask].all()):
             raise ValueError("word_ends: a word has several tokens, but the grammar is over words. Use its tokenizer.")
         with evaluation_mode(self):
-            output = self._parse(text, method, num_return_sequences)
-            self._add_token_log_probs(output, text)
+            token_log_probs, whole = self._token_log_probs(text)
+            output = self._parse(text, method, num_return_sequences, whole.isfinite())
+        output.token_log_probs, output.text_log_probs = token_log_probs, whole
         output.input_ids = input_ids
         if word_ends is not None:
             bounds = zip(output.offsets, output.lengths, strict=True)
             output.word_ends = [list(range(offset + 1, offset + length + 1)) for offset, length in bounds]
         return output
 
-    def _parse(self, text: Sentences, method: str, count: int) -> PCFGParseOutput:
-        """Trees and their log-probabilities."""
+    def _parse(self, text: Sentences, method: str, count: int, possible: Tensor) -> PCFGParseOutput:
+        """Trees and their log-probabilities; sentences of one word, and others of probability 0, have no tree."""
         grammar, log_emission = self.model.at_mean(text)
-        log_prob, posteriors = span_posteriors(grammar, log_emission, text.count)
-        rows = log_prob.isfinite().nonzero()[:, 0]  # sentences of one word, and others of probability 0, have no tree
+        if with_posteriors := method == "mbr" or self.config.grammar != "sparse":
+            posteriors = span_posteriors(grammar, log_emission, text.count)[1]
+        rows = possible.nonzero()[:, 0]
         derivations = [[Derivation([], [], [])] * count if n == 1 else [] for n in text.lengths]
-        scores = log_prob.new_full((len(text.count), count), -torch.inf)
+        scores = log_emission.new_full((len(text.count), count), -torch.inf)
         if len(rows):
             given = grammar.of_rows(rows), log_emission[rows], text.count[rows]
             if method == "mbr":
@@ -492,11 +506,28 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             for number, row in enumerate(rows.tolist()):
                 derivations[row] = found[number * count : (number + 1) * count]
         output = self._with_trees(text, derivations, scores)
-        output.span_probs = text.at_columns(posteriors)
+        if with_posteriors:
+            output.span_probs = text.at_columns(posteriors)
         if method != "mbr":
-            output.labels = [[[f"NT{a}" for a in tree.nonterminals] for tree in trees] for trees in derivations]
-            output.preterminals = [[[f"T{x}" for x in tree.preterminals] for tree in trees] for trees in derivations]
+            self._add_labels(output, derivations)
         return output
+
+    def _add_labels(self, output: PCFGParseOutput, derivations: list[list[Derivation]]) -> None:
+        """Add the labels of derivations, and their constituents where symbols have names."""
+        names, size = self.config.symbols, self.config.num_nonterminals
+        found = [[constituents(tree.nodes, tree.preterminals, names, size) for tree in trees] for trees in derivations]
+        output.labels = [[[label for _, label in tree] for tree in trees] for trees in found]
+        output.spans = [
+            [[(i + x, j + x) for (i, j), _ in tree] for tree in trees]
+            for trees, x in zip(found, output.offsets, strict=True)
+        ]
+        output.preterminals = [
+            [
+                [names[size + x].partition("(")[0].split()[-1] if names else f"T{x}" for x in tree.preterminals]
+                for tree in trees
+            ]
+            for trees in derivations
+        ]
 
     def _with_trees(self, text: Sentences, derivations: list[list[Derivation]], scores: Tensor) -> PCFGParseOutput:
         """Trees over columns, with their actions."""
@@ -518,8 +549,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             lengths=lengths,
         )
 
-    def _add_token_log_probs(self, output: PCFGParseOutput, text: Sentences) -> None:
-        """Add log p of every token given those before it, and of the sentences."""
+    def _token_log_probs(self, text: Sentences) -> tuple[Tensor, Tensor]:
+        """Log p of every token given those before it [B, T], and of the sentences [B]."""
         found = self._mixture(text)
         share = math.log(len(found))
         prefix = torch.stack([prefix for *_, prefix in found]).logsumexp(0) - share
@@ -527,8 +558,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         whole = whole.gather(1, text.count[:, None] - 1).squeeze(1)
         steps = F.pad(prefix.diff(dim=1), (1, 0)).gather(1, text.mask.cumsum(1))
         end = whole - prefix.gather(1, text.count[:, None]).squeeze(1)
-        output.token_log_probs = torch.where(text.mask, steps, torch.where(text.closing, end[:, None], 0.0))
-        output.text_log_probs = whole
+        return torch.where(text.mask, steps, torch.where(text.closing, end[:, None], 0.0)), whole
 
 
 def _unshifted(input_ids: Tensor, shift_labels: Tensor) -> Tensor:

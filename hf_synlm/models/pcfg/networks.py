@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.core.module_tools import saved_whole, weight_of
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
-from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
+from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, SparseRules
 
 
 class ResidualLayer(nn.Module):
@@ -134,6 +134,36 @@ class SimpleGrammar(nn.Module):
         return root, self.emission_head(_with_latent(preterminals, latent)), LowRankRules(None, left, right)
 
 
+class SparseGrammar(nn.Module):
+    """A list of rules, sorted by A, and a score of each: p(A -> B C) = softmax over the rules of A.
+
+    Root and words have scores of their own; no symbol has a vector. Rules that nobody gave fill the cube of all rules.
+    """
+
+    rules: Tensor
+
+    def __init__(self, config: PCFGConfig) -> None:
+        super().__init__()
+        self.sizes = config.num_nonterminals, config.num_preterminals
+        self.root_scores = nn.Parameter(torch.zeros(config.num_nonterminals))
+        self.rule_scores = nn.Parameter(torch.zeros(config.num_rules))
+        self.emission_head = nn.Sequential(nn.Linear(config.num_preterminals, config.vocab_size, bias=False))
+        symbols, each = sum(self.sizes), -(-config.num_rules // config.num_nonterminals)
+        parent, pair = torch.arange(config.num_rules) // each, torch.arange(config.num_rules) % each
+        self.register_buffer(
+            "rules", torch.stack([parent, symbols - 1 - pair // symbols, symbols - 1 - pair % symbols])
+        )
+
+    def forward(self, latent: None) -> tuple[Tensor, Tensor, SparseRules]:
+        """See `DenseGrammar`; there is no z."""
+        scores = self.rule_scores.to(torch.promote_types(self.rule_scores.dtype, torch.float32))
+        parent = self.rules[0]
+        none = scores.new_full(self.sizes[:1], -torch.inf)
+        shifted = scores - none.scatter_reduce(0, parent, scores.detach(), "amax")[parent]
+        log_probs = shifted - scores.new_zeros(self.sizes[0]).index_add(0, parent, shifted.exp()).log()[parent]
+        return self.root_scores, weight_of(self.emission_head[-1]).t(), SparseRules(self.rules, log_probs, *self.sizes)
+
+
 class LatentEncoder(nn.Module):
     """q(z | sentence) = N(mean, exp(log variance)): a bidirectional LSTM, its largest output over time, and Linear."""
 
@@ -152,7 +182,13 @@ class LatentEncoder(nn.Module):
         return self.parameters_head(states.amax(1)).chunk(2, -1)
 
 
-GRAMMARS = {"dense": DenseGrammar, "tensor": TensorGrammar, "tensor_shared": TensorGrammar, "simple": SimpleGrammar}
+GRAMMARS = {
+    "dense": DenseGrammar,
+    "tensor": TensorGrammar,
+    "tensor_shared": TensorGrammar,
+    "simple": SimpleGrammar,
+    "sparse": SparseGrammar,
+}
 
 
 def _with_latent(vectors: Tensor, latent: Tensor | None) -> Tensor:

@@ -119,7 +119,7 @@ class PrefixState:
             first = Words(*(part[:, start : start + 1] for part in (self.pairs, last.right, self.begins, last.ends)))
             scales = self.scale[:, start, start:] + scale[:, start + 1 :]
             weight, above = split_weights(scales[:, None])
-            children = self.left[:, None, start, start + 1 :], right[:, None, start + 1 :]
+            children = self.left[:, None, start, start + 1 :].unbind(2), right[:, None, start + 1 :].unbind(2)
             values, more = normalized(rules.combine(first, last, *children, weight))
             for side, vectors in zip((left, right), rules.of_constituents(values), strict=True):
                 side[:, start] = vectors[:, 0]

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules A -> B C as probabilities, and the sums over them that charts need: a table, or factors of low rank.
+"""Rules A -> B C as probabilities, and the sums over them that charts need: a table, factors of low rank, or a list.
 
-Vectors of spans are scaled; charts keep the logarithms of their scales. Both kinds of rules have the same methods, so
+Vectors of spans are scaled; charts keep the logarithms of their scales. All kinds of rules have the same methods, so
 that charts need not know which they use.
 
 Shapes: B sentences, T words, K spans of one width, W splits, Y nonterminals, X preterminals, S = Y + X symbols
 (nonterminals first), r rank. `*` is nothing, or B where every sentence has a grammar of its own.
 """
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Words(NamedTuple):
@@ -36,7 +38,7 @@ class DenseRules:
     """
 
     def __init__(self, rule: Tensor) -> None:
-        self.rule, self.size = rule, rule.shape[-3]
+        self.rule, self.size, self.num_symbols = rule, *rule.shape[-3:-1]
 
     def of_words(self, emission: Tensor) -> Words:
         """What words add that are generated with probabilities `emission` [B, T, X]."""
@@ -46,18 +48,21 @@ class DenseRules:
         begins, pairs = (emission @ begins).unflatten(-1, (size, -1)).split([size, rule.shape[-1] - size], -1)
         return Words(pairs, emission, begins, (emission @ ends).unflatten(-1, (size, size)))
 
-    def combine(self, first: Words, last: Words, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+    def combine(
+        self, first: Words, last: Words, left: Sequence[Tensor], right: Sequence[Tensor], weight: Tensor
+    ) -> Tensor:
         """Values [B, K, Y] of spans, summed over their W splits with `weight` [B, K, W].
 
-        `first` and `last` are the first and the last words of the spans; `left` and `right` [B, K, W - 1, Y] their
-        children of two or more words, the narrowest left one first, the widest right one first.
+        `first` and `last` are the first and the last words of the spans; `left` and `right` their W - 1 children
+        [B, K, Y] of two or more words, the narrowest left one first, the widest right one first.
         """
-        if weight.shape[2] == 1:
+        if not left:
             return _apply(first.left, last.right)
-        values = weight[..., :1] * _apply(first.begins, right[:, :, 0])
-        values = values + weight[..., -1:] * _apply(last.ends, left[:, :, -1])
-        if weight.shape[2] > 2:
-            pairs = (left[:, :, :-1] * weight[..., 1:-1, None]).transpose(2, 3) @ right[:, :, 1:]
+        values = weight[..., :1] * _apply(first.begins, right[0])
+        values = values + weight[..., -1:] * _apply(last.ends, left[-1])
+        if len(left) > 1:
+            pairs = torch.stack([*left[:-1]], 2) * weight[..., 1:-1, None]
+            pairs = pairs.transpose(2, 3) @ torch.stack([*right[1:]], 2)
             values = values + pairs.flatten(-2) @ self._constituents
         return values
 
@@ -93,7 +98,7 @@ class DenseRules:
 
     def begin(self, root: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Before the first word of `count` sentences: state [B, Y] and preterminals [B, X]."""
-        expected = root.new_zeros(count, self.rule.shape[-1])
+        expected = root.new_zeros(count, self.num_symbols)
         return self._expand(torch.cat([root.expand(count, -1), expected[:, self.size :]], -1))
 
     def follow(self, states: Tensor, word: Tensor, left: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,6 +132,19 @@ class DenseRules:
         """p(A -> B C) [R] of rules [R]."""
         pair = first * self.rule.shape[-1] + second
         return _rows_of(self.rule.flatten(-2), parent).gather(1, pair[:, None]).squeeze(1)
+
+    def children(self, parent: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The children B and C of a nonterminal of one grammar, and p(A -> B C) [M]."""
+        pairs = torch.arange(self.rule.shape[-1] ** 2, device=self.rule.device)
+        return pairs // self.rule.shape[-1], pairs % self.rule.shape[-1], self.rule[parent].flatten()
+
+    def best(self, first: Tensor, last: Tensor, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+        """Log-probabilities [B, K, Y] of the best derivations of spans, as `combine` of those of words and children."""
+        pairs = first.new_full((), -torch.inf)
+        for one, other in zip(padded(first, left, self.size), padded(last, right[::-1], self.size)[::-1], strict=True):
+            pairs = torch.maximum(pairs, (one[..., :, None] + other[..., None, :]).flatten(2))
+        rule = self.rule.log().flatten(-2)
+        return torch.stack([(pairs + rule[..., a, :].unsqueeze(-2)).amax(2) for a in range(self.size)], 2)
 
     def sample(self, parent: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the children of nonterminals [R] of one grammar."""
@@ -174,13 +192,15 @@ class LowRankRules:
         left, right = emission @ self.left_words, emission @ self.right_words
         return Words(left, right, left, right)
 
-    def combine(self, first: Words, last: Words, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+    def combine(
+        self, first: Words, last: Words, left: Sequence[Tensor], right: Sequence[Tensor], weight: Tensor
+    ) -> Tensor:
         """Values [B, K, r] of spans; see `DenseRules`."""
-        if weight.shape[2] == 1:
+        if not left:
             return first.left * last.right
-        values = weight[..., :1] * first.begins * right[:, :, 0] + weight[..., -1:] * last.ends * left[:, :, -1]
-        if weight.shape[2] > 2:
-            both = left[:, :, :-1] * right[:, :, 1:]
+        values = weight[..., :1] * first.begins * right[0] + weight[..., -1:] * last.ends * left[-1]
+        if len(left) > 1:
+            both = torch.stack([*left[:-1]], 2) * torch.stack([*right[1:]], 2)
             values = values + (weight[..., None, 1:-1] @ both).squeeze(-2)
         return values
 
@@ -264,6 +284,144 @@ class LowRankRules:
         return split, first, second
 
 
+class _Pairs:
+    """The rules whose children are words or constituents, on each side: P pairs of children, and parents of a pair."""
+
+    def __init__(self, rules: "SparseRules", first_is_word: bool, second_is_word: bool) -> None:
+        parent, first, second = rules.rules
+        here = ((first >= rules.size) == first_is_word) & ((second >= rules.size) == second_is_word)
+        pairs, self.pair = (first * rules.num_symbols + second)[here].unique(return_inverse=True)
+        self.parent, self.log_probs, self.second = parent[here], rules.log_probs[here], pairs % rules.num_symbols
+        self.left = pairs // rules.num_symbols - rules.size * first_is_word
+        self.right = self.second - rules.size * second_is_word
+        places = torch.stack([self.parent, self.pair]), self.log_probs.exp()
+        # [Y, P] from the pairs to their parents
+        self.matrix = torch.sparse_coo_tensor(*places, (rules.size, len(pairs)), check_invariants=False).coalesce()
+
+    def best_parents(self, values: Tensor) -> Tensor:
+        """The largest [Y, B, K] of the pairs of a parent [P, B, K]; logarithms."""
+        values = values.index_select(0, self.pair) + self.log_probs[:, None, None]
+        none = values.new_full((len(self.matrix), *values.shape[1:]), -torch.inf)
+        return none.scatter_reduce(0, self.parent[:, None, None].expand_as(values), values, "amax")
+
+
+class SparseRules(DenseRules):
+    """A list of rules [3, R], A, B and C of each, sorted by A, with log p(A -> B C) [R]; no other rule is possible.
+
+    A pair of children stands once for all its parents. Pairs that begin or end with a word are possible in one split of
+    a span each; only pairs of constituents, the fewest, are summed over all splits. Symbols are the first dimension in
+    memory, so that whole rows are gathered.
+    """
+
+    def __init__(self, rules: Tensor, log_probs: Tensor, num_nonterminals: int, num_preterminals: int) -> None:
+        self.rules, self.log_probs = rules, log_probs
+        self.size, self.num_symbols = num_nonterminals, num_nonterminals + num_preterminals
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[bool, bool], _Pairs]:
+        return {(first, second): _Pairs(self, first, second) for first in (False, True) for second in (False, True)}
+
+    def of_words(self, emission: Tensor) -> Words:
+        """See `DenseRules`; words are [B, T, X] everywhere."""
+        emission = emission.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+        return Words(emission, emission, emission, emission)
+
+    def combine(
+        self, first: Words, last: Words, left: Sequence[Tensor], right: Sequence[Tensor], weight: Tensor
+    ) -> Tensor:
+        """See `DenseRules`."""
+        values: Any = 0
+        for pairs, found in self._over_splits(first.left, last.right, left, right, weight):
+            values = values + (pairs.matrix @ found.flatten(1)).unflatten(1, weight.shape[:2])
+        return values.permute(1, 2, 0)
+
+    def best(self, first: Tensor, last: Tensor, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+        """See `DenseRules`."""
+        found = [pairs.best_parents(values) for pairs, values in self._over_splits(first, last, left, right)]
+        return torch.stack(found).amax(0).permute(1, 2, 0)
+
+    def _over_splits(
+        self, first: Tensor, last: Tensor, left: Sequence[Tensor], right: Sequence[Tensor], weight: Tensor | None = None
+    ) -> Iterable[tuple[_Pairs, Tensor]]:
+        """The kinds of pairs, with their sums [P, B, K] over the splits; or their maxima of logarithms."""
+        found: dict[_Pairs, Tensor] = {}
+        for split, (one, other) in enumerate(zip([first, *left], [*right, last], strict=True)):
+            pairs = self._pairs[split == 0, split == len(left)]
+            one = one.permute(2, 0, 1).index_select(0, pairs.left)
+            other = other.permute(2, 0, 1).index_select(0, pairs.right)
+            value = one + other if weight is None else one * other * weight[..., split]
+            if pairs in found:
+                value = torch.maximum(found[pairs], value) if weight is None else found[pairs] + value
+            found[pairs] = value
+        return found.items()
+
+    # ------------------------------------------------------------------------------------------------- next words
+    @cached_property
+    def _left_corners(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Left corners L that are nonterminals, sums over their chains [L, L], p(A -> B ...) [Y, L]; those of words."""
+        corners, place = self.rules[1].unique(return_inverse=True)
+        table = self.log_probs.new_zeros(self.size * len(corners))
+        table = table.index_add(0, self.rules[0] * len(corners) + place, self.log_probs.exp()).view(self.size, -1)
+        is_word = corners >= self.size
+        steps, words, lefts = table[:, ~is_word], table[:, is_word], corners[~is_word]
+        return lefts, _chains(steps[lefts], words[lefts].sum(-1)), steps, corners[is_word] - self.size, words
+
+    def _expand(self, expected: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DenseRules`."""
+        lefts, chains, steps, tags, words = self._left_corners
+        state, preterminals = expected[:, : self.size], expected[:, self.size :]
+        state = state.scatter_add(1, lefts.expand(len(state), -1), state @ steps @ chains)
+        return state, preterminals.scatter_add(1, tags.expand(len(state), -1), state @ words)
+
+    def follow(self, states: Tensor, word: Tensor, left: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DenseRules`."""
+        states = states * weight[..., None]
+        expected = states.new_zeros(len(states), self.num_symbols)
+        for (first_is_word, _), pairs in self._pairs.items():
+            before, child = (states[:, -1:], word[:, None]) if first_is_word else (states[:, :-1], left)
+            if not child.shape[1]:
+                continue
+            found = (pairs.matrix.t() @ before.flatten(0, 1).t()).unflatten(1, before.shape[:2])
+            found = (found * child.permute(2, 0, 1).index_select(0, pairs.left)).sum(2).t()
+            expected = expected.scatter_add(1, pairs.second.expand_as(found), found)
+        return self._expand(expected)
+
+    # ------------------------------------------------------------------------------------------------ derivations
+    def table(self) -> Tensor:
+        """The table [Y, S, S]."""
+        table = self.log_probs.new_zeros(self.size, self.num_symbols, self.num_symbols)
+        return table.index_put(tuple(self.rules), self.log_probs.exp())
+
+    def of_rows(self, rows: Tensor) -> Self:
+        """See `DenseRules`."""
+        return self
+
+    def children(self, parent: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `DenseRules`."""
+        start, end = torch.searchsorted(self.rules[0], self.rules.new_tensor([parent, parent + 1])).tolist()
+        return self.rules[1, start:end], self.rules[2, start:end], self.log_probs[start:end].exp()
+
+    def probs(self, parent: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """See `DenseRules`."""
+        is_rule = (self.rules[:, None] == torch.stack([parent, first, second])[..., None]).all(0)
+        return is_rule.to(self.log_probs.dtype) @ self.log_probs.exp()
+
+    def sample(self, parent: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DenseRules`."""
+        rule = draw((self.rules[0] == parent[:, None]) * self.log_probs.exp())
+        return self.rules[1, rule], self.rules[2, rule]
+
+    def sample_split(self, parent: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        """See `DenseRules`."""
+        rows = []
+        for a, *given in zip(parent.tolist(), left, right, weight, strict=True):
+            first, second, probs = self.children(a)
+            drawn = draw((given[0][:, first] * given[1][:, second] * probs * given[2][:, None]).view(1, -1))
+            split, rule = drawn // len(probs), drawn % len(probs)
+            rows.append(torch.cat([split, first[rule], second[rule]]))
+        return torch.stack(rows).unbind(1)
+
+
 def _chains(step: Tensor, stop: Tensor) -> Tensor:
     """(I - P)^-1 [*, d, d], the sum over chains of steps P, whose rows sum to 1 together with `stop` [*, d].
 
@@ -290,6 +448,12 @@ def row_times(rows: Tensor, matrix: Tensor) -> Tensor:
 def _apply(matrices: Tensor, vectors: Tensor) -> Tensor:
     """Matrices [B, K, d, e] times vectors [B, K, e]."""
     return (matrices @ vectors.unsqueeze(-1)).squeeze(-1)
+
+
+def padded(words: Tensor, constituents: Sequence[Tensor], num_nonterminals: int) -> list[Tensor]:
+    """Logarithms [..., S] of words [..., X] and of constituents [..., Y], by width."""
+    parts = [F.pad(part, (0, words.shape[-1]), value=-torch.inf) for part in constituents]
+    return [F.pad(words, (num_nonterminals, 0), value=-torch.inf), *parts]
 
 
 def draw(weights: Tensor) -> Tensor:

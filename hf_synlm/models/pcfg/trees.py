@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
-from hf_synlm.models.pcfg.inside import IMPOSSIBLE, Chart, Grammar, in_full_precision, inside
-from hf_synlm.models.pcfg.rules import draw
+from hf_synlm.models.pcfg.inside import IMPOSSIBLE, Chart, Grammar, children, in_full_precision, inside
+from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, SparseRules, draw, padded
 from hf_synlm.trees.spans import Span
 
 # Most entries of a table of rules that `viterbi` builds: 256 MB in float32.
@@ -28,6 +28,11 @@ class Derivation:
     """Of the spans."""
     preterminals: list[int]
     """Of the words."""
+
+    @property
+    def nodes(self) -> list[tuple[Span, int]]:
+        """The spans with their nonterminals."""
+        return list(zip(self.spans, self.nonterminals, strict=True))
 
 
 @in_full_precision
@@ -76,59 +81,62 @@ def viterbi(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> tuple[li
     """The best derivations, and their log-probabilities [B].
 
     Ties: the smallest split, then the smallest pair of children. A table of the rules that would be too large raises
-    ValueError. Cost: O(n^3 S^2 + n^2 Y S^2).
+    ValueError. Cost: O(n^3 S^2 + n^2 Y S^2); of a list of rules as `inside`.
     """
     rules, num_preterminals = grammar.rules, log_emission.shape[2]
-    num_symbols = rules.size + num_preterminals
-    entries = rules.size * num_symbols**2
-    if entries > _MAX_TABLE:
+    entries = rules.size * (rules.size + num_preterminals) ** 2
+    if entries > _MAX_TABLE and not isinstance(rules, SparseRules):
         raise ValueError(
             f"method 'viterbi' needs a table of {entries:,} rules, more than {_MAX_TABLE:,}. Use 'mbr' or 'sample'."
         )
-    rule = rules.table().log().flatten(-2)
-    best = [torch.cat([log_emission.new_full((*log_emission.shape[:2], rules.size), -torch.inf), log_emission], 2)]
-    root, sentence, back = grammar.root.log(), [best[0][:, 0, : rules.size]], []
+    rules = DenseRules(rules.table()) if isinstance(rules, LowRankRules) else rules
+    words, best = log_emission, list[Tensor]()
     for width in range(2, log_emission.shape[1] + 1):
         count = log_emission.shape[1] - width + 1
-        pairs = log_emission.new_full((len(log_emission), count, num_symbols**2), -torch.inf)
-        splits = torch.zeros_like(pairs, dtype=torch.long)
-        for split in range(1, width):
-            left, right = best[split - 1][:, :count], best[width - split - 1][:, split:]
-            both = (left[..., :, None] + right[..., None, :]).flatten(2)
-            splits = torch.where(both > pairs, split, splits)
-            pairs = torch.maximum(pairs, both)
-        keys = splits * num_symbols**2 + torch.arange(num_symbols**2, device=pairs.device)
-        values, chosen = [], []
-        for parent in range(rules.size):
-            total = pairs + rule[..., parent, :].unsqueeze(-2)
-            values.append(total.amax(2))
-            chosen.append(torch.where(total == values[-1][..., None], keys, torch.iinfo(torch.long).max).amin(2))
-        nonterminals = torch.stack(values, 2)
-        never = nonterminals.new_full((*nonterminals.shape[:2], num_preterminals), -torch.inf)
-        best.append(torch.cat([nonterminals, never], 2))
-        back.append(torch.stack(chosen, 2).tolist())
-        sentence.append(nonterminals[:, 0])
+        best.append(rules.best(words[:, :count], words[:, -count:], *children(best, best, count)))
     rows = torch.arange(len(lengths), device=lengths.device)
-    score, start = (torch.stack(sentence, 1)[rows, lengths - 1] + root).max(1)
-    found = [
-        _read_back(back, row, size, symbol, num_symbols, rules.size)
-        for row, (size, symbol) in enumerate(zip(lengths.tolist(), start.tolist(), strict=True))
-    ]
+    none = grammar.root.new_full((len(lengths), rules.size), -torch.inf)  # no sentence has one word
+    sentence = torch.stack([none, *(part[:, 0] for part in best)], 1)
+    score, start = (sentence[rows, lengths - 1] + grammar.root.log()).max(1)
+    found = []
+    for row, (size, symbol) in enumerate(zip(lengths.tolist(), start.tolist(), strict=True)):
+        own = padded(log_emission[row], [part[row] for part in best], rules.size)
+        found.append(_read_back(rules.of_rows(rows[row]), own, size, symbol))
     return found, score
 
 
-def _read_back(back: list, row: int, size: int, symbol: int, num_symbols: int, num_nonterminals: int) -> Derivation:
-    """The derivation of a sentence from the keys of the best children."""
+def _read_back(rules: DenseRules | SparseRules, best: list[Tensor], size: int, symbol: int) -> Derivation:
+    """The best derivation of a sentence from the log-probabilities [K, S] of its spans, by width."""
     nodes, words, agenda = [], [0] * size, [(0, size, symbol)] if size > 1 else []
     while agenda:
         i, j, symbol = agenda.pop()
         if j - i == 1:
-            words[i] = symbol - num_nonterminals
+            words[i] = symbol - rules.size
             continue
         nodes.append(((i, j), symbol))
-        split, pair = divmod(back[j - i - 2][row][i][symbol], num_symbols**2)
-        agenda += [(i, i + split, pair // num_symbols), (i + split, j, pair % num_symbols)]
+        first, second, probs = rules.children(symbol)
+        left = torch.stack([best[k - i - 1][i, first] for k in range(i + 1, j)])
+        right = torch.stack([best[j - k - 1][k, second] for k in range(i + 1, j)])
+        split, rule = divmod(int((left + right + probs.log()).argmax()), len(probs))
+        agenda += [(i, i + 1 + split, int(first[rule])), (i + 1 + split, j, int(second[rule]))]
     return _derivation(nodes, words)
+
+
+def constituents(
+    nodes: list[tuple[Span, int]], words: list[int], names: list[str] | None, size: int
+) -> list[tuple[Span, str]]:
+    """Spans with labels in post-order, chains from the bottom up, of `size` nonterminals; see `PCFGConfig.symbols`.
+
+    `words` are the preterminals. Without names all nodes are constituents, "NT0", "NT1", ...
+    """
+    if names is None:
+        return [(span, f"NT{symbol}") for span, symbol in nodes]
+    labels = [(span, names[symbol].partition("(")[0].split()) for span, symbol in nodes]
+    tags = [names[size + symbol].partition("(")[0].split()[:-1] for symbol in words]
+    labels = sorted(
+        [*labels, *(((i, i + 1), tag) for i, tag in enumerate(tags))], key=lambda node: _post_order(node[0])
+    )
+    return [(span, label) for span, chain in labels for label in reversed(chain)]
 
 
 def _derivation(nodes: list[tuple[Span, int]], words: list[int]) -> Derivation:

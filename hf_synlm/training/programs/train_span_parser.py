@@ -36,7 +36,7 @@ from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import map_rows
-from hf_synlm.training.tasks.sentence_files import SentenceFileArguments, words_fingerprint
+from hf_synlm.training.tasks.sentence_files import BatchedFileArguments, words_fingerprint
 from hf_synlm.training.tasks.span_batches import (
     SpanExample,
     WeightedBatchSampler,
@@ -75,7 +75,7 @@ class SpanParserModelArguments(ModelArguments):
 
 
 @dataclass
-class SpanDataArguments(SentenceFileArguments):
+class SpanDataArguments(BatchedFileArguments):
     """Treebanks, how often each is read, and the size of batches."""
 
     train_weights: list[float] = option(

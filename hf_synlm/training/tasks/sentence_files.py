@@ -89,7 +89,6 @@ class SentenceFileArguments(DependencyArguments):
     unknown_words: UnknownRule = option("single", UNKNOWN_WORDS)
     lowercase: bool = option(False, "Lower-case all words.")
     replace_numbers: bool = option(False, "Replace all numbers by one token.")
-    batch_group_size: int = option(4096, "Sentences of similar length from which the batches are drawn.")
 
     # A tokenizer depends on these arguments and on the words.
     tokenizer_options: ClassVar[str] = (
@@ -99,7 +98,7 @@ class SentenceFileArguments(DependencyArguments):
 
     def __post_init__(self):
         """Check the values, and name the files of the embedded treebank."""
-        check_minimum(self, 1, "tokenizer_min_frequency batch_group_size")
+        check_minimum(self, 1, "tokenizer_min_frequency")
         if not self.files:
             self.train_files, self.validation_files, self.test_files = [EMBEDDED], [EMBEDDED], [EMBEDDED]
         self.train_files = [resolve_embedded(name, "trees.train.txt") for name in self.train_files]
@@ -161,6 +160,18 @@ class SentenceFileArguments(DependencyArguments):
             replace_numbers=self.replace_numbers,
             end_token=end_token,
         )
+
+
+@dataclass
+class BatchedFileArguments(SentenceFileArguments):
+    """Files of sentences from which batches are drawn."""
+
+    batch_group_size: int = option(4096, "Sentences of similar length from which the batches are drawn.")
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "batch_group_size")
+        super().__post_init__()
 
 
 def load_or_make_tokenizer(

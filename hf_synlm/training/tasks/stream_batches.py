@@ -30,7 +30,7 @@ from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
 from hf_synlm.training.engine.arguments import check_minimum
 from hf_synlm.training.engine.samplers import EpochSampler
-from hf_synlm.training.tasks.sentence_files import SentenceFileArguments, Sentences, load_or_make_tokenizer
+from hf_synlm.training.tasks.sentence_files import BatchedFileArguments, Sentences, load_or_make_tokenizer
 
 SHORTEST_SEGMENT = 5
 SEGMENT_DEVIATION = 5
@@ -41,7 +41,7 @@ Preprocessing = Literal["none", "ptb-concat", "words-only"]
 
 
 @dataclass
-class TextDataArguments(SentenceFileArguments):
+class TextDataArguments(BatchedFileArguments):
     """Files of text or trees, and how their words become tokens; sentences are read one by one."""
 
     file_format: Literal["treebank", "text"] = option(
@@ -61,7 +61,7 @@ class TextDataArguments(SentenceFileArguments):
         "of a stream every token is predicted from all before it.",
     )
 
-    tokenizer_options = f"{SentenceFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
+    tokenizer_options = f"{BatchedFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
     batching = "sentences"
     bptt = 0
     tree_supervision = False

@@ -35,7 +35,7 @@ from hf_synlm.training.tasks.sentence_files import (
     MIN_FREQUENCY,
     UNKNOWN_WORDS,
     VOCAB_SIZE,
-    SentenceFileArguments,
+    BatchedFileArguments,
     Sentences,
     check_minimum,
 )
@@ -53,7 +53,7 @@ CODE_FEATURES = {"input_ids": List(Value("int32")), "actions": List(Value("int32
 
 
 @dataclass
-class TreeDataArguments(SentenceFileArguments):
+class TreeDataArguments(BatchedFileArguments):
     """Treebank files, how words become tokens, and how sentences become batches."""
 
     max_sentence_tokens: int = option(300, "Leave longer sentences out of training.")

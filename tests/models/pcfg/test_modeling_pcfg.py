@@ -14,7 +14,7 @@ from hf_synlm import PCFGConfig, PCFGForCausalLM
 from hf_synlm.models.pcfg import trees
 from hf_synlm.models.pcfg.inside import Grammar, inside
 from hf_synlm.models.pcfg.prefix import prefix_log_probs, read_sentences
-from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules
+from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, SparseRules
 from tests.helpers.recurrent_models import gradients
 from tests.reference.pcfg import all_tree_probs, span_posteriors
 
@@ -28,9 +28,11 @@ PCFGS: dict[str, dict[str, Any]] = {
     "pcfg, tensor_shared": {"grammar": "tensor_shared", "rank": 6},
     "pcfg, simple": {"grammar": "simple"},
     "pcfg, simple compound": {"grammar": "simple", "latent_size": 4, **_ENCODER},
+    "pcfg, sparse": {"grammar": "sparse", "num_rules": 4 * 9 * 9},
 }
 every_grammar = pytest.mark.parametrize("name", PCFGS)
-every_kind = pytest.mark.parametrize("kind", ["dense", "tensor", "simple"])
+KINDS = ("dense", "tensor", "simple", "sparse")
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def tiny(cls: Any = PCFGForCausalLM, **changes: Any) -> Any:
@@ -50,13 +52,23 @@ def random_grammar(kind: str, num_words: int = 5, seed: int = 1) -> tuple[Gramma
     torch.manual_seed(seed)
     double = {"dtype": torch.float64}
     root, emission = torch.randn(3, **double).softmax(0), torch.randn(4, num_words, **double).log_softmax(1)
-    if kind == "dense":
-        rules: Any = DenseRules(torch.randn(3, 49, **double).mul(2).softmax(1).view(3, 7, 7))
+    if kind in ("dense", "sparse"):
+        rules: Any = listed(kind, torch.randn(3, 49, **double).mul(2).softmax(1).view(3, 7, 7))
     else:
         rank = 3 if kind == "simple" else 5
         head = None if kind == "simple" else torch.randn(3, rank, **double).softmax(1)
         rules = LowRankRules(head, *(torch.randn(7, rank, **double).mul(2).softmax(0) for _ in range(2)))
     return Grammar(root, emission, rules), rules.table()
+
+
+def listed(kind: str, table: Tensor) -> Any:
+    """A table as it is, or half of its rules as a list."""
+    if kind == "dense":
+        return DenseRules(table)
+    table = table * (table > table.flatten(1).median(1).values[:, None, None])
+    table = table / table.sum((1, 2), keepdim=True)
+    rules = table.nonzero().t().contiguous()
+    return SparseRules(rules, table[tuple(rules)].log(), len(table), table.shape[1] - len(table))
 
 
 def stack(grammars: list[Grammar]) -> Grammar:
@@ -122,10 +134,10 @@ def test_viterbi_takes_the_smallest_split_at_ties() -> None:
 def test_all_sentences_have_the_probability_1(kind: str) -> None:
     """Of a grammar whose derivations surely end; those that begin with a word have the probability of this prefix."""
     grammar, table = random_grammar(kind, num_words=2)
-    few = torch.tensor([0.03 if kind == "dense" else 0.001] * 3 + [1.0] * 4, dtype=torch.float64)
-    if kind == "dense":
+    few = torch.tensor([0.03 if kind in ("dense", "sparse") else 0.001] * 3 + [1.0] * 4, dtype=torch.float64)
+    if kind in ("dense", "sparse"):
         table = table * few[:, None] * few
-        grammar.rules = DenseRules(table / table.sum((1, 2), keepdim=True))
+        grammar.rules = listed(kind, table / table.sum((1, 2), keepdim=True))
     else:
         sides = [side * few[:, None] for side in (grammar.rules.left, grammar.rules.right)]
         grammar.rules = LowRankRules(grammar.rules.head, *(side / side.sum(0) for side in sides))
@@ -140,9 +152,9 @@ def test_all_sentences_have_the_probability_1(kind: str) -> None:
     torch.testing.assert_close(prefix_log_probs(grammar, weights, scale)[0, 0].exp(), first, atol=1e-4, rtol=0.0)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "simple"])
-def test_low_rank_equals_its_table(kind: str) -> None:
-    """Sentences, posteriors and next words; without a head, the head is the identity."""
+@pytest.mark.parametrize("kind", ["tensor", "simple", "sparse"])
+def test_rules_equal_their_table(kind: str) -> None:
+    """Sentences, posteriors, best derivations and next words; without a head, the head is the identity."""
     grammar, table = random_grammar(kind)
     rules = [DenseRules(table)]
     if kind == "simple":
@@ -153,7 +165,7 @@ def test_low_rank_equals_its_table(kind: str) -> None:
         same = Grammar(grammar.root, grammar.emission, rules)
         words = same.of_words(ids)
         rows = prefix_log_probs(same, *read_sentences(same, inside(same, words)))
-        return (*trees.span_posteriors(same, words, lengths), rows)
+        return (*trees.span_posteriors(same, words, lengths), trees.viterbi(same, words, lengths)[1], rows)
 
     for other in rules:
         torch.testing.assert_close(numbers(other), numbers(grammar.rules), atol=1e-10, rtol=0.0)
@@ -229,7 +241,7 @@ def test_one_word_is_no_sentence(name: str) -> None:
         assert parsed.spans[0] == [[]] and parsed.text_log_probs.isneginf().tolist() == [True, False]
         assert parsed.log_probs.isneginf().flatten().tolist() == [True, False]
         assert parsed.token_log_probs.isfinite().all()  # that of the word is the probability of a prefix
-    assert not parsed.span_probs[0].any()
+    assert not model.parse(ids, mask).span_probs[0].any()
     labels = ids.masked_fill(mask == 0, -100)
     both, one = (model(ids[rows], attention_mask=mask[rows], labels=labels[rows]) for rows in ([0, 1], [1]))
     torch.testing.assert_close(both.loss, one.loss)
@@ -339,8 +351,7 @@ def check_frequencies(found: Counter, expected: dict, count: int) -> None:
         assert seen[outcome] / count == pytest.approx(prob, abs=4 * math.sqrt(abs(prob * (1 - prob)) / count)), outcome
 
 
-@pytest.mark.parametrize("own", [False, True])
-@every_kind
+@pytest.mark.parametrize(("kind", "own"), [(kind, own) for kind in KINDS for own in (False, True)][:-1])
 def test_drawn_derivations_follow_the_posterior(kind: str, own: bool) -> None:
     """Of one grammar, and where every sentence has its own."""
     grammar, _ = random_grammar(kind)
