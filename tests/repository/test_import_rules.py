@@ -61,23 +61,23 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8290),
-    "rnng": (SHARED + SEARCH + LABELED, 8800),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 5910),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3940),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4380),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3500),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3630),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8440),
+    "rnng": (SHARED + SEARCH + LABELED, 9000),
+    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 6070),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3950),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4390),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3510),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3640),
     "tree_lm": (
         SHARED + SEARCH + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        8990,
+        9170,
     ),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6110),
+    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6250),
     "pcfg": (
         SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
-        4180,
+        4450,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3100),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3110),
     "span_parser": (
         "backbone_adapter cache configuration_base module_tools outputs rows token_batch trees_spans",
         1890,
