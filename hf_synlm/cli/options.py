@@ -515,7 +515,8 @@ def check_out(
             raise ValueError(
                 f"{flag} {out} would overwrite an input or a part of the model ({path}). Choose another name."
             )
-    lock_output(out)
+    if is_first_process():
+        lock_output(out)
     check(out, overwrite)
 
 

@@ -133,6 +133,8 @@ class NodePool:
         }
         # How the layers multiply that compute the nodes.
         self.products: AbstractContextManager = nullcontext()
+        # Whether the caller told where words end.
+        self.told_ends = False
         # Place of the first node of every sentence in flat tables.
         self._first, self._capacity = torch.arange(batch_size, device=device) * capacity, capacity
         # Tokens before the derivation [B]: positions of its own tokens count from here.

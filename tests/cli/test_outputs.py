@@ -79,7 +79,7 @@ def test_a_plot_of_a_table_says_what_it_draws(tmp_path: Path, capsys) -> None:
     table = tmp_path / "s.tsv"
     table.write_text("sentence_id\tword\n1\ta\n")
     message = fail(capsys, "evaluate", "plot", table, "--out", tmp_path / "a.svg")
-    assert message.endswith("Name a JSON file that `synlm evaluate` wrote by --out.")
+    assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
 
 
 def test_treereg_names_the_model_that_has_no_hidden_states(tmp_path: Path, saved_models: Path) -> None:

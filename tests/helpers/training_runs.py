@@ -64,10 +64,10 @@ def _signal_after_step_two(number: signal.Signals) -> None:
     """Let this process get a signal in its second step: one from outside may come when a short run has ended."""
     after_step = TrainingLoop._after_step
 
-    def after_step_and_signal(loop: TrainingLoop) -> bool:
+    def after_step_and_signal(loop: TrainingLoop, save: bool = False) -> bool:
         if loop.run.state.step == 2:
             os.kill(os.getpid(), number)
-        return after_step(loop)
+        return after_step(loop, save)
 
     TrainingLoop._after_step = after_step_and_signal  # type: ignore[method-assign]
 

@@ -61,7 +61,7 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8440),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8450),
     "rnng": (SHARED + SEARCH + LABELED, 9000),
     "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 6070),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3950),
@@ -70,7 +70,7 @@ SHIPPED = {
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3640),
     "tree_lm": (
         SHARED + SEARCH + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        9170,
+        9180,
     ),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6250),
     "pcfg": (

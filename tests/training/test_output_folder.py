@@ -1,5 +1,6 @@
 """The folder of a run: what is refused, resumed and deleted."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def finished_run(folder: Path) -> dict[str, str]:
     """Write a run, and return its files."""
     (folder / "model").mkdir(parents=True)
     for name in (folders.ARGUMENTS_FILE, folders.RESULTS_FILE, "model/config.json"):
-        (folder / name).write_text(name)
+        (folder / name).write_text(json.dumps({"file": name}))
     return files(folder)
 
 

@@ -45,6 +45,7 @@ class BinaryTreeLMStackMachine(TreeLMStackMachine):
 
     def look(self, pool: NodePool, nodes: Tensor) -> Seen:
         """What is known of the states `nodes` [B, R]: `state(0)`, and in `state(1)` the element below the last one."""
+        self._told_ends |= pool.told_ends
         width = pool.fields.shape[2]
         own = pool.fields.gather(1, nodes[..., None].expand(-1, -1, width))
         below = own[..., State._fields.index("below")].clamp(min=0)

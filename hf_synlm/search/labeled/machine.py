@@ -132,6 +132,7 @@ class LabeledStackMachine(StackMachine):
             raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
         self.in_order, self.first = self.config.in_order, self.config.first_nonterminal
         self.num_actions = self.config.num_actions
+        self._told_ends = False  # of words, by the caller
         self._make_tables()
         self._prepare(model)
 
@@ -197,6 +198,7 @@ class LabeledStackMachine(StackMachine):
     # ---------------------------------------------------------------------------------------------------- nodes
     def look(self, pool: NodePool, nodes: Tensor) -> Seen:
         """What is known of the states `nodes` [B, R]; two reads of the pool."""
+        self._told_ends |= pool.told_ends
         width, links = pool.fields.shape[2], State._fields.index("open")
         own = pool.fields.gather(1, nodes[..., None].expand(-1, -1, width))[:, :, None]
         # In-order, the corner is read as well.
@@ -208,6 +210,7 @@ class LabeledStackMachine(StackMachine):
         self, pool: NodePool, nodes: Tensor, tokens: Tensor, num_tokens: Tensor, edges: WordEdges | None
     ) -> Tensor:
         """Integer fields of the nodes of SHIFT; returns their ids [B, R]."""
+        pool.told_ends |= edges is not None
         before = self.look(pool, nodes).state(0)
         first = pool.reserve(nodes.shape[1])
         own = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
@@ -288,7 +291,7 @@ class LabeledStackMachine(StackMachine):
         Ends that the model does not know by `subwords` tell what comes next: what they bar is lost, and not spread over
         what may come.
         """
-        if self.config.subwords:
+        if self.config.subwords or not self._told_ends:
             return legal
         fields = seen.fields.clone()
         fields[:, :, 0, State._fields.index("inside_word")] = 0
