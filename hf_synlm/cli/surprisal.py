@@ -252,8 +252,8 @@ def surprisal(
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
     --entropy adds entropy_bits, --attention-entropy adds nae, --belief-update adds belief_update_bits and belief_cut;
     --frequencies adds length and log_frequency. With several --num-beams there is a column for each, such as
-    surprisal_bits_b5; the other columns are of the widest beam. With
-    several --model there is a column for each, such as surprisal_bits_rnng-mini; the others are of the first model.
+    surprisal_bits_b5; the other columns are of the widest beam. With several --model there is a column for each, such
+    as surprisal_bits_rnng-mini; the others are of the first model.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:
@@ -282,12 +282,8 @@ def surprisal(
     options.say_plain_context(scorer, measures.context)
     if scorer.tokenization(measures.tokenize) is None and given.trees is None:
         _say_attached_punctuation(scorer, opened.first)
-    inside = sum(bool(_INSIDE.search(item.text)) for item in opened.first)
-    if inside and measures.tokenize == "no-punctuation":
-        options.say(
-            f"--tokenize no-punctuation: {inside} of {len(opened.first)} texts lose marks between words, such as "
-            "commas. If you compare texts with and without them, choose a model that reads punctuation"
-        )
+    if measures.tokenize == "no-punctuation":
+        _say_lost_marks(opened.first)
     how = measures.how(scorer)
     start = time.perf_counter()
     described: dict[str, Any] = {}
@@ -459,6 +455,16 @@ def _say_repeated_items(items: Sequence[TextItem]) -> None:
         options.say(
             f"items with several {texts}: {repeated}. Join other tables by sentence_id, which counts the rows of the "
             "input, and word_id, not by item"
+        )
+
+
+def _say_lost_marks(items: Sequence[TextItem]) -> None:
+    """Tell that the marks between words are not read."""
+    inside = sum(bool(_INSIDE.search(item.text)) for item in items)
+    if inside:
+        options.say(
+            f"--tokenize no-punctuation: {inside} of {len(items)} texts lose marks between words, such as commas. If "
+            "you compare texts with and without them, choose a model that reads punctuation"
         )
 
 

@@ -13,7 +13,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,22 @@ PACKAGE = Path(__file__).parents[2]
 def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> None:
     """Run a training program; `argv` is the command line without the program name (default: the process's).
 
-    With the command line of the process, an error of the user is one line on stderr and exit status 2; the environment
-    variable HF_SYNLM_TRACEBACK=1 shows where it was raised. After SIGTERM or SIGINT the process saves a checkpoint and
-    exits with status 0.
+    Errors of the user are told as `tells_errors` says. After SIGTERM or SIGINT the process saves a checkpoint and exits
+    with status 0.
+    """
+    with tells_errors(argv):
+        _run(recipe_type, argv)
+
+
+@contextmanager
+def tells_errors(argv: Sequence[str] | None) -> Iterator[None]:
+    """Tell an error of the user in one line on stderr, with exit status 2, and give up the locks of outputs.
+
+    With an `argv` that was passed to the program, and with the environment variable HF_SYNLM_TRACEBACK=1, which shows
+    where it was raised, the error is raised.
     """
     try:
-        _run(recipe_type, argv)
+        yield
     except (ValueError, OSError, FloatingPointError) as error:
         if argv is not None or os.environ.get("HF_SYNLM_TRACEBACK") or not _is_user_error(error):
             raise

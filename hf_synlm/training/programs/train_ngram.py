@@ -9,7 +9,6 @@ inside sentences. `output_dir` is a model of transformers with exact next-token 
 """
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from hf_synlm.data.arguments import option
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.evaluation.text.ngram import NGramForCausalLM
 from hf_synlm.training.engine.arguments import check_minimum, parse_arguments
+from hf_synlm.training.engine.runner import tells_errors
 from hf_synlm.training.programs.prepare_text import CorpusArguments, prepare
 
 
@@ -88,13 +88,8 @@ def run(arguments: NGramArguments) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program with a command line (default: the process's)."""
-    try:
+    with tells_errors(argv):
         run(*parse_arguments((NGramArguments,), argv, description="Count the n-grams of a text."))
-    except (ValueError, OSError) as error:
-        if argv is not None:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

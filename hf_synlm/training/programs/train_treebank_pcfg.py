@@ -9,7 +9,6 @@ one word are left out. Papers: Hale (NAACL 2001) and Stolcke (Computational Ling
 """
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.export import check_target, export_model
 from hf_synlm.training.engine.arguments import check_minimum, parse_arguments
+from hf_synlm.training.engine.runner import tells_errors
 from hf_synlm.training.tasks.sentence_files import MIN_FREQUENCY, UNKNOWN_WORDS, SentenceFileArguments
 from hf_synlm.training.tasks.stream_batches import boundary_ids
 from hf_synlm.training.tasks.treebank_grammar import count_grammar
@@ -109,13 +109,8 @@ def run(arguments: TreebankPCFGArguments) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program with a command line (default: the process's)."""
-    try:
+    with tells_errors(argv):
         run(*parse_arguments((TreebankPCFGArguments,), argv, description="Count a PCFG in a treebank."))
-    except (ValueError, OSError) as error:
-        if argv is not None:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":
