@@ -50,8 +50,8 @@ transformers_tests: $(VENV)/.transformers_tests
 demo: $(VENV)/.train
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		--num_cpu_threads_per_process 1 \
-		training/pretrain_gpst.py --config gpst_tiny --output_dir runs/gpst_tiny \
-		--overwrite_output_dir
+		training/pretrain_gpst.py --config gpst_tiny --output-dir runs/gpst_tiny \
+		--overwrite-output-dir
 
 checkpoints: $(VENV)/.train
 	$(BIN)/python training/make_checkpoints.py

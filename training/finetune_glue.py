@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tune a model on a task of GLUE, or on any table of labeled texts.
 
-    accelerate launch training/finetune_glue.py --config NAME_OR_FILE --output_dir FOLDER
+    accelerate launch training/finetune_glue.py --config NAME_OR_FILE --output-dir FOLDER
 
 The program is `hf_synlm.training.programs.finetune_glue`; `synlm train` starts the same.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train Pushdown Layers on a treebank.
 
-    python training/train_pushdown.py --config NAME_OR_FILE --output_dir FOLDER
+    python training/train_pushdown.py --config NAME_OR_FILE --output-dir FOLDER
 
 The program is `hf_synlm.training.programs.train_pushdown`; `synlm train` starts the same.
 """

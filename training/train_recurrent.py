@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models, with or without gold trees.
 
-    accelerate launch training/train_recurrent.py --config NAME_OR_FILE --output_dir FOLDER
+    accelerate launch training/train_recurrent.py --config NAME_OR_FILE --output-dir FOLDER
 
 The program is `hf_synlm.training.programs.train_recurrent`; `synlm train` starts the same.
 """

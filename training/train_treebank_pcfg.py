@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count a PCFG in a treebank: rules by relative frequency, exact probabilities of next words, labeled trees.
 
-    python training/train_treebank_pcfg.py --train_files TREES --validation_files TREES --output_dir FOLDER
+    python training/train_treebank_pcfg.py --train-files TREES --validation-files TREES --output-dir FOLDER
 
 The program is `hf_synlm.training.programs.train_treebank_pcfg`; `synlm train` starts the same.
 """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
+from hf_synlm.data.files import flag_of
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
 from hf_synlm.evaluation.text.text_items import TextItem, need_columns, read_items, read_table, read_treebank_items
@@ -113,7 +114,7 @@ class InputOptions(options.TreebankReading):
                 "--punctuation belongs to --format treebank, which has tags; remove it from the text yourself"
             )
         if given := ["punctuation_by"] * (self.punctuation_by != "tag") + self.given():
-            raise ValueError(f"{options.flag_of(given[0])} belongs to --format treebank: leave it out")
+            raise ValueError(f"{flag_of(given[0])} belongs to --format treebank: leave it out")
         items = read_items(
             texts, kind=self.file_format, text_column=self.text_column, by_sentences=self.split_sentences
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import write_text
+from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.data.parsed import ParsedSentence, TreeStyle, kind_of_trees, lines_of_parses
 from hf_synlm.data.text import read_lines, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
@@ -436,5 +436,5 @@ def _say_roots(gold: Path, test: Path) -> None:
 def _check_unused(parsing: options.Parsing) -> None:
     """Raise ValueError for options of a model if trees from a file are scored."""
     if given := options.differing(parsing, options.Parsing()):
-        flags = ", ".join(map(options.flag_of, given))
+        flags = ", ".join(map(flag_of, given))
         raise ValueError(f"{flags}: --trees are already parsed, so this would change nothing. Leave it out.")

@@ -21,7 +21,7 @@ import typer
 from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
-from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, lock_output, write_text
+from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, flag_of, lock_output, write_text
 from hf_synlm.data.text import Tokenization, command_encoding, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, check_report, json_text, refuse_pipe
 from hf_synlm.evaluation.text.text_items import NUM_FIRST, OpenTexts, open_texts, remarks_on, rows_text
@@ -518,11 +518,6 @@ def check_out(
     if is_first_process():
         lock_output(out)
     check(out, overwrite)
-
-
-def flag_of(name: str) -> str:
-    """How the command line spells the option of a parameter."""
-    return f"--{name.replace('_', '-')}"
 
 
 def differing(group: Any, usual: Any) -> list[str]:

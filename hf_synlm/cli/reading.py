@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import write_text
+from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.text_items import TextItem, rows_text
 
@@ -213,13 +213,13 @@ class _Study:
         if bool(self.surprisals) == (model is not None):
             raise ValueError("give either tables of `synlm surprisal`, or --model to compute them")
         given = options.differing(self.computing, ComputingOptions(seed=self.computing.seed))
-        flags = ", ".join(map(options.flag_of, given))
+        flags = ", ".join(map(flag_of, given))
         if flags and model is None:
             raise ValueError(
                 f"{flags}: without --model nothing is computed, so this would change nothing. Leave it out"
             )
         given = options.differing(self.regression, RegressionOptions()) + options.differing(files, FileOptions())
-        flags = ", ".join(map(options.flag_of, given))
+        flags = ", ".join(map(flag_of, given))
         if flags and preset == "sap":
             raise ValueError(f"{flags}: --preset sap compares effects of items, without a regression. Leave it out")
         if self.times.slope is not None and preset != "sap":
@@ -333,7 +333,7 @@ def reading(
     reads = [times.times, *(split_given(given)[1] for given in surprisals or ())]
     options.check_results(out, overwrite, *reads, model=model)
     for name, path in dataclasses.asdict(files).items():
-        options.check_out(path, overwrite, *reads, *options.report_files(out), model=model, flag=options.flag_of(name))
+        options.check_out(path, overwrite, *reads, *options.report_files(out), model=model, flag=flag_of(name))
     if times.preset == "sap":
         options.report(study.effects(), out)
         return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import file_writer, find_model, write_text
+from hf_synlm.data.files import file_writer, find_model, flag_of, write_text
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
 from hf_synlm.evaluation.text.text_items import TextItem, table_text, text_files
 
@@ -198,7 +198,7 @@ class TreeOptions:
         names = ("num_beams", *options.SEARCH_OPTIONS, "estimator", "cache", "num_processes")
         unused |= {name: getattr(scoring, name) for name in names}
         if given := [name for name, value in unused.items() if value]:
-            flag = options.flag_of(given[0])
+            flag = flag_of(given[0])
             raise ValueError(f"{flag}: with --trees every sentence has one tree and stands by itself. Leave it out")
 
     def scores(self, scorer: "TextScorer", items: Sequence[TextItem]) -> "tuple[list[WordScores], dict[str, Any]]":

@@ -14,7 +14,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
-from hf_synlm.data.files import write_json, write_text
+from hf_synlm.data.files import flag_of, write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
 from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.text import read_lines, split_sentences
@@ -112,7 +112,7 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
     if given and not found:
         raise ValueError(
             f"{path} holds bracketed trees, which are constituents already: leave out "
-            f"{options.flag_of(next(iter(given)))}, or say --from conllu"
+            f"{flag_of(next(iter(given)))}, or say --from conllu"
         )
     return found
 
@@ -132,7 +132,7 @@ def _read_trees_of(path: Path, left_out: Counter[str], **reading: Any) -> list[T
 def _read_parses(path: Path, left_out: Counter[str], **reading: Any) -> list[TreebankSentence]:
     """The best trees of a file of parses, which are read as they are."""
     if reading:
-        raise ValueError(f"--from parses has no {options.flag_of(next(iter(reading)))}: leave it out")
+        raise ValueError(f"--from parses has no {flag_of(next(iter(reading)))}: leave it out")
     parses = list(enumerate(read_parses(path, None), 1))
     found = [as_treebank_sentence(parsed, f"{path}:{number}") for number, parsed in parses if parsed.hypotheses]
     if len(found) < len(parses):
@@ -176,7 +176,7 @@ def treebank(
         raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
     inputs = describe_files(trees)
     of_brackets, of_dependencies = reading.by_kind()
-    brackets_only = [*cleaning.of_brackets(), *map(options.flag_of, of_brackets)]
+    brackets_only = [*cleaning.of_brackets(), *map(flag_of, of_brackets)]
     left_out, changed = Counter[str](), Counter[str]()
     counted: dict[str, Any] = {"left_out": left_out, "counts": changed}
     sentences: list[tuple[TreebankSentence, bool]] = []  # with True if it was made of dependencies

@@ -8,10 +8,12 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser
 
+from hf_synlm.data.files import flag_of
+
 # Options of earlier versions, and what to do instead.
 REMOVED = {
     "hub_token": "the token is that of `hf auth login` or HF_TOKEN",
-    "hub_strategy": "--push_to_hub pushes the final model; upload the folder of a checkpoint with `hf upload`",
+    "hub_strategy": "--push-to-hub pushes the final model; upload the folder of a checkpoint with `hf upload`",
     "peak_flops": "the peak of a GPU is known by its name",
     "shard_tokens": "prepared text is cut into shards by characters",
 }
@@ -39,9 +41,9 @@ def option(default: Any, help: str) -> Any:
 
 
 class ArgumentParser(HfArgumentParser):
-    """`HfArgumentParser` that allows empty lists, takes `--train_file` for `--train_files`, and raises its errors.
+    """`HfArgumentParser` that allows empty lists, takes `--train-file` for `--train-files`, and raises its errors.
 
-    `--train_trees` without a value is the empty list. Any option of files may be written in the singular or the plural.
+    `--train-trees` without a value is the empty list. Any option of files may be written in the singular or the plural.
 
     Fields:
         names: of all options.
@@ -52,20 +54,24 @@ class ArgumentParser(HfArgumentParser):
         super().__init__(*args, **options)
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
-        """Add an argument, with `_files` besides `_file` and the reverse."""
+        """Add an argument, with `_files` besides `_file` and the reverse; help and errors show it with dashes."""
         if options.get("nargs") == "+":
             options["nargs"] = "*"
         long = names[0].removeprefix("--")
         other = f"{long}s" if long.endswith("_file") else long.removesuffix("s") if long.endswith("_files") else None
         self.names += [long] if other is None else [long, other]
-        return super().add_argument(*names, *([] if other is None else [f"--{other}"]), **options)
+        others = [] if other is None else dict.fromkeys((f"--{other}", flag_of(other)))
+        action = super().add_argument(*names, *others, **options)
+        if names[0].startswith("--"):
+            action.option_strings = [flag_of(long)]  # what is shown; what is parsed stands in a table of the parser
+        return action
 
     def parse_known_args(self, *args: Any, **options: Any) -> Any:
         """Parse as argparse does; options that were removed are refused by name."""
         parsed, unknown = super().parse_known_args(*args, **options)
         for word in unknown:
             if word.startswith("--"):
-                refuse_removed(word.removeprefix("--").partition("=")[0])
+                refuse_removed(word.removeprefix("--").partition("=")[0].replace("-", "_"))
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:

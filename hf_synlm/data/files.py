@@ -32,6 +32,11 @@ TOKENIZER_FILES = tuple(
 )
 
 
+def flag_of(name: str) -> str:
+    """How help and messages spell the option of an argument; parsers take underscores, too."""
+    return f"--{name.replace('_', '-')}"
+
+
 @contextmanager
 def file_writer(path: PathLike) -> Iterator[BinaryIO]:
     """Fill a file, which has its name when the block ends without an exception; see `write_bytes`."""

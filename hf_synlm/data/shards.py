@@ -64,7 +64,7 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
     if changed:
         raise ValueError(
             f"{folder} is made from something else: {'; '.join(changed)}. Repeat the old values (as options of "
-            f"python training/prepare_text.py --output_dir {folder.parent}), choose another folder, "
+            f"python training/prepare_text.py --output-dir {folder.parent}), choose another folder, "
             "or delete this one."
         )
 
@@ -77,7 +77,7 @@ def _check_format(folder: Path) -> dict[str, Any]:
         old = [folder, *(path.parent for path in splits if read_record(path).get("format", FORMAT) != FORMAT)]
         raise ValueError(
             f"{' and '.join(sorted(map(str, old)))}: prepared by another version (format {made_from.get('format')}, "
-            f"not {FORMAT}). Delete what is named, and run python training/prepare_text.py --output_dir "
+            f"not {FORMAT}). Delete what is named, and run python training/prepare_text.py --output-dir "
             f"{folder.parent} with the options of that time."
         )
     return made_from

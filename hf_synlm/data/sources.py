@@ -120,11 +120,11 @@ def _lines(file: TextIO, counts: Counter[str]) -> Iterator[str]:
 
 
 def _no_text(column: str, where: str, kind: Any) -> ValueError:
-    return ValueError(f"column {column!r} of {where} holds {kind}, not text. Name another column with --text_column.")
+    return ValueError(f"column {column!r} of {where} holds {kind}, not text. Name another column with --text-column.")
 
 
 def _no_column(column: str, where: str, names: Iterable[str]) -> ValueError:
-    return ValueError(f"{where} has no column {column!r}. Set --text_column to one of {list(names)}.")
+    return ValueError(f"{where} has no column {column!r}. Set --text-column to one of {list(names)}.")
 
 
 class Table:

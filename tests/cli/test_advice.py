@@ -12,6 +12,7 @@ import typer
 
 import hf_synlm
 from hf_synlm.cli.app import app
+from hf_synlm.data.files import flag_of
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.recipe import Recipe
 
@@ -52,7 +53,9 @@ def flags_of_module(name: str) -> set[str]:
     kinds = {TrainingArguments, *classes}
     for recipe in classes:
         kinds.update(recipe.argument_types() if hasattr(recipe, "parts") and issubclass(recipe, Recipe) else ())
-    return {f"--{field.name}" for kind in filter(dataclasses.is_dataclass, kinds) for field in dataclasses.fields(kind)}
+    return {
+        flag_of(field.name) for kind in filter(dataclasses.is_dataclass, kinds) for field in dataclasses.fields(kind)
+    }
 
 
 PROGRAMS = [file.stem for file in (PACKAGE / "training" / "programs").glob("[a-z]*.py")]

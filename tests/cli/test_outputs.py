@@ -84,12 +84,12 @@ def test_a_plot_of_a_table_says_what_it_draws(tmp_path: Path, capsys) -> None:
 
 def test_treereg_names_the_model_that_has_no_hidden_states(tmp_path: Path, saved_models: Path) -> None:
     model = str(saved_models / "rnng")
-    options = ["--model_name_or_path", model, "--output_dir", str(tmp_path / "run"), "--train_files"]
+    options = ["--model-name-or-path", model, "--output-dir", str(tmp_path / "run"), "--train-files"]
     with pytest.raises(ValueError) as caught:
         train_treereg.main([*options, str(sample_path("trees.valid.txt"))])
     assert str(caught.value) == (
         f"TreeReg needs a model with hidden states; RNNG ({model}) has none, because it sums over derivations. Name "
-        "another --model_name_or_path."
+        "another --model-name-or-path."
     )
 
 

@@ -108,7 +108,7 @@ def test_it_is_trained_with_its_own_tokenizer(converted: Path):
     assert len(tokenizer) > num_model_tokens(tokenizer) == config.vocab_size
     check_vocabulary(tokenizer, config)
     tokenizer.add_tokens(["<new>"])
-    with pytest.raises(ValueError, match="--tokenizer_name"):
+    with pytest.raises(ValueError, match="--tokenizer-name"):
         check_vocabulary(tokenizer, config)
     assert num_model_tokens(train_bpe_tokenizer(LINES, 300)) == 300
 

@@ -206,10 +206,10 @@ def test_a_chain_that_needs_thousands_of_lifts(tmp_path: Path):
 def test_programs_read_dependencies(tmp_path: Path, capsys):
     """Training and evaluation take CoNLL-U where they take brackets; punctuation is told by UPOS."""
     treebank = str(GOLDENS / "en.conllu")
-    run = ["train", "rnng", "--config", "rnng_tiny", "--train_file", treebank, "--validation_file", treebank]
-    run += ["--test_files", "--max_train_steps", "1", "--evaluation_steps", "0", "--search_sentences", "0"]
-    run += ["--final_search_sentences", "0", "--tree_labels", "deprel", "--tree_tokens", "syntactic"]
-    assert main([*run, "--output_dir", str(tmp_path / "run")]) == 0
+    run = ["train", "rnng", "--config", "rnng_tiny", "--train-file", treebank, "--validation-file", treebank]
+    run += ["--test-files", "--max-train-steps", "1", "--evaluation-steps", "0", "--search-sentences", "0"]
+    run += ["--final-search-sentences", "0", "--tree-labels", "deprel", "--tree-tokens", "syntactic"]
+    assert main([*run, "--output-dir", str(tmp_path / "run")]) == 0
     labels = json.loads((tmp_path / "run" / "model" / "config.json").read_text())["nonterminals"]
     assert {"root", "acl:relcl"} <= set(labels)
     capsys.readouterr()
@@ -220,9 +220,9 @@ def test_programs_read_dependencies(tmp_path: Path, capsys):
     brackets = tmp_path / "en.mrg"
     brackets.write_text("\n".join(TREES["en.flat.X.surface.keep"]), encoding="utf-8")
     run[run.index(treebank)] = str(brackets)
-    punctuation = [*run[: run.index("--tree_labels")], "--tree_punctuation", "remove"]
-    assert "dependencies (punctuation)" in fail(capsys, *punctuation, "--output_dir", tmp_path / "other")
-    said = fail(capsys, *run, "--output_dir", tmp_path / "other")
+    punctuation = [*run[: run.index("--tree-labels")], "--tree-punctuation", "remove"]
+    assert "dependencies (punctuation)" in fail(capsys, *punctuation, "--output-dir", tmp_path / "other")
+    said = fail(capsys, *run, "--output-dir", tmp_path / "other")
     assert "constituents already: leave out the options of dependencies (labels, tokens)" in said
 
 

@@ -80,8 +80,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     make = subword_tokenizer if request.param == "pieces" else word_tokenizer
     options = {"vocab_size": 40} if request.param == "pieces" else {"end_token": True}
     make([line.split() for line in lines], **options).save_pretrained(folder / "tokenizer")
-    flags = f"--train_files {folder}/text.txt --validation_files {folder}/text.txt --one_sentence_per_line true "
-    flags += f"--tokenizer_name {folder}/tokenizer --order 3 --output_dir {folder}/model"
+    flags = f"--train-files {folder}/text.txt --validation-files {folder}/text.txt --one-sentence-per-line true "
+    flags += f"--tokenizer-name {folder}/tokenizer --order 3 --output-dir {folder}/model"
     train_ngram.main(flags.split())
     return folder
 
@@ -111,6 +111,6 @@ def test_a_saved_model_scores_texts_in_the_commands(trained: Path, capsys: pytes
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="order must be from 2 to 5 and is 6"):
-        train_ngram.main(["--order", "6", "--output_dir", str(tmp_path)])
+        train_ngram.main(["--order", "6", "--output-dir", str(tmp_path)])
     with pytest.raises(ValueError, match="max_sentence_tokens 1"):
-        train_ngram.main(["--max_sentence_tokens", "1", "--output_dir", str(tmp_path)])
+        train_ngram.main(["--max-sentence-tokens", "1", "--output-dir", str(tmp_path)])

@@ -89,12 +89,12 @@ def write_files(folder: Path) -> dict[str, str]:
 def command(script: str, model: Path | str, files: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
     """Command line of a program that takes two steps."""
     data = {
-        "glue": ["--task_name", "rte", "--train_file", files["rte"], "--validation_file", files["rte"],
-                 "--max_length", "32"],
-        "summarization": ["--train_file", files["documents"], "--validation_file", files["documents"],
-                          "--max_source_length", "24", "--max_target_length", "8", "--max_predict_samples", "3"],
-        "induction": ["--train_trees", files["train"], "--validation_trees", files["valid"], "--test_trees",
-                      files["test"], "--search_num_beams", "2"],
+        "glue": ["--task-name", "rte", "--train-file", files["rte"], "--validation-file", files["rte"],
+                 "--max-length", "32"],
+        "summarization": ["--train-file", files["documents"], "--validation-file", files["documents"],
+                          "--max-source-length", "24", "--max-target-length", "8", "--max-predict-samples", "3"],
+        "induction": ["--train-trees", files["train"], "--validation-trees", files["valid"], "--test-trees",
+                      files["test"], "--search-num-beams", "2"],
     }[script]  # fmt: skip
-    common = ["--per_device_train_batch_size", "2", "--logging_steps", "1", "--output_dir", str(output_dir)]
-    return ["--model_name_or_path", str(model), *data, *common, "--max_train_steps", "2", *flags]
+    common = ["--per-device-train-batch-size", "2", "--logging-steps", "1", "--output-dir", str(output_dir)]
+    return ["--model-name-or-path", str(model), *data, *common, "--max-train-steps", "2", *flags]

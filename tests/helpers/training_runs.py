@@ -106,7 +106,7 @@ class ScriptRun:
 
     Args:
         script: name of the module in training/.
-        argv: its flags, with `--output_dir`.
+        argv: its flags, with `--output-dir`.
         cache: folder for the cache of `datasets`.
         number: signal that the process gets in its second step.
         changes: changes of the environment.
@@ -115,7 +115,7 @@ class ScriptRun:
     def __init__(
         self, script: str, argv: Sequence[str], cache: str, number: signal.Signals | None = None, **changes: str
     ):
-        self.output_dir = Path(argv[list(argv).index("--output_dir") + 1])
+        self.output_dir = Path(argv[list(argv).index("--output-dir") + 1])
         self.output_dir.parent.mkdir(parents=True, exist_ok=True)
         self.log = self.output_dir.with_name(f"{self.output_dir.name}.log")
         self.log.unlink(missing_ok=True)
@@ -166,7 +166,7 @@ def run_here(script: str, argv: Sequence[str], cache: str, capsys: pytest.Captur
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", Path(cache))
         importlib.import_module(f"hf_synlm.training.programs.{script}").main(list(argv))
-    return {"stdout": capsys.readouterr().out, **results_of(Path(argv[argv.index("--output_dir") + 1]))}
+    return {"stdout": capsys.readouterr().out, **results_of(Path(argv[argv.index("--output-dir") + 1]))}
 
 
 def cut_off(whole: Path, cut: Path, step: int) -> None:

@@ -126,11 +126,11 @@ def run(script: str, model: Path | str, files: dict[str, str], output_dir: Path,
 
 # Four steps.
 RUNS = {
-    "glue": ("--max_train_steps", "4", "--evaluation_steps", "1"),
-    "summarization": ("--max_train_steps", "4", "--evaluation_steps", "2", "--num_validation_summaries", "2",
-                      "--summary_column", "references", "--summary_loss_only"),
-    "induction": ("--max_train_steps", "9", "--num_train_epochs", "2", "--per_device_train_batch_size", "12",
-                  "--config_overrides", "stop_structure_gradient=false,token_loss_weight=1.0,surrogate=false"),
+    "glue": ("--max-train-steps", "4", "--evaluation-steps", "1"),
+    "summarization": ("--max-train-steps", "4", "--evaluation-steps", "2", "--num-validation-summaries", "2",
+                      "--summary-column", "references", "--summary-loss-only"),
+    "induction": ("--max-train-steps", "9", "--num-train-epochs", "2", "--per-device-train-batch-size", "12",
+                  "--config-overrides", "stop_structure_gradient=false,token_loss_weight=1.0,surrogate=false"),
 }  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def finished(models: Path, files: dict[str, str], tmp_path_factory: pytest.TempP
     @functools.cache
     def make(script: str, name: str) -> tuple[dict[str, Any], Path]:
         folder = tmp_path_factory.mktemp(f"{script}_{name}") / "out"
-        few = ("--max_eval_samples", "2") if name == "rnng" else ()  # which searches every example
+        few = ("--max-eval-samples", "2") if name == "rnng" else ()  # which searches every example
         return run(script, models / name, files, folder, *RUNS[script], *few), folder
 
     return make
@@ -271,8 +271,8 @@ def test_pipeline_gives_the_scores_of_the_run(files: dict[str, str], finished: C
 
 
 def test_saved_regression_gives_the_scores_of_the_run(models: Path, files: dict[str, str], tmp_path: Path) -> None:
-    flags = ("--task_name", "sts-b", "--train_file", files["stsb"], "--validation_file", files["stsb"])
-    results = run("glue", models / "gpst", files, tmp_path / "out", *flags, "--learning_rate", "1e-2")
+    flags = ("--task-name", "sts-b", "--train-file", files["stsb"], "--validation-file", files["stsb"])
+    results = run("glue", models / "gpst", files, tmp_path / "out", *flags, "--learning-rate", "1e-2")
     assert {"eval_pearson", "eval_spearmanr"} <= set(results)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model")
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
@@ -315,8 +315,8 @@ def test_tables_are_known_by_their_content() -> None:
 
 
 def test_mnli_has_two_parts_and_own_tasks_are_inferred(models: Path, files: dict[str, str], tmp_path: Path) -> None:
-    three = ("--train_file", files["mnli"], "--validation_file", files["mnli"])
-    flags = (*three, "--task_name", "mnli", "--validation_mismatched_file", files["mnli"], "--max_eval_samples", "5")
+    three = ("--train-file", files["mnli"], "--validation-file", files["mnli"])
+    flags = (*three, "--task-name", "mnli", "--validation-mismatched-file", files["mnli"], "--max-eval-samples", "5")
     results = run("glue", models / "gpt2", files, tmp_path / "mnli", *flags)
     assert {"eval_accuracy_matched", "eval_accuracy_mismatched"} <= set(results)
     data = finetune_glue.GlueArguments(train_file=files["named"], validation_file=files["named"])
@@ -373,7 +373,7 @@ def test_summarization_runs(name: str, files: dict[str, str], finished: Callable
 
 
 def test_summaries_of_gpst_without_synchronization(models: Path, files: dict[str, str], tmp_path: Path) -> None:
-    flags = ("--generation_options", "num_beams=2,synchronous=false", "--end_token", "false", "--max_train_steps", "1")
+    flags = ("--generation-options", "num_beams=2,synchronous=false", "--end-token", "false", "--max-train-steps", "1")
     options = run("summarization", models / "gpst", files, tmp_path / "out", *flags)["test"]["options"]
     assert (options["synchronous"], options["eos_token_id"]) == (False, None)
 
@@ -425,13 +425,13 @@ def test_files_replace_the_data_set_of_a_configuration(files: dict[str, str]) ->
     named = {"dataset_name": "EdinburghNLP/xsum", "train_file": files["documents"]}
     data = finetune_summarization.SummaryArguments(**named, validation_file=files["documents"])
     assert data.dataset_name is None and data.source("train") == files["documents"]
-    with pytest.raises(ValueError, match="--dataset_name.*--train_file"):
+    with pytest.raises(ValueError, match="--dataset-name.*--train-file"):
         finetune_summarization.SummaryArguments()
 
 
 def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:
-    flags = ("--config_overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0", "--per_device_eval_batch_size", "3")
-    size = "--per_device_train_batch_size"
+    flags = ("--config-overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0", "--per-device-eval-batch-size", "3")
+    size = "--per-device-train-batch-size"
     one = run("glue", models / "gpt2", files, tmp_path / "one", *flags, size, "4")
     argv = command("glue", models / "gpt2", files, tmp_path / "two", *flags, size, "2")
     job = {"script": "hf_synlm.training.programs.finetune_glue", "argv": argv, "output_dir": str(tmp_path / "two")}
@@ -450,7 +450,7 @@ def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str
 def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     def fails(rows: list[dict[str, Any]], match: str, task: str = "cola") -> None:
         path = write_rows(tmp_path / "bad.jsonl", rows)
-        flags = ("--task_name", task, "--train_file", path, "--validation_file", path, "--overwrite_output_dir")
+        flags = ("--task-name", task, "--train-file", path, "--validation-file", path, "--overwrite-output-dir")
         with pytest.raises(ValueError, match=match):
             run("glue", models / "gpt2", files, tmp_path / "out", *flags)
         assert not (tmp_path / "out" / "all_results.json").exists()
@@ -490,27 +490,27 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
 @pytest.mark.parametrize(
     ("script", "name", "flags", "match"),
     [
-        ("glue", "gpt2", ("--task_name", "xnli"), "xnli"),
-        ("glue", "gpt2", ("--train_files", "missing.jsonl"), "missing.jsonl"),  # also the plural
-        ("glue", "gpt2", ("--train_file", __file__), ".py'"),
-        ("glue", "gpt2", ("--validation_mismatched_file", __file__), "validation_mismatched_file"),
-        ("glue", "gpt2", ("--config_overrides", "n_layers=3"), "n_layers"),
+        ("glue", "gpt2", ("--task-name", "xnli"), "xnli"),
+        ("glue", "gpt2", ("--train-files", "missing.jsonl"), "missing.jsonl"),  # also the plural
+        ("glue", "gpt2", ("--train-file", __file__), ".py'"),
+        ("glue", "gpt2", ("--validation-mismatched-file", __file__), "validation_mismatched_file"),
+        ("glue", "gpt2", ("--config-overrides", "n_layers=3"), "n_layers"),
         ("glue", "", (), "model_name_or_path"),
-        ("glue", "gpt2", ("--generation_steps", "5"), "generation_steps"),
-        ("glue", "gpt2", ("--tokenizer_name", "{wide}"), "420 tokens.* 400"),
-        ("summarization", "gpst", ("--text_column", "body"), "body"),
-        ("summarization", "gpst", ("--summary_column", "other"), "train data .*other of row 0"),
-        ("summarization", "gpst", ("--max_source_length", "60"), "64 positions"),
-        ("summarization", "gpst", ("--generation_options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
+        ("glue", "gpt2", ("--generation-steps", "5"), "generation_steps"),
+        ("glue", "gpt2", ("--tokenizer-name", "{wide}"), "420 tokens.* 400"),
+        ("summarization", "gpst", ("--text-column", "body"), "body"),
+        ("summarization", "gpst", ("--summary-column", "other"), "train data .*other of row 0"),
+        ("summarization", "gpst", ("--max-source-length", "60"), "64 positions"),
+        ("summarization", "gpst", ("--generation-options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
         ("summarization", "gpst", ("--prompt", " "), "prompt"),
-        ("summarization", "gpt2", ("--max_new_tokens", "60"), "max_new_tokens 60.* 64 positions"),
+        ("summarization", "gpt2", ("--max-new-tokens", "60"), "max_new_tokens 60.* 64 positions"),
         ("summarization", "rnng", (), "RNNG"),
         ("summarization", "bart", (), "bart"),
         ("induction", "gpt2", (), "gpt2"),
         ("induction", "gpst", ("--methods", "cky"), "cky"),
-        ("induction", "gpst", ("--max_sentence_tokens", "1"), "limits on length"),
-        ("induction", "gpst", ("--max_tree_words", "1"), "6 sentences"),
-        ("induction", "gpst", ("--config_overrides", "merge_noise=-1"), "merge_noise"),
+        ("induction", "gpst", ("--max-sentence-tokens", "1"), "limits on length"),
+        ("induction", "gpst", ("--max-tree-words", "1"), "6 sentences"),
+        ("induction", "gpst", ("--config-overrides", "merge_noise=-1"), "merge_noise"),
     ],
 )
 def test_bad_input_is_refused_before_training(
@@ -536,7 +536,7 @@ def test_an_architecture_without_classifier_is_named() -> None:
     [
         ({"train_file": "x"}, "validation_file"),
         ({"task_name": "mnli", "train_file": "x", "validation_file": "y"}, "validation_mismatched_file"),
-        ({}, "--train_file"),
+        ({}, "--train-file"),
     ],
 )
 def test_incomplete_data_of_glue_are_refused(given: dict[str, str], match: str) -> None:
@@ -596,7 +596,7 @@ def test_columns_and_labels_of_own_tables(header, rows, columns, classes, ending
 
 def test_columns_of_text_that_are_in_doubt_are_refused(tmp_path: Path) -> None:
     (path := tmp_path / "own.csv").write_text("title,review,label\na,b,0\nc,d,1\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"\['title', 'review'\]. Name one or two of the columns .* by --text_columns"):
+    with pytest.raises(ValueError, match=r"\['title', 'review'\]. Name one or two of the columns .* by --text-columns"):
         read_own(path)
     assert read_own(path, text_columns=["review"])[0].text_columns == ("review",)
     assert read_own(path, text_columns=["review", "title"])[0].text_columns == ("review", "title")
@@ -607,7 +607,7 @@ def test_columns_of_text_that_are_in_doubt_are_refused(tmp_path: Path) -> None:
         read_own(path)
     (summaries := tmp_path / "s.csv").write_text('document,text,summary\n"null\nNA",b,NA\n', encoding="utf-8")
     given = {"train_file": str(summaries), "validation_file": str(summaries)}
-    with pytest.raises(ValueError, match="set --text_column to one of its columns"):
+    with pytest.raises(ValueError, match="set --text-column to one of its columns"):
         finetune_summarization.read_tables(Accelerator(cpu=True), finetune_summarization.SummaryArguments(**given))
     data = finetune_summarization.SummaryArguments(**given, text_column="document")
     table = finetune_summarization.read_tables(Accelerator(cpu=True), data)["train"]

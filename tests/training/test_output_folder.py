@@ -46,7 +46,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
             take(tmp_path, **options)
         assert [path.name for path in tmp_path.iterdir()] == ["something"]
     before = finished_run(tmp_path / "done")
-    with pytest.raises(ValueError, match="finished run.*--overwrite_output_dir"):
+    with pytest.raises(ValueError, match="finished run.*--overwrite-output-dir"):
         take(tmp_path / "done")
     with pytest.raises(ValueError, match="step_7.* is not a complete checkpoint"):
         take(tmp_path / "done", resume_from_checkpoint=str(tmp_path / "done" / "step_7"))

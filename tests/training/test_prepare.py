@@ -178,13 +178,13 @@ def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
     second = prepare.prepare(replace(arguments, preprocessing_num_workers=2), tmp_path / "out", verify=True)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")} == times
     assert first.train.fingerprint() == second.train.fingerprint() != second.validation.fingerprint()
-    assert prepare.main(["--output_dir", str(tmp_path / "out"), "--verify"]) == 0  # without text: taken as it is
+    assert prepare.main(["--output-dir", str(tmp_path / "out"), "--verify"]) == 0  # without text: taken as it is
     config = write(tmp_path / "config.yaml", f"tokenizer_name: {tokenizer_folder}\nlearning_rate: 1.0\nlanguage: de\n")
-    flags = ("--output_dir", str(tmp_path / "out"), "--config", config)
+    flags = ("--output-dir", str(tmp_path / "out"), "--config", config)
     assert prepare.main([*flags, "--language", "en"]) == 0
     with pytest.raises(SystemExit):
         prepare.main(flags)
-    flags = ("--output_dir", str(tmp_path / "out"), "--tokenizer_name", tokenizer_folder)
+    flags = ("--output-dir", str(tmp_path / "out"), "--tokenizer-name", tokenizer_folder)
     assert prepare.main([*flags, "--config", "gpst_own_text"]) == 0  # the name of a shipped configuration
 
 
@@ -198,7 +198,7 @@ def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder, small_blocks):
     flags = {"train_files": text, "num_validation_documents": 2, "tokenizer_name": words_folder}
     flags |= {"validation_split": "none", "one_sentence_per_line": True}
     killed, straight = tmp_path / "killed", tmp_path / "straight"
-    argv = ["--output_dir", str(killed), "--preprocessing_num_workers", "2"]
+    argv = ["--output-dir", str(killed), "--preprocessing-num-workers", "2"]
     argv += [f"--{name}={value}" for name, value in flags.items()]
     start_server()
     process = multiprocessing.get_context("forkserver").Process(target=prepare_in_small_blocks, args=(argv,))
@@ -495,7 +495,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
     [
         ("a.txt", "Text.".encode("utf-16"), "is UTF-16. Convert it: iconv"),
         ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed: unpack it first"),
-        ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
+        ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text-column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
         ("a.json", '[{"text": "x"}', "a.json is not JSON"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
@@ -517,7 +517,7 @@ def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenize
 def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     path = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.")
     arguments = CorpusArguments(train_files=[path], num_validation_documents=3, tokenizer_name=tokenizer_folder)
-    refused("too few documents to take 3 off.*leave out --num_validation_documents", arguments, tmp_path / "out")
+    refused("too few documents to take 3 off.*leave out --num-validation-documents", arguments, tmp_path / "out")
     text = prepare.prepare(replace(arguments, num_validation_documents=2), tmp_path / "out")
     assert (text.train.num_documents, text.validation.num_documents) == (1, 2)
     # Files of all kinds count; treebanks do not, since there is no validating on them.
@@ -592,7 +592,7 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
         files.write_json(out / split / shards.MADE_FROM_FILE, {**old, "format": 1})
     for index in ("", "{}"):
         write(out / "train" / shards.INDEX_FILE, "{}") if index else None
-        message = f"^{out}/train and {out}/validation: .*format 1, .* run python training/prepare_text.py --output_dir"
+        message = f"^{out}/train and {out}/validation: .*format 1, .* run python training/prepare_text.py --output-dir"
         refused(f"{message} {out} ", arguments, out)
 
 
@@ -646,7 +646,7 @@ def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
 def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
     types = GPSTRecipe.argument_types()
     _, data, evaluation, _ = parse_arguments(
-        types, ["--config", "gpst_tiny", "--output_dir", "x", *flags], GPSTRecipe.mappings
+        types, ["--config", "gpst_tiny", "--output-dir", "x", *flags], GPSTRecipe.mappings
     )
     evaluation.complete(data)
     return data, evaluation
@@ -659,9 +659,9 @@ def test_only_named_text_is_read(tmp_path: Path, named: str) -> None:
     data, evaluation = gpst_arguments(f"--{named}", mine)
     assert evaluation.validation_trees is evaluation.test_trees is None
     if named == "train_trees":
-        with pytest.raises(ValueError, match="A treebank is one document. Pass --validation_words TREEBANK or"):
+        with pytest.raises(ValueError, match="A treebank is one document. Pass --validation-words TREEBANK or"):
             data.sources("validation")
-        data, evaluation = gpst_arguments(f"--{named}", mine, "--validation_trees", held_out)
+        data, evaluation = gpst_arguments(f"--{named}", mine, "--validation-trees", held_out)
         assert [source.paths for source in data.sources("validation")[0]] == [[held_out]]
     assert [source.paths for source in data.sources("train")[0]] == [[mine]]
 
@@ -679,7 +679,7 @@ def test_other_programs_read_only_named_trees(tmp_path: Path) -> None:
         DataArguments(validation_files=[mine]).sources("train")
     with pytest.raises(ValueError, match="train_files are not set, but other files are"):
         SentenceFileArguments(validation_files=[mine])
-    with pytest.raises(ValueError, match="validation_trees is not set. Pass --validation_trees"):
+    with pytest.raises(ValueError, match="validation_trees is not set. Pass --validation-trees"):
         InductionArguments(train_trees=[mine])
     assert list(InductionArguments(train_trees=[mine], validation_trees=mine, test_trees=mine).sentences()) == [
         ["we", "rest"]
@@ -759,10 +759,10 @@ def test_full_disk(tmp_path, tokenizer_folder, small_blocks):
 def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
     write(tmp_path / "file", "no folder")
     cases = [
-        (["--output_dir", str(tmp_path / "file" / "out"), "--tokenizer_name", tokenizer_folder], "Not a directory"),
-        (["--output_dir", str(tmp_path), "--train_files", "absent.txt"], "There is no file 'absent.txt'"),
-        (["--output_dir", str(tmp_path), "--rows", "words"], "rows is 'words'"),
-        ([], "required: --output_dir"),
+        (["--output-dir", str(tmp_path / "file" / "out"), "--tokenizer-name", tokenizer_folder], "Not a directory"),
+        (["--output-dir", str(tmp_path), "--train-files", "absent.txt"], "There is no file 'absent.txt'"),
+        (["--output-dir", str(tmp_path), "--rows", "words"], "rows is 'words'"),
+        ([], "required: --output-dir"),
     ]
     for content, message in (
         ("a: [1\n", "is not valid YAML"),
@@ -770,10 +770,10 @@ def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
         ("train_files: no.txt", "'no.txt'"),
     ):
         config = write(tmp_path / f"{len(cases)}.yaml", content)
-        cases.append((["--output_dir", str(tmp_path), "--config", config], message))
+        cases.append((["--output-dir", str(tmp_path), "--config", config], message))
     cases.append(
         (
-            ["--output_dir", str(tmp_path), "--config", "no.yaml"],
+            ["--output-dir", str(tmp_path), "--config", "no.yaml"],
             "There is no config file and no shipped configuration 'no.yaml'",
         )
     )
@@ -787,9 +787,9 @@ def test_lists_may_be_empty(tmp_path, tokenizer_folder):
     good = write(tmp_path / "good.txt", "Good.")
     text = f"train_files: {good}\nvalidation_files: [{good}]\ntokenizer_name: {tokenizer_folder}\n"
     config = write(tmp_path / "a.yaml", text + "train_trees: [absent.txt]\n")
-    flags = ["--output_dir", str(tmp_path / "out"), "--config", config, "--train_trees"]
+    flags = ["--output-dir", str(tmp_path / "out"), "--config", config, "--train-trees"]
     assert prepare.main(flags) == 0
-    (data,) = parse_arguments([DataArguments], ["--config", config, "--train_trees"])
+    (data,) = parse_arguments([DataArguments], ["--config", config, "--train-trees"])
     assert (data.train_files, data.train_trees) == ([good], [])
     (data,) = parse_arguments([DataArguments], ["--config", write(tmp_path / "b.yaml", text + "train_trees: []")])
     assert data.train_trees == []

@@ -20,13 +20,13 @@ from tests.helpers import finetuning
 from tests.helpers.training_runs import SMALL_GPST, ScriptRun, cut_off, results_of, run_here, sample_files
 
 # ---------------------------------------------------------------------------------------------- every program
-TREES = "--train_files {train} --validation_files {valid} --test_files {test} --logging_steps 1"
+TREES = "--train-files {train} --validation-files {valid} --test-files {test} --logging-steps 1"
 # Search and report take no part in training.
-NO_SEARCH = "--final_search_sentences 0 --final_report False"
-GRAMMAR = f"{TREES} --max_batch_actions 300 --batch_group_size 16 --per_device_train_batch_size 4 --num_train_epochs 1"
-GRAMMAR += " --checkpointing_steps 3 --evaluation_steps 2 --gradient_accumulation_steps 2"
-RECURRENT = f"{TREES} --per_device_train_batch_size 3 --per_device_eval_batch_size 2 --bptt 8 --parse_sentences 4"
-RECURRENT += " --num_train_epochs 4 --checkpointing_steps 7 --learning_rate 0.01"
+NO_SEARCH = "--final-search-sentences 0 --final-report False"
+GRAMMAR = f"{TREES} --max-batch-actions 300 --batch-group-size 16 --per-device-train-batch-size 4 --num-train-epochs 1"
+GRAMMAR += " --checkpointing-steps 3 --evaluation-steps 2 --gradient-accumulation-steps 2"
+RECURRENT = f"{TREES} --per-device-train-batch-size 3 --per-device-eval-batch-size 2 --bptt 8 --parse-sentences 4"
+RECURRENT += " --num-train-epochs 4 --checkpointing-steps 7 --learning-rate 0.01"
 
 
 class Case(NamedTuple):
@@ -40,81 +40,81 @@ class Case(NamedTuple):
 CASES = {
     "gpst": Case(
         "pretrain_gpst",
-        f"--config gpst_tiny --config_overrides {SMALL_GPST} --train_files {{raw}} --validation_files {{raw}} "
-        "--one_sentence_per_line --tokenizer_vocab_size 400 --context_length 48 --per_device_train_batch_size 2 "
-        "--validation_trees none --logging_steps 1 --evaluation_steps 0 --max_train_steps 4 --checkpointing_steps 2 "
-        "--gradient_accumulation_steps 2 --final_report False",
+        f"--config gpst_tiny --config-overrides {SMALL_GPST} --train-files {{raw}} --validation-files {{raw}} "
+        "--one-sentence-per-line --tokenizer-vocab-size 400 --context-length 48 --per-device-train-batch-size 2 "
+        "--validation-trees none --logging-steps 1 --evaluation-steps 0 --max-train-steps 4 --checkpointing-steps 2 "
+        "--gradient-accumulation-steps 2 --final-report False",
     ),
     "rnng": Case(
-        "train_rnng", f"--config rnng_tiny --config_overrides embedding_size=12,hidden_size=16 {GRAMMAR} {NO_SEARCH}"
+        "train_rnng", f"--config rnng_tiny --config-overrides embedding_size=12,hidden_size=16 {GRAMMAR} {NO_SEARCH}"
     ),
-    "lstm": Case("train_rnng", f"--config lstm_tiny --config_overrides embedding_size=12,hidden_size=16 {GRAMMAR}"),
+    "lstm": Case("train_rnng", f"--config lstm_tiny --config-overrides embedding_size=12,hidden_size=16 {GRAMMAR}"),
     "tree_lm": Case(
         "train_tree_lm",
-        f"--config tree_lm_tiny --config_overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2 {GRAMMAR} "
+        f"--config tree_lm_tiny --config-overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2 {GRAMMAR} "
         f"{NO_SEARCH}",
     ),
     "pushdown": Case(
         "train_pushdown",
-        "--config pushdown_tiny --config_overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2,"
+        "--config pushdown_tiny --config-overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2,"
         f"intermediate_size=24 {GRAMMAR} {NO_SEARCH}",
     ),
     # The rates are halved after the first epoch without a best.
     "urnng": Case(
         "train_urnng",
-        f"--config urnng_tiny --config_overrides hidden_size=6,num_layers=1,dropout=0.1 {TREES} --seed 0 "
-        "--per_device_train_batch_size 4 --batch_group_size 8 --num_samples 3 --importance_samples 8 "
-        "--network_hidden_size 5 --num_train_epochs 2 --gradient_accumulation_steps 2 --checkpointing_steps 1 "
-        "--network_epochs 1 --decay_epoch 0",
+        f"--config urnng_tiny --config-overrides hidden_size=6,num_layers=1,dropout=0.1 {TREES} --seed 0 "
+        "--per-device-train-batch-size 4 --batch-group-size 8 --num-samples 3 --importance-samples 8 "
+        "--network-hidden-size 5 --num-train-epochs 2 --gradient-accumulation-steps 2 --checkpointing-steps 1 "
+        "--network-epochs 1 --decay-epoch 0",
         1,
     ),
     # In the middle of the second epoch, which has more sentences than the first.
     "pcfg": Case(
         "train_pcfg",
-        "--config pcfg_tiny --config_overrides symbol_size=8,num_nonterminals=4,num_preterminals=6,latent_size=3,"
-        f"encoder_embedding_size=5,encoder_hidden_size=4 {TREES} --seed 0 --per_device_train_batch_size 2 "
-        "--batch_group_size 8 --num_train_epochs 3 --curriculum_words 12 --curriculum_growth 6 --parse_sentences 4 "
-        "--gradient_accumulation_steps 2 --checkpointing_steps 3",
+        "--config pcfg_tiny --config-overrides symbol_size=8,num_nonterminals=4,num_preterminals=6,latent_size=3,"
+        f"encoder_embedding_size=5,encoder_hidden_size=4 {TREES} --seed 0 --per-device-train-batch-size 2 "
+        "--batch-group-size 8 --num-train-epochs 3 --curriculum-words 12 --curriculum-growth 6 --parse-sentences 4 "
+        "--gradient-accumulation-steps 2 --checkpointing-steps 3",
         1,
     ),
     # In the middle of an epoch and of a phase: averaging begins after the first epoch, fine-tuning after the third.
     "on_lstm": Case(
         "train_recurrent",
-        f"{RECURRENT} --architecture on_lstm --config_overrides embedding_size=8,hidden_size=12,num_layers=2,"
-        "chunk_size=4,supervised_layers=[1] --tree_supervision --schedule adam-asgd --averaging_epoch 1 "
-        "--finetuning_epoch 3",
+        f"{RECURRENT} --architecture on_lstm --config-overrides embedding_size=8,hidden_size=12,num_layers=2,"
+        "chunk_size=4,supervised_layers=[1] --tree-supervision --schedule adam-asgd --averaging-epoch 1 "
+        "--finetuning-epoch 3",
         -2,
     ),
     "prpn": Case(
         "train_recurrent",
-        f"{RECURRENT} --architecture prpn --config_overrides embedding_size=8,hidden_size=12,num_slots=5,"
-        "num_lookback=2,parsing_network=recurrent --tree_supervision --schedule adam-plateau --plateau_patience 0 "
+        f"{RECURRENT} --architecture prpn --config-overrides embedding_size=8,hidden_size=12,num_slots=5,"
+        "num_lookback=2,parsing_network=recurrent --tree-supervision --schedule adam-plateau --plateau-patience 0 "
         "--batching sentences",
         -2,
     ),
     "palm": Case(
         "train_recurrent",
-        f"{RECURRENT} --architecture palm --config_overrides embedding_size=8,hidden_size=12,num_spans=4,rrnn_size=4,"
-        "attention_size=6,output_gate=False --tree_supervision --schedule sgd-asgd --non_monotone_interval 1 "
-        "--learning_rate 10",
+        f"{RECURRENT} --architecture palm --config-overrides embedding_size=8,hidden_size=12,num_spans=4,rrnn_size=4,"
+        "attention_size=6,output_gate=False --tree-supervision --schedule sgd-asgd --non-monotone-interval 1 "
+        "--learning-rate 10",
         -2,
     ),
     "awd_lstm": Case(
         "train_recurrent",
-        f"{RECURRENT} --architecture awd_lstm --config_overrides embedding_size=8,hidden_size=12 "
-        "--schedule adam-plateau --tokenizer_type characters --bptt 60",
+        f"{RECURRENT} --architecture awd_lstm --config-overrides embedding_size=8,hidden_size=12 "
+        "--schedule adam-plateau --tokenizer-type characters --bptt 60",
         -2,
     ),
-    "glue-gpst": Case("finetune_glue", "--max_train_steps 4 --evaluation_steps 2"),
-    "glue-gpt2": Case("finetune_glue", "--max_train_steps 4 --evaluation_steps 2"),
+    "glue-gpst": Case("finetune_glue", "--max-train-steps 4 --evaluation-steps 2"),
+    "glue-gpt2": Case("finetune_glue", "--max-train-steps 4 --evaluation-steps 2"),
     "summarization-gpst": Case(
         "finetune_summarization",
-        "--max_train_steps 4 --evaluation_steps 2 --num_validation_summaries 2 --summary_column references "
-        "--summary_loss_only --max_eval_samples 3",
+        "--max-train-steps 4 --evaluation-steps 2 --num-validation-summaries 2 --summary-column references "
+        "--summary-loss-only --max-eval-samples 3",
     ),
     "induction-gpst": Case(
         "finetune_grammar_induction",
-        "--max_train_steps 9 --num_train_epochs 2 --per_device_train_batch_size 12 --config_overrides "
+        "--max-train-steps 9 --num-train-epochs 2 --per-device-train-batch-size 12 --config-overrides "
         "stop_structure_gradient=false,token_loss_weight=1.0,surrogate=false --methods inside",
     ),
 }
@@ -141,13 +141,13 @@ def straight_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Stra
 
     def argv(name: str, output_dir: Path) -> list[str]:
         flags = [flag.format(**paths) for flag in CASES[name].flags.split()]
-        flags = [*flags, "--checkpoints_total_limit", "99"]
+        flags = [*flags, "--checkpoints-total-limit", "99"]
         task, _, model = name.partition("-")
         if model:
             models, files = written()
-            flags += ["--checkpointing_steps", "2"]
+            flags += ["--checkpointing-steps", "2"]
             return finetuning.command(task, models / model, files, output_dir, *flags)
-        return ["--output_dir", str(output_dir), "--overwrite_output_dir", "False", *flags]
+        return ["--output-dir", str(output_dir), "--overwrite-output-dir", "False", *flags]
 
     def straight(name: str, capsys: pytest.CaptureFixture[str]) -> Straight:
         def run(output_dir: Path, *more: str) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def test_resumed_run_is_bit_equal(
     # A finished run with other settings is refused, and stays as it is.
     before = (tmp_path / "resumed" / "arguments.json").read_bytes()
     with pytest.raises(ValueError, match=r"seed \d+ \(now 5\)"):
-        run(tmp_path / "resumed", "--resume_from_checkpoint", "latest", "--seed", "5")
+        run(tmp_path / "resumed", "--resume-from-checkpoint", "latest", "--seed", "5")
     assert (tmp_path / "resumed" / "arguments.json").read_bytes() == before
     assert (tmp_path / "resumed" / "all_results.json").is_file()
     if name in CHECKS:
@@ -237,7 +237,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     [
         ("--bptt 9", r"bptt 60 \(now 9\)"),
         ("--schedule sgd-asgd", r"schedule_schedule 'adam-plateau' \(now 'sgd-asgd'\)"),
-        ("--validation_files {test}", r"validation '.*' \(now '.*'\)"),
+        ("--validation-files {test}", r"validation '.*' \(now '.*'\)"),
     ],
 )
 def test_other_settings_are_named(
@@ -246,7 +246,7 @@ def test_other_settings_are_named(
     straight, run = straight_run("awd_lstm", capsys)
     flags = flags.format(test=straight.parent / "trees.test.txt")
     with pytest.raises(ValueError, match=setting):
-        run(straight, "--resume_from_checkpoint", "latest", *flags.split())
+        run(straight, "--resume-from-checkpoint", "latest", *flags.split())
 
 
 # ---------------------------------------------------------------------------------------------- signals and kills
@@ -256,14 +256,14 @@ def gpst(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ScriptRun]:
     folder = tmp_path_factory.mktemp("gpst")
     files = sample_files(folder, "raw", train=40, valid=40)
     flags = (
-        f"--config gpst_tiny --overwrite_output_dir False --config_overrides {SMALL_GPST} "
-        f"--train_files {files['train']} --validation_files {files['valid']} --one_sentence_per_line "
-        "--tokenizer_vocab_size 300 --context_length 24 --per_device_train_batch_size 1 --validation_trees none "
-        "--logging_steps 1 --checkpointing_steps 1 --evaluation_steps 4 --max_train_steps 10 --final_report False"
+        f"--config gpst_tiny --overwrite-output-dir False --config-overrides {SMALL_GPST} "
+        f"--train-files {files['train']} --validation-files {files['valid']} --one-sentence-per-line "
+        "--tokenizer-vocab-size 300 --context-length 24 --per-device-train-batch-size 1 --validation-trees none "
+        "--logging-steps 1 --checkpointing-steps 1 --evaluation-steps 4 --max-train-steps 10 --final-report False"
     ).split()
 
     def start(name: str, *more: str, number: signal.Signals | None = None) -> ScriptRun:
-        argv = ["--output_dir", str(folder / name), *flags, *more]
+        argv = ["--output-dir", str(folder / name), *flags, *more]
         return ScriptRun("pretrain_gpst", argv, files["cache"], number)
 
     return start
@@ -278,14 +278,14 @@ def straight(gpst: Callable[..., ScriptRun]) -> Path:
 
 
 def test_signal_saves_and_ends_without_error(gpst: Callable[..., ScriptRun], straight: Path) -> None:
-    run = gpst("signal", "--checkpointing_steps", "0", number=signal.SIGINT)  # SIGTERM: test_training_two_processes
+    run = gpst("signal", "--checkpointing-steps", "0", number=signal.SIGINT)  # SIGTERM: test_training_two_processes
     text = run.finish()
     assert checkpoints.list_checkpoints(run.output_dir), text[-3000:]
     (checkpoint,) = checkpoints.list_checkpoints(run.output_dir)
     assert checkpoint.name == "step_2"
     assert f"stopped by SIGINT at step 2: saved in {checkpoint}. The same command continues" in text
     assert not (run.output_dir / "all_results.json").exists()
-    again = gpst("signal", "--checkpointing_steps", "0")
+    again = gpst("signal", "--checkpointing-steps", "0")
     assert f"resumed from {checkpoint} at step 2" in again.finish()
     same_run(run.output_dir, straight)
 
@@ -351,8 +351,8 @@ def test_killed_at_random_moments(count: int, cuts: int, gpst: Callable[..., Scr
 # ---------------------------------------------------------------------------------------------- on the way
 def test_samples_and_trackers(gpst: Callable[..., ScriptRun], straight: Path) -> None:
     """Without leaving a trace in the run: what it learns is what it learns without them."""
-    flags = ("--generation_steps", "4", "--with_tracking", "True", "--checkpointing_steps", "0")
-    run = gpst("watched", *flags, "--load_best_model_at_end", "True")
+    flags = ("--generation-steps", "4", "--with-tracking", "True", "--checkpointing-steps", "0")
+    run = gpst("watched", *flags, "--load-best-model-at-end", "True")
     text = run.finish()
     assert "step 4: generated" in text and "step 8: generated" in text and "step 10: generated" not in text
     assert "─┬─" in text

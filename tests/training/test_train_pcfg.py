@@ -52,9 +52,9 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Run:
             for role, name in (("train", "train"), ("validation", "valid"), ("test", "test"))
         ]
         argv = [
-            *("--output_dir", str(output_dir), "--config_overrides", grammar, "--tokenizer_min_frequency", "2"),
+            *("--output-dir", str(output_dir), "--config-overrides", grammar, "--tokenizer-min-frequency", "2"),
             *(part for pair in files for part in pair),
-            *("--curriculum_words", "0", "--learning_rate", "0.02", "--logging_steps", "1", "--seed", "0", *flags),
+            *("--curriculum-words", "0", "--learning-rate", "0.02", "--logging-steps", "1", "--seed", "0", *flags),
         ]
         return run_here("train_pcfg", argv, corpus["cache"], capsys)
 
@@ -64,13 +64,13 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Run:
 def of_text(folder: Path, *sentences: str) -> tuple[str, ...]:
     """Flags for a text to train on."""
     (file := folder / "text.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
-    return ("--file_format", "text", *(f"--{role}_files={file}" for role in ("train", "validation", "test")))
+    return ("--file-format", "text", *(f"--{role}_files={file}" for role in ("train", "validation", "test")))
 
 
 # ---------------------------------------------------------------------------------------------- runs
 @pytest.mark.parametrize("kind", list(GRAMMARS))
 def test_every_grammar_learns(kind: str, run: Run, tmp_path: Path) -> None:
-    found = run(tmp_path / "out", "--max_train_steps", "12", "--num_train_epochs", "2", grammar=GRAMMARS[kind])
+    found = run(tmp_path / "out", "--max-train-steps", "12", "--num-train-epochs", "2", grammar=GRAMMARS[kind])
     first, *_, last = found["evaluations"]
     assert last["losses"]["perplexity"] < 0.8 * first["losses"]["perplexity"]
     assert [item["step"] for item in found["evaluations"]] == [0, 6, 12]
@@ -83,8 +83,8 @@ def test_every_grammar_learns(kind: str, run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("warm_probe")
 def test_the_best_grammar_is_saved_and_reported(run: Run, corpus: dict[str, str], tmp_path: Path) -> None:
-    steps = ("--num_train_epochs", "2", "--parse_options", "method=viterbi", "--final_report", "True")
-    found = run(tmp_path / "out", *steps, "--curriculum_words", "20")
+    steps = ("--num-train-epochs", "2", "--parse-options", "method=viterbi", "--final-report", "True")
+    found = run(tmp_path / "out", *steps, "--curriculum-words", "20")
     best = kept_evaluation(found)
     assert best["losses"]["nats"] == min(item["losses"]["nats"] for item in found["evaluations"])
     folder = tmp_path / "out" / "model"
@@ -114,17 +114,17 @@ def test_a_treebank_may_begin_with_one_word(run: Run, corpus: dict[str, str], tm
     """What is tried before training is the first sentence that is scored."""
     gold = tmp_path / "gold.mrg"
     gold.write_text("(ROOT (NP (NN Introduction)))\n" + Path(corpus["valid"]).read_text())
-    found = run(tmp_path / "out", "--max_train_steps", "1", "--parsing_files", str(gold))
+    found = run(tmp_path / "out", "--max-train-steps", "1", "--parsing-files", str(gold))
     assert found["evaluations"][-1]["trees"]["sentence_f1"] > 0
 
 
 def test_text_is_learned_as_its_trees_are(run: Run, corpus: dict[str, str], tmp_path: Path) -> None:
     """Gold trees are no part of the training; a text has none to compare with unless they are named."""
-    steps = ("--max_train_steps", "3")
+    steps = ("--max-train-steps", "3")
     trees = run(tmp_path / "trees", *steps)
-    text = run(tmp_path / "text", *steps, "--file_format", "text", kind=".words")
-    named = ("--parsing_files", corpus["valid"], "--final_parsing_files", corpus["test"])
-    both = run(tmp_path / "both", *steps, "--file_format", "text", *named, kind=".words")
+    text = run(tmp_path / "text", *steps, "--file-format", "text", kind=".words")
+    named = ("--parsing-files", corpus["valid"], "--final-parsing-files", corpus["test"])
+    both = run(tmp_path / "both", *steps, "--file-format", "text", *named, kind=".words")
     assert trees["train"] == text["train"] == both["train"]
     assert trees["evaluations"] == both["evaluations"] and trees["test"]["trees"] == both["test"]["trees"]
     assert "trees" not in text["evaluations"][-1] and "trees" not in text["test"]
@@ -133,9 +133,9 @@ def test_text_is_learned_as_its_trees_are(run: Run, corpus: dict[str, str], tmp_
 def test_steps_of_several_calls_are_those_of_one_batch(run: Run, tmp_path: Path) -> None:
     """Means are over the sentences of the step: two calls hold two sentences and one."""
     data = of_text(tmp_path, "the cat sees the dog", "a dog sings", "the dog sees")
-    steps = ("--max_train_steps", "4", "--tokenizer_min_frequency", "1", "--adam_epsilon", "1e-3", *data)
-    whole = run(tmp_path / "whole", *steps, "--per_device_train_batch_size", "3")
-    parts = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2")
+    steps = ("--max-train-steps", "4", "--tokenizer-min-frequency", "1", "--adam-epsilon", "1e-3", *data)
+    whole = run(tmp_path / "whole", *steps, "--per-device-train-batch-size", "3")
+    parts = ("--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "2")
     parted = run(tmp_path / "parted", *steps, *parts)
     for one, other in zip(whole["train"], parted["train"], strict=True):
         assert one == pytest.approx(other, rel=1e-4)
@@ -146,9 +146,9 @@ def test_steps_of_several_calls_are_those_of_one_batch(run: Run, tmp_path: Path)
 
 
 def test_continues_from_a_model(run: Run, tmp_path: Path) -> None:
-    first = run(tmp_path / "first", "--max_train_steps", "3")
-    folder = ("--model_name_or_path", str(tmp_path / "first" / "model"))
-    again = run(tmp_path / "again", "--max_train_steps", "1", *folder, grammar="{}")
+    first = run(tmp_path / "first", "--max-train-steps", "3")
+    folder = ("--model-name-or-path", str(tmp_path / "first" / "model"))
+    again = run(tmp_path / "again", "--max-train-steps", "1", *folder, grammar="{}")
     # Some CPUs round products otherwise where memory lies otherwise.
     assert again["evaluations"][0]["losses"] == pytest.approx(kept_evaluation(first)["losses"], rel=1e-7)
 
@@ -158,7 +158,7 @@ def test_sentences_of_one_word_are_left_out(run: Run, tmp_path: Path) -> None:
     """In training and in evaluation, for they have probability 0; so do blank lines."""
     lines = ("the cat sees the dog", "yes", "", "a dog sings", "no")
     found = run(
-        tmp_path / "out", "--max_train_steps", "2", "--tokenizer_min_frequency", "1", *of_text(tmp_path, *lines)
+        tmp_path / "out", "--max-train-steps", "2", "--tokenizer-min-frequency", "1", *of_text(tmp_path, *lines)
     )
     assert found["evaluations"][-1]["losses"]["tokens"] == 6 + 4
     vocabulary = json.loads((tmp_path / "out" / "model" / "tokenizer.json").read_text())["model"]["vocab"]
@@ -191,12 +191,12 @@ def test_epochs_have_longer_and_longer_sentences() -> None:
 def test_the_curriculum_counts_words(run: Run, tmp_path: Path) -> None:
     """Boundaries are no words; epochs end when their sentences have been read."""
     lines = ("a b c", "b c", "a b c d", "a b", "a b c d e f g")
-    flags = (*of_text(tmp_path, *lines), "--tokenizer_min_frequency", "1", "--num_train_epochs", "4")
-    flags += ("--per_device_train_batch_size", "1")
-    short = run(tmp_path / "short", *flags, "--curriculum_words", "2", "--curriculum_growth", "1")
+    flags = (*of_text(tmp_path, *lines), "--tokenizer-min-frequency", "1", "--num-train-epochs", "4")
+    flags += ("--per-device-train-batch-size", "1")
+    short = run(tmp_path / "short", *flags, "--curriculum-words", "2", "--curriculum-growth", "1")
     assert [item["step"] for item in short["evaluations"]] == [0, 2, 2 + 3, 5 + 4, 9 + 4]
     assert [row["tokens"] for row in short["train"]][:2] == [3, 3]
-    every = run(tmp_path / "every", *flags, "--curriculum_words", "0")
+    every = run(tmp_path / "every", *flags, "--curriculum-words", "0")
     assert [item["step"] for item in every["evaluations"]] == [0, 5, 10, 15, 20]
 
 
@@ -218,19 +218,19 @@ def test_resumed_curriculum_reads_the_same() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--tokenizer_type characters", "tokenizer_type is 'characters', but a PCFG is over words. Leave it out"),
-        ("--curriculum_words 1", "curriculum_words is 1, .* Use 0 or at least 2"),
-        ("--curriculum_words 2", "curriculum_words is 2, but the shortest training sentence has 3 words"),
-        ("--parse_options methods=viterbi", "parse_options: methods: not an option of .*method, "),
-        ("--parse_options method=search", "method 'search' is unknown"),
-        ("--gradient_accumulation_steps 99", "only 1 batches"),
-        ("--config_overrides grammar=dense,rank=3", "rank"),
-        ("--max_sentence_words 2", "there are no"),
+        ("--tokenizer-type characters", "tokenizer_type is 'characters', but a PCFG is over words. Leave it out"),
+        ("--curriculum-words 1", "curriculum_words is 1, .* Use 0 or at least 2"),
+        ("--curriculum-words 2", "curriculum_words is 2, but the shortest training sentence has 3 words"),
+        ("--parse-options methods=viterbi", "parse_options: methods: not an option of .*method, "),
+        ("--parse-options method=search", "method 'search' is unknown"),
+        ("--gradient-accumulation-steps 99", "only 1 batches"),
+        ("--config-overrides grammar=dense,rank=3", "rank"),
+        ("--max-sentence-words 2", "there are no"),
     ],
 )
 def test_what_is_refused_before_training(flags: str, message: str, run: Run, tmp_path: Path) -> None:
     data = of_text(tmp_path, "the cat sees the dog", "a dog sings")
     (gold := tmp_path / "gold.txt").write_text("(S (NP (DT a) (NN dog)) (VBZ sings))\n")
     with pytest.raises(ValueError, match=message):
-        run(tmp_path / "out", *data, "--parsing_files", str(gold), "--max_train_steps", "1", *flags.split())
+        run(tmp_path / "out", *data, "--parsing-files", str(gold), "--max-train-steps", "1", *flags.split())
     assert not (tmp_path / "out" / "all_results.json").exists()

@@ -44,16 +44,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def flags(corpus: dict[str, str], output_dir: Path, architecture: str, *more: str) -> list[str]:
     return [
-        *("--architecture", architecture, "--config_overrides", SMALL[architecture], "--output_dir", str(output_dir)),
-        *("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--test_files", corpus["test"]),
-        *("--per_device_train_batch_size", "3", "--per_device_eval_batch_size", "2", "--bptt", "8"),
-        *("--learning_rate", "1", "--logging_steps", "1", "--parse_sentences", "4", *more),
+        *("--architecture", architecture, "--config-overrides", SMALL[architecture], "--output-dir", str(output_dir)),
+        *("--train-files", corpus["train"], "--validation-files", corpus["valid"], "--test-files", corpus["test"]),
+        *("--per-device-train-batch-size", "3", "--per-device-eval-batch-size", "2", "--bptt", "8"),
+        *("--learning-rate", "1", "--logging-steps", "1", "--parse-sentences", "4", *more),
     ]
 
 
 def parse(*flags: str) -> tuple:
     recipe = train_recurrent.RecurrentRecipe
-    return run_arguments.parse_arguments(recipe.argument_types(), ("--output_dir", "x", *flags), recipe.mappings)
+    return run_arguments.parse_arguments(recipe.argument_types(), ("--output-dir", "x", *flags), recipe.mappings)
 
 
 # ---------------------------------------------------------------------------------------------- schedules
@@ -286,8 +286,8 @@ def test_units() -> None:
 
 def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict[str, str], tmp_path: Path) -> None:
     config = ("--config", str(PACKAGE_FILES / "configs/prpn_wsj10.yaml"))
-    files = ("--train_files", corpus["train"], "--validation_files", corpus["train"])
-    model, data, parsing, *_ = parse(*config, *files, "--final_parsing_files", corpus["train"])
+    files = ("--train-files", corpus["train"], "--validation-files", corpus["train"])
+    model, data, parsing, *_ = parse(*config, *files, "--final-parsing-files", corpus["train"])
     parsing.complete(data, model.architecture)
     short = list(stream_batches.read_words(data.train_files, data))
     words = parsing.treebank(parsing.final_parsing_files, data.reading).words
@@ -306,7 +306,7 @@ def test_text_and_trees_give_the_same_stream(corpus: dict[str, str], tmp_path: P
     *_, streams, tokenizer, _ = small_model(corpus, tmp_path / "trees", "awd_lstm")
     names = {"train_files": "train", "validation_files": "valid", "test_files": "test"}
     texts = [part for flag, name in names.items() for part in (f"--{flag}", corpus[f"{name}.words"])]
-    more = ("--file_format", "text", *texts)
+    more = ("--file-format", "text", *texts)
     *_, plain, other, _ = small_model(corpus, tmp_path / "text", "awd_lstm", *more)
     assert other.get_vocab() == tokenizer.get_vocab()
     assert np.array_equal(plain.train.ids, streams.train.ids)
@@ -360,9 +360,9 @@ def test_tags_have_to_tell_words_where_words_are_asked_for(corpus: dict[str, str
 @pytest.mark.usefixtures("warm_probe")
 def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, str], tmp_path: Path) -> None:
     output_dir = tmp_path / "out"
-    course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "2")
-    more = ("--learning_rate", "0.01", "--averaging_learning_rate", "0.1", "--final_report", "True")
-    train_recurrent.main(flags(corpus, output_dir, "on_lstm", *course, *more, "--parse_options", "layer=0"))
+    course = ("--schedule", "adam-asgd", "--averaging-epoch", "1", "--num-train-epochs", "2")
+    more = ("--learning-rate", "0.01", "--averaging-learning-rate", "0.1", "--final-report", "True")
+    train_recurrent.main(flags(corpus, output_dir, "on_lstm", *course, *more, "--parse-options", "layer=0"))
     found = results_of(output_dir)
     best = min(found["evaluations"], key=lambda item: item["losses"]["nats_per_token"])
     assert best["step"] == found["best_step"] == found["step"]  # the averages of the second epoch
@@ -384,10 +384,10 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
 
 
 def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_path: Path) -> None:
-    more = ("--max_train_steps", "2", "--num_train_epochs", "9", "--max_grad_norm")
+    more = ("--max-train-steps", "2", "--num-train-epochs", "9", "--max-grad-norm")
     train_recurrent.main(flags(corpus, tmp_path / "wide", "awd_lstm", *more, "1e9"))
     train_recurrent.main(flags(corpus, tmp_path / "none", "awd_lstm", *more, "0"))
-    folder = ("--model_name_or_path", str(tmp_path / "none" / "model"), "--config_overrides", "{}")
+    folder = ("--model-name-or-path", str(tmp_path / "none" / "model"), "--config-overrides", "{}")
     train_recurrent.main(flags(corpus, tmp_path / "narrow", "awd_lstm", *more, "1e-9", *folder))
     none, wide, narrow = (results_of(tmp_path / name) for name in ("none", "wide", "narrow"))
     assert none["train"] == wide["train"] and none["evaluations"] == wide["evaluations"] and none["step"] == 2
@@ -403,19 +403,19 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
 @pytest.mark.parametrize(
     ("architecture", "more", "message"),
     [
-        ("on_lstm", ("--tree_supervision",), "tree_supervision.*supervised_layers"),
-        ("palm", ("--config_overrides", "vocab_size=9"), "vocab_size"),
-        ("palm", ("--gradient_accumulation_steps", "2"), "gradient_accumulation_steps is 2"),
-        ("palm", ("--per_device_train_batch_size", "999"), "999 rows"),
-        ("palm", ("--tokenizer_name", "{model}"), "pad_token"),
-        ("awd_lstm", ("--parse_options", "method=attention"), "parse_options.*AWD-LSTM"),
-        ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), " 99 "),
+        ("on_lstm", ("--tree-supervision",), "tree_supervision.*supervised_layers"),
+        ("palm", ("--config-overrides", "vocab_size=9"), "vocab_size"),
+        ("palm", ("--gradient-accumulation-steps", "2"), "gradient_accumulation_steps is 2"),
+        ("palm", ("--per-device-train-batch-size", "999"), "999 rows"),
+        ("palm", ("--tokenizer-name", "{model}"), "pad_token"),
+        ("awd_lstm", ("--parse-options", "method=attention"), "parse_options.*AWD-LSTM"),
+        ("prpn", ("--batching", "sentences", "--gradient-accumulation-steps", "99"), " 99 "),
         # Otherwise, these would show after the training.
-        ("palm", ("--parse_options", "decoder=biased"), "decoder.*method"),
-        ("on_lstm", ("--parse_options", "layer=7"), "Layer 7"),
-        ("prpn", ("--final_parsing_files", "{words}"), "test.words.txt"),
-        ("prpn", ("--test_batch_size", "999"), "test text: .*999 rows"),
-        ("prpn", ("--file_format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text"),
+        ("palm", ("--parse-options", "decoder=biased"), "decoder.*method"),
+        ("on_lstm", ("--parse-options", "layer=7"), "Layer 7"),
+        ("prpn", ("--final-parsing-files", "{words}"), "test.words.txt"),
+        ("prpn", ("--test-batch-size", "999"), "test text: .*999 rows"),
+        ("prpn", ("--file-format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -427,11 +427,11 @@ def test_what_does_not_go_together_is_refused(
         other.save_pretrained(tmp_path / "model")
         more = tuple(item.replace("{model}", str(tmp_path / "model")) for item in more)
     (tmp_path / "blank.txt").write_text("\n\n")
-    files = ("--train_files", corpus["train.words"], "--validation_files", corpus["valid.words"], "--test_files")
+    files = ("--train-files", corpus["train.words"], "--validation-files", corpus["valid.words"], "--test-files")
     given = {"{words}": (corpus["test.words"],), "{files}": files, "{blank}": (str(tmp_path / "blank.txt"),)}
     more = tuple(part for item in more for part in given.get(item, (item,)))
     with pytest.raises(ValueError, match=message):
-        train_recurrent.main(flags(corpus, tmp_path / "out", architecture, "--max_train_steps", "2", *more))
+        train_recurrent.main(flags(corpus, tmp_path / "out", architecture, "--max-train-steps", "2", *more))
     assert not (tmp_path / "out" / "all_results.json").exists()
 
 
@@ -451,7 +451,7 @@ def test_text_that_is_trees_is_refused(corpus: dict[str, str], tmp_path: Path) -
         return stream_batches.StreamDataArguments(*files, file_format="text")
 
     for content in ("\n(S (NN a) (VB b))\n", "( (S\n   (NN a)\n   (VB b)))\n", "(S (NN New York) (VB b))\nx\n"):
-        with pytest.raises(ValueError, match="--file_format treebank"):
+        with pytest.raises(ValueError, match="--file-format treebank"):
             text(content)
     for content in ("( laughter ) yes\n", "(laughter continues)\n", "(a (b\n", "\n", "a (S (NN a))\n"):
         text(content)
@@ -498,4 +498,4 @@ def test_an_empty_file_is_named(role: str, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     flags = [text for name, file in files.items() for text in (f"--{name}_files", str(file))]
     with pytest.raises(ValueError, match=r"empty\.txt: there are no .*: name other files"):
-        train_recurrent.main([*flags, "--file_format", "text", "--output_dir", str(tmp_path / "out")])
+        train_recurrent.main([*flags, "--file-format", "text", "--output-dir", str(tmp_path / "out")])

@@ -43,10 +43,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def flags_of(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> list[str]:
     return [
-        *("--config", f"{architecture}_tiny", "--config_overrides", SMALL),
-        *("--output_dir", str(output_dir), "--overwrite_output_dir", "False", "--train_files", corpus["train"]),
-        *("--validation_files", corpus["valid"], "--test_files", corpus["test"], "--per_device_train_batch_size", "4"),
-        *("--max_batch_actions", "300", "--batch_group_size", "16", "--logging_steps", "1", *flags),
+        *("--config", f"{architecture}_tiny", "--config-overrides", SMALL),
+        *("--output-dir", str(output_dir), "--overwrite-output-dir", "False", "--train-files", corpus["train"]),
+        *("--validation-files", corpus["valid"], "--test-files", corpus["test"], "--per-device-train-batch-size", "4"),
+        *("--max-batch-actions", "300", "--batch-group-size", "16", "--logging-steps", "1", *flags),
     ]
 
 
@@ -62,7 +62,7 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
 def parse(*flags: str) -> tuple:
     recipe = train_rnng.RNNGRecipe
-    return run_arguments.parse_arguments(recipe.argument_types(), ("--output_dir", "x", *flags), recipe.mappings)
+    return run_arguments.parse_arguments(recipe.argument_types(), ("--output-dir", "x", *flags), recipe.mappings)
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -126,10 +126,10 @@ def perplexities(results: dict) -> set[frozenset[str]]:
 @pytest.mark.usefixtures("warm_probe")
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
 def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., dict], tmp_path: Path) -> None:
-    flags = ("--config_overrides", f"{SMALL},{NARROW},transition_system={system}", "--max_train_steps", "5")
-    flags = (*flags, "--checkpointing_steps", "5")
-    flags = (*flags, "--evaluation_steps", "3", "--search_sentences", "3", "--num_beams", "2")
-    flags = (*flags, "--action_beam_size", "7", "--tokenizer_type", "bpe", "--tokenizer_vocab_size", "150")
+    flags = ("--config-overrides", f"{SMALL},{NARROW},transition_system={system}", "--max-train-steps", "5")
+    flags = (*flags, "--checkpointing-steps", "5")
+    flags = (*flags, "--evaluation-steps", "3", "--search-sentences", "3", "--num-beams", "2")
+    flags = (*flags, "--action-beam-size", "7", "--tokenizer-type", "bpe", "--tokenizer-vocab-size", "150")
     results = run(tmp_path / "out", "rnng", *flags)
     first, *later = results["evaluations"]
     assert "search" not in first and len(later) == 2
@@ -180,7 +180,7 @@ def test_a_decoder_becomes_a_tree_lm(
     corpus: dict[str, str], decoder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """With its weights and tokenizer."""
-    flags = backbone_flags(corpus, decoder, tmp_path / "out", "--max_train_steps", "2", "--final_report")
+    flags = backbone_flags(corpus, decoder, tmp_path / "out", "--max-train-steps", "2", "--final-report")
     results = run_here("train_tree_lm", flags, corpus["cache"], capsys)
     assert "computes the same without hf_synlm." in results["stdout"]
     assert results["test"]["search"]["num_sentences"] == 6
@@ -197,17 +197,17 @@ def test_lora_on_a_decoder_gives_an_adapter(
     corpus: dict[str, str], decoder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Which needs the backbone and nothing else; the run resumes as it was."""
-    lora = ("--lora_r", "2", "--backbone_name", "owner/gpt2", "--max_train_steps", "3", "--checkpointing_steps", "2")
-    flags = backbone_flags(corpus, decoder, tmp_path / "whole", *lora, "--final_report")
+    lora = ("--lora-r", "2", "--backbone-name", "owner/gpt2", "--max-train-steps", "3", "--checkpointing-steps", "2")
+    flags = backbone_flags(corpus, decoder, tmp_path / "whole", *lora, "--final-report")
     whole = run_here("train_tree_lm", flags, corpus["cache"], capsys)
     assert "computes the same without hf_synlm." in whole["stdout"]
     folder = tmp_path / "whole" / "model"
     assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 50_000
     assert decoder not in (folder / "config.json").read_text() and "owner/gpt2" in (folder / "README.md").read_text()
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
-    flags = backbone_flags(corpus, decoder, tmp_path / "cut", *lora, "--resume_from_checkpoint", "latest")
+    flags = backbone_flags(corpus, decoder, tmp_path / "cut", *lora, "--resume-from-checkpoint", "latest")
     with pytest.raises(ValueError, match="lora_alpha"):
-        run_here("train_tree_lm", [*flags, "--lora_alpha", "3"], corpus["cache"], capsys)
+        run_here("train_tree_lm", [*flags, "--lora-alpha", "3"], corpus["cache"], capsys)
     again = run_here("train_tree_lm", flags, corpus["cache"], capsys)
     assert again["evaluations"][-1] == whole["evaluations"][-1]
     text = tmp_path / "text.txt"
@@ -217,7 +217,7 @@ def test_lora_on_a_decoder_gives_an_adapter(
     assert "unbelievable" in capsys.readouterr().out
     assert main(["parse", str(text), "--model", decoder, "--backbone", decoder]) == 2
     assert "--backbone" in capsys.readouterr().err
-    for flags, named in ((["--lora_dropout", "0.1"], "lora_dropout"), ([*lora, "--lora_target_modules", "w"], "'w'")):
+    for flags, named in ((["--lora-dropout", "0.1"], "lora_dropout"), ([*lora, "--lora-target-modules", "w"], "'w'")):
         wrong = backbone_flags(corpus, decoder, tmp_path / "wrong", *flags)
         with pytest.raises(ValueError, match=named):
             run_here("train_tree_lm", wrong, corpus["cache"], capsys)
@@ -229,11 +229,11 @@ def test_treebanks_with_other_tags(run: Callable[..., dict], tmp_path: Path) -> 
     trees = tmp_path / "trees.txt"
     trees.write_text("(S (NP (Nab 他)) (VP (VC2 看) (NP (Nab 書))))\n" * 8)
     files = [part for name in ("train", "validation", "test") for part in (f"--{name}_files", str(trees))]
-    flags = (*files, "--max_train_steps", "2", "--num_beams", "2", "--action_beam_size", "4")
+    flags = (*files, "--max-train-steps", "2", "--num-beams", "2", "--action-beam-size", "4")
     with pytest.raises(ValueError, match="report_punctuation 'ignore'"):
         run(tmp_path / "refused", "rnng", *flags)
     assert not list((tmp_path / "refused").glob("step_*")) and not (tmp_path / "refused/model").exists()
-    results = run(tmp_path / "out", "rnng", *flags, "--report_punctuation", "keep")
+    results = run(tmp_path / "out", "rnng", *flags, "--report-punctuation", "keep")
     assert set(results["test"]["saved_model"]["trees"]) == {"keep"}
     assert 0 <= results["test"]["search"]["induction_sentence_f1"] <= 100
     assert results["test"]["search"]["punctuation_by"] == "form"
@@ -243,8 +243,8 @@ def test_early_stopping_keeps_and_saves_the_best_model(
     run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path
 ) -> None:
     # A learning rate that ruins the model at once: the untrained model stays the best.
-    flags = "--learning_rate 30 --lr_scheduler_type constant --warmup_ratio 0 --evaluation_steps 1 "
-    flags += "--early_stopping_patience 2 --num_train_epochs 0 --max_train_steps 7"
+    flags = "--learning-rate 30 --lr-scheduler-type constant --warmup-ratio 0 --evaluation-steps 1 "
+    flags += "--early-stopping-patience 2 --num-train-epochs 0 --max-train-steps 7"
     results = run(tmp_path / "out", "lstm", *flags.split())
     assert (results["step"], results["best_step"], len(results["evaluations"])) == (2, 0, 3)
     assert "no better evaluation" in results["stdout"]
@@ -260,9 +260,9 @@ def test_a_gpt2_learns_the_same_words_after_a_begin_token(
 ) -> None:
     words = (tree.words for tree in read_treebank(corpus["train"]))
     subword_tokenizer(words, 400).save_pretrained(tmp_path / "tokenizer")
-    flags = f"--config gpt2_free --config_overrides n_embd=8,n_layer=1,n_head=2 --tokenizer_name {tmp_path}/tokenizer "
-    flags += f"--train_files {corpus['train']} --validation_files {corpus['valid']} --output_dir {tmp_path}/out "
-    flags += "--max_batch_actions 600 --num_train_epochs 1 --dataloader_num_workers 0"
+    flags = f"--config gpt2_free --config-overrides n_embd=8,n_layer=1,n_head=2 --tokenizer-name {tmp_path}/tokenizer "
+    flags += f"--train-files {corpus['train']} --validation-files {corpus['valid']} --output-dir {tmp_path}/out "
+    flags += "--max-batch-actions 600 --num-train-epochs 1 --dataloader-num-workers 0"
     results = run_here("train_rnng", flags.split(), corpus["cache"], capsys)
     assert results["step"] > 3
     model = GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "model")
@@ -271,7 +271,7 @@ def test_a_gpt2_learns_the_same_words_after_a_begin_token(
     num_words = sum(len(tree.words) for tree in read_treebank(corpus["valid"]))
     assert losses["word_perplexity"] == pytest.approx(math.exp(losses["nats"] / num_words), rel=1e-5)
     with pytest.raises(ValueError, match="from scratch"):
-        parse("--architecture", "gpt2", "--model_preset", "gpt2-small")
+        parse("--architecture", "gpt2", "--model-preset", "gpt2-small")
 
 
 def _nats(model: LSTMForCausalLM | GPT2LMHeadModel, output_dir: Path, corpus: dict[str, str]) -> float:

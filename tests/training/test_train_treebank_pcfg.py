@@ -147,7 +147,7 @@ def test_trees_are_those_of_the_treebank_again(annotate: bool, tmp_path: Path) -
 def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = sample_treebank(tmp_path, train=150, valid=12)
     out = tmp_path / "out"
-    flags = ["--train_files", files["train"], "--validation_files", files["valid"], "--output_dir", str(out)]
+    flags = ["--train-files", files["train"], "--validation-files", files["valid"], "--output-dir", str(out)]
     train_treebank_pcfg.main(flags)
     size, result = capsys.readouterr().out.strip().splitlines()
     model, tokenizer = load_pretrained(str(out))
@@ -168,15 +168,15 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert any(token.startswith("UNK-") for token in known)
     with pytest.raises(ValueError, match="exists. Choose another output_dir, or pass overwrite_output_dir"):
         train_treebank_pcfg.main(flags)
-    train_treebank_pcfg.main([*flags, "--overwrite_output_dir", "true", "--parent_annotation", "false"])
+    train_treebank_pcfg.main([*flags, "--overwrite-output-dir", "true", "--parent-annotation", "false"])
     assert load_pretrained(str(out))[0].config.num_nonterminals < model.config.num_nonterminals
 
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     for flag, value, message in (
-        ("--horizontal_order", "-1", "horizontal_order must not be negative and is -1"),
-        ("--lexicon_smoothing", "0", "lexicon_smoothing is 0.0: it must be finite and above 0"),
-        ("--tokenizer_name", "model_cards/rnng-mini", "splits words, but a PCFG is over words. Leave it out"),
+        ("--horizontal-order", "-1", "horizontal_order must not be negative and is -1"),
+        ("--lexicon-smoothing", "0", "lexicon_smoothing is 0.0: it must be finite and above 0"),
+        ("--tokenizer-name", "model_cards/rnng-mini", "splits words, but a PCFG is over words. Leave it out"),
     ):
         with pytest.raises(ValueError, match=message):
-            train_treebank_pcfg.main([flag, value, "--output_dir", str(tmp_path / "out")])
+            train_treebank_pcfg.main([flag, value, "--output-dir", str(tmp_path / "out")])

@@ -121,28 +121,28 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
     def start(output_dir: Path, *flags: str, config: str = "urnng_tiny") -> dict:
         argv = [
-            *("--config", config, "--output_dir", str(output_dir), "--overwrite_output_dir", "False"),
-            *("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--test_files", corpus["test"]),
-            *("--per_device_train_batch_size", "4", "--batch_group_size", "8", "--logging_steps", "1"),
-            *("--num_samples", "3", "--importance_samples", "8", "--network_hidden_size", "5", "--seed", "0", *flags),
+            *("--config", config, "--output-dir", str(output_dir), "--overwrite-output-dir", "False"),
+            *("--train-files", corpus["train"], "--validation-files", corpus["valid"], "--test-files", corpus["test"]),
+            *("--per-device-train-batch-size", "4", "--batch-group-size", "8", "--logging-steps", "1"),
+            *("--num-samples", "3", "--importance-samples", "8", "--network-hidden-size", "5", "--seed", "0", *flags),
         ]
         return run_here("train_urnng", argv, corpus["cache"], capsys)
 
     return start
 
 
-SIZES = ("--config_overrides", "hidden_size=6,num_layers=1,dropout=0.1")
+SIZES = ("--config-overrides", "hidden_size=6,num_layers=1,dropout=0.1")
 
 
 def test_supervised_models_continue_on_words_alone(run: Callable[..., dict], tmp_path: Path) -> None:
-    gold = run(tmp_path / "gold", *SIZES, "--objective", "supervised", "--max_train_steps", "8")
+    gold = run(tmp_path / "gold", *SIZES, "--objective", "supervised", "--max-train-steps", "8")
     nats = [row["word_nats"] + row["action_nats"] + row["network_nats"] for row in gold["train"]]
     assert nats[-1] < nats[0]
     folder = tmp_path / "gold" / "model"
     model, network = URNNGForCausalLM.from_pretrained(folder), variational.load_network(folder)
     assert not any(name.startswith("inference_network") for name in load_file(folder / "model.safetensors"))
     again = run(
-        tmp_path / "words", "--model_name_or_path", str(folder), "--max_train_steps", "2", config="urnng_ptb"
+        tmp_path / "words", "--model-name-or-path", str(folder), "--max-train-steps", "2", config="urnng_ptb"
     )  # fmt: skip
     assert again["evaluations"][0]["losses"] == kept_evaluation(gold)["losses"]
     assert network.sizes["embedding_size"] == model.config.hidden_size == 6

@@ -47,14 +47,14 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
     text = (PACKAGE_FILES / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
     recipe = RECIPES[re.search(r"training/(\w+)\.py", text)[1]]
     given = files["text" if "file_format: text" in text else "trees"]
-    flags = ["--config", name, "--output_dir", "x"]
-    for flag in re.findall(r"--(\w+_(?:files?|trees))", text.partition("\n\n")[0]):
+    flags = ["--config", name, "--output-dir", "x"]
+    for flag in re.findall(r"--([\w-]+-(?:files?|trees))", text.partition("\n\n")[0]):
         flags += [f"--{flag}", given]
     for key in re.findall(r"(?m)^(\w+_(?:files|trees)): (?!\[?embedded)", text):
         flags += [f"--{key}", given]
     if issubclass(recipe, FINE_TUNING_RECIPES):
-        flags += ["--model_name_or_path", str(PACKAGE_FILES.parents[1] / "model_cards" / "gpst-tiny")]
-        flags += ["--task_name", "rte"] if name == "glue" else []
+        flags += ["--model-name-or-path", str(PACKAGE_FILES.parents[1] / "model_cards" / "gpst-tiny")]
+        flags += ["--task-name", "rte"] if name == "glue" else []
     if recipe is train_span_parser.SpanParserRecipe:
         flags += ["--encoder", "name-on-the-hub"]
     parsed = parse_arguments(recipe.argument_types(), flags, recipe.mappings)
@@ -148,7 +148,7 @@ def test_published_values(name: str, processes: int, published: dict[str, Any], 
 
 def test_configurations_are_found_by_name_or_path(files: dict[str, str]) -> None:
     types, path = GPSTRecipe.argument_types(), str(PACKAGE_FILES / "configs" / "gpst_small_owt.yaml")
-    flags = ("--output_dir", "x", "--config")
+    flags = ("--output-dir", "x", "--config")
     by_name, by_path = (
         parse_arguments(types, [*flags, config], GPSTRecipe.mappings) for config in ("gpst_small_owt", path)
     )

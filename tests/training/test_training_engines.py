@@ -35,11 +35,11 @@ def flags(output_dir: Path) -> list[str]:
     """A run of two steps on a few sentences, with a checkpoint."""
     files = sample_files(output_dir.parent, "raw", train=120, valid=120)
     return [
-        *("--config", "gpst_tiny", "--output_dir", str(output_dir), "--config_overrides", SMALL_GPST),
-        *("--train_files", files["train"], "--validation_files", files["valid"], "--max_train_steps", "2"),
-        *("--one_sentence_per_line", "--tokenizer_vocab_size", "200", "--context_length", "24"),
-        *("--validation_trees", "none", "--final_report", "False", "--logging_steps", "1"),
-        *("--checkpointing_steps", "1", "--evaluation_steps", "0"),
+        *("--config", "gpst_tiny", "--output-dir", str(output_dir), "--config-overrides", SMALL_GPST),
+        *("--train-files", files["train"], "--validation-files", files["valid"], "--max-train-steps", "2"),
+        *("--one-sentence-per-line", "--tokenizer-vocab-size", "200", "--context-length", "24"),
+        *("--validation-trees", "none", "--final-report", "False", "--logging-steps", "1"),
+        *("--checkpointing-steps", "1", "--evaluation-steps", "0"),
     ]
 
 
@@ -94,8 +94,8 @@ def test_synlm_train_shows_help_and_refuses_in_one_line(capsys: pytest.CaptureFi
     assert programs | {"glue", "summarization", "induction"} <= set(capsys.readouterr().out.split())
     assert main(["train", "rnng", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "usage: synlm train rnng" in shown and "Train RNNG on gold trees" in shown and "--max_batch_actions" in shown
-    assert "There is no config file" in fail(capsys, "train", "gpst", "--config", "gpst_tinny", "--output_dir", "x")
+    assert "usage: synlm train rnng" in shown and "Train RNNG on gold trees" in shown and "--max-batch-actions" in shown
+    assert "There is no config file" in fail(capsys, "train", "gpst", "--config", "gpst_tinny", "--output-dir", "x")
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="is about machines without GPUs")

@@ -52,11 +52,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def flags_of(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
     return [
-        *("--config", "gpst_tiny", "--output_dir", str(output_dir)),
-        *("--overwrite_output_dir", "False", "--config_overrides", SMALL_GPST),
-        *("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--one_sentence_per_line"),
-        *("--tokenizer_vocab_size", "400", "--context_length", "48", "--per_device_train_batch_size", "2"),
-        *("--validation_trees", "none", "--logging_steps", "1", "--evaluation_steps", "0", *flags),
+        *("--config", "gpst_tiny", "--output-dir", str(output_dir)),
+        *("--overwrite-output-dir", "False", "--config-overrides", SMALL_GPST),
+        *("--train-files", corpus["train"], "--validation-files", corpus["valid"], "--one-sentence-per-line"),
+        *("--tokenizer-vocab-size", "400", "--context-length", "48", "--per-device-train-batch-size", "2"),
+        *("--validation-trees", "none", "--logging-steps", "1", "--evaluation-steps", "0", *flags),
     ]
 
 
@@ -76,9 +76,9 @@ def parse(*flags: str) -> tuple:
 
 @pytest.mark.usefixtures("warm_probe")
 def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_path: Path) -> None:
-    flags = ("--max_train_steps", "2", "--max_tree_sentences", "6", "--validation_trees", "embedded")
-    flags = (*flags, "--test_trees", "embedded")
-    results = run(tmp_path / "out", *flags, "--search_num_beams", "2", "--report_punctuation", "remove", "keep")
+    flags = ("--max-train-steps", "2", "--max-tree-sentences", "6", "--validation-trees", "embedded")
+    flags = (*flags, "--test-trees", "embedded")
+    results = run(tmp_path / "out", *flags, "--search-num-beams", "2", "--report-punctuation", "remove", "keep")
     assert results["step"] == 2 and len(results["train"]) == 2
     assert set(results["train"][0]) >= {"loss", "auto_encoding", "height", "parser", "token", "action"}
     tested = results["test"]["trees"]
@@ -94,10 +94,10 @@ def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_pat
 
 
 def test_prepared_text_is_taken_as_it_is(run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path) -> None:
-    flags = ("--max_train_steps", "1", "--final_report", "False", "--prepared", str(tmp_path / "text"))
+    flags = ("--max-train-steps", "1", "--final-report", "False", "--prepared", str(tmp_path / "text"))
     run(tmp_path / "out", *flags)
     assert (tmp_path / "text" / "train" / "corpus.json").is_file() and not (tmp_path / "out" / "text").exists()
-    _, changed, _, _ = parse(*flags_of(corpus, tmp_path / "other", *flags), "--drop_punctuation", "False")
+    _, changed, _, _ = parse(*flags_of(corpus, tmp_path / "other", *flags), "--drop-punctuation", "False")
     with pytest.raises(ValueError, match="drop_punctuation was True and is now False"):
         prepare(changed, changed.prepared)
     # Without text named, a complete folder is enough.
@@ -112,8 +112,8 @@ def test_own_text_without_a_configuration(text: str, tmp_path: Path, capsys: pyt
     """The smallest texts train a small model; what was chosen is said."""
     file = tmp_path / "my.txt"
     file.write_text(text)
-    argv = ("--train_files", str(file), "--output_dir", str(tmp_path / "out"))
-    argv = (*argv, "--max_train_steps", "21", "--num_train_epochs", "0")
+    argv = ("--train-files", str(file), "--output-dir", str(tmp_path / "out"))
+    argv = (*argv, "--max-train-steps", "21", "--num-train-epochs", "0")
     found = run_here("pretrain_gpst", argv, str(tmp_path / "cache"), capsys)
     told = ("no --config: gpst_own_text is used", "step 20: the other 1 steps take about", "0 left out as too long")
     for line in told:
@@ -126,9 +126,9 @@ def test_the_default_configuration_fits_device_and_text(tmp_path: Path, monkeypa
     """A preset, overrides or a model leave nothing to choose."""
     file = tmp_path / "my.txt"
     file.write_text("One. Two.")
-    flags = ("--output_dir", "x", "--train_files", str(file))
+    flags = ("--output-dir", "x", "--train-files", str(file))
     assert [GPSTRecipe.default_config(device, *parse(*flags)) for device in ("cpu", "cuda")] == ["gpst_own_text"] * 2
-    for chosen in ("--model_preset=gpst-small", "--config_overrides=hidden_size=64", "--architecture=gpt2"):
+    for chosen in ("--model-preset=gpst-small", "--config-overrides=hidden_size=64", "--architecture=gpt2"):
         assert GPSTRecipe.default_config("cpu", *parse(*flags, chosen)) is None
     monkeypatch.setattr(pretrain_gpst, "LARGE_TEXT", 1)
     assert [GPSTRecipe.default_config(device, *parse(*flags)) for device in ("cpu", "cuda")] == ["gpst_own_text", None]
@@ -144,7 +144,7 @@ def test_baseline_on_the_same_contexts(
     corpus: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def flags(name: str, *more: str) -> list[str]:
-        gpst = flags_of(corpus, tmp_path / name, "--max_train_steps", "2", "--generation_steps", "1")
+        gpst = flags_of(corpus, tmp_path / name, "--max-train-steps", "2", "--generation-steps", "1")
         gpst[gpst.index(SMALL_GPST)] = "n_embd=32,n_head=2,n_positions=64"
         return [flag.replace("gpst_tiny", "gpt2_tiny") for flag in gpst] + list(more)
 
@@ -205,7 +205,7 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
 
 
 def test_trees_of_the_report_are_read_before_training(corpus: dict[str, str], tmp_path: Path) -> None:
-    _, _, evaluation, _ = parse("--output_dir", "x", "--test_trees", corpus["train"], "--final_report")
+    _, _, evaluation, _ = parse("--output-dir", "x", "--test-trees", corpus["train"], "--final-report")
     with pytest.raises(ValueError, match="report_punctuation"):
         load_report_treebanks(evaluation.test_trees, evaluation.report_punctuation)
 
@@ -263,7 +263,7 @@ def test_unknown_key_in_config_is_named(tmp_path: Path) -> None:
 def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("learning_rate: 5e-5\nmax_train_steps: 7\nconfig_overrides: {hidden_size: 64, window_size: 3}\n")
-    flags = ("--output_dir", "x", "--max_train_steps", "9", "--config_overrides", "window_size=4")
+    flags = ("--output-dir", "x", "--max-train-steps", "9", "--config-overrides", "window_size=4")
     model, _, _, training = parse("--config", str(path), *flags)
     assert (training.learning_rate, training.max_train_steps) == (5e-5, 9)
     assert model.config_overrides == {"hidden_size": 64, "window_size": 4}
@@ -277,49 +277,49 @@ PCFG = train_pcfg.PCFGRecipe
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [
-        (GPST, "--max_grad_norm -1", "max_grad_norm.* -1"),
-        (GPST, "--learning_rate nan", "learning_rate.* nan"),
-        (GPST, "--max_train_steps 0", "max_train_steps"),
-        (GPST, "--push_to_hub", "--hub_model_id"),
-        (GPST, "--with_tracking --report_to paper", "report_to is 'paper'"),
-        (GPST, "--with_tracking --report_to wandb", "pip install wandb"),
-        (GPST, "--context_length 0", "context_length"),
-        (GPST, "--lr_scheduler_type exponential", "'exponential' .*linear.*cosine"),
+        (GPST, "--max-grad-norm -1", "max_grad_norm.* -1"),
+        (GPST, "--learning-rate nan", "learning_rate.* nan"),
+        (GPST, "--max-train-steps 0", "max_train_steps"),
+        (GPST, "--push-to-hub", "--hub-model-id"),
+        (GPST, "--with-tracking --report-to paper", "report_to is 'paper'"),
+        (GPST, "--with-tracking --report-to wandb", "pip install wandb"),
+        (GPST, "--context-length 0", "context_length"),
+        (GPST, "--lr-scheduler-type exponential", "'exponential' .*linear.*cosine"),
         (GPST, "--rows x", "rows is 'x'"),
         (GPST, "--config gpst_tinny", "'gpst_tinny'.* gpst_tiny "),
         (RNNG, "--architecture gru", "architecture is 'gru'"),
-        (RNNG, "--tokenizer_type bpe --lowercase", "lowercase"),
-        (RNNG, "--max_batch_actions 0", "max_batch_actions"),
-        (RNNG, "--num_beams 0", "num_beams"),
-        (RNNG, "--report_punctuation none", "report_punctuation is 'none'"),
+        (RNNG, "--tokenizer-type bpe --lowercase", "lowercase"),
+        (RNNG, "--max-batch-actions 0", "max_batch_actions"),
+        (RNNG, "--num-beams 0", "num_beams"),
+        (RNNG, "--report-punctuation none", "report_punctuation is 'none'"),
         (RECURRENT, "--architecture gru", "architecture is 'gru'"),
-        (RECURRENT, "--tokenizer_type characters --lowercase", "lowercase is True"),
-        (RECURRENT, "--gradient_checkpointing", "gradient_checkpointing"),
-        (RECURRENT, "--file_format text", "train_files"),
-        (RECURRENT, "--file_format text --tree_supervision", "tree_supervision is True"),
-        (RECURRENT, f"--train_files {__file__}", "validation_files"),
-        (RECURRENT, "--train_files nowhere.txt --validation_files nowhere.txt", "nowhere.txt"),
+        (RECURRENT, "--tokenizer-type characters --lowercase", "lowercase is True"),
+        (RECURRENT, "--gradient-checkpointing", "gradient_checkpointing"),
+        (RECURRENT, "--file-format text", "train_files"),
+        (RECURRENT, "--file-format text --tree-supervision", "tree_supervision is True"),
+        (RECURRENT, f"--train-files {__file__}", "validation_files"),
+        (RECURRENT, "--train-files nowhere.txt --validation-files nowhere.txt", "nowhere.txt"),
         (RECURRENT, "--bptt 0", "bptt"),
-        (RECURRENT, "--num_train_epochs -1", "num_train_epochs"),
-        (RECURRENT, "--averaging_epoch 0", "averaging_epoch"),
-        (RECURRENT, "--plateau_factor 1", "plateau_factor"),
-        (RECURRENT, "--averaging_learning_rate 0", "averaging_learning_rate"),
-        (RECURRENT, "--parsing_max_words 0", "parsing_max_words"),
-        (RECURRENT, "--schedule adam-plateau --finetuning_epoch 3", "finetuning_epoch"),
-        (RECURRENT, "--lr_scheduler_type linear", "lr_scheduler_type is 'linear'"),
-        (RECURRENT, "--evaluation_steps 10", "evaluation"),
-        (RECURRENT, "--parsing_convention wsj", "parsing_convention is 'wsj'"),
-        (RECURRENT, "--parse_sentences -1", "parse_sentences"),
+        (RECURRENT, "--num-train-epochs -1", "num_train_epochs"),
+        (RECURRENT, "--averaging-epoch 0", "averaging_epoch"),
+        (RECURRENT, "--plateau-factor 1", "plateau_factor"),
+        (RECURRENT, "--averaging-learning-rate 0", "averaging_learning_rate"),
+        (RECURRENT, "--parsing-max-words 0", "parsing_max_words"),
+        (RECURRENT, "--schedule adam-plateau --finetuning-epoch 3", "finetuning_epoch"),
+        (RECURRENT, "--lr-scheduler-type linear", "lr_scheduler_type is 'linear'"),
+        (RECURRENT, "--evaluation-steps 10", "evaluation"),
+        (RECURRENT, "--parsing-convention wsj", "parsing_convention is 'wsj'"),
+        (RECURRENT, "--parse-sentences -1", "parse_sentences"),
         (PCFG, "--architecture gru", "architecture is 'gru'"),
-        (PCFG, "--curriculum_words 1", "curriculum_words is 1"),
-        (PCFG, "--curriculum_growth -1", "curriculum_growth"),
-        (PCFG, "--max_sentence_words 0", "max_sentence_words"),
+        (PCFG, "--curriculum-words 1", "curriculum_words is 1"),
+        (PCFG, "--curriculum-growth -1", "curriculum_growth"),
+        (PCFG, "--max-sentence-words 0", "max_sentence_words"),
         (PCFG, "--bptt 9", "--bptt is not an option"),
     ],
 )
 def test_bad_values_are_refused_before_work(recipe: type, flags: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run_arguments.parse_arguments(recipe.argument_types(), ["--output_dir", "x", *flags.split()], recipe.mappings)
+        run_arguments.parse_arguments(recipe.argument_types(), ["--output-dir", "x", *flags.split()], recipe.mappings)
 
 
 def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:
@@ -377,14 +377,14 @@ def test_validation_losses_do_not_depend_on_the_batches(tiny_gpst_config: GPSTCo
 
 
 def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output_dir", "x", "--trainfiles", "a.txt"])
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", "x", "--trainfiles", "a.txt"])
     with pytest.raises(SystemExit) as stopped:
         pretrain_gpst.main()
     assert stopped.value.code == 2
-    expected = "error: --trainfiles is not an option of this program. Did you mean --train_files?\n"
+    expected = "error: --trainfiles is not an option of this program. Did you mean --train-files?\n"
     assert capsys.readouterr().err == expected
     monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="--train_files"):
+    with pytest.raises(ValueError, match="--train-files"):
         pretrain_gpst.main()
 
 
@@ -392,16 +392,16 @@ def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_removed_options_say_what_to_do(name: str, tmp_path: Path) -> None:
     for flags in ([f"--{name}", "1"], [f"--{name}=1"]):
         with pytest.raises(ValueError, match=f"'{name}' was removed. Leave it out: "):
-            parse("--output_dir", "x", *flags)
+            parse("--output-dir", "x", *flags)
     config = tmp_path / "old.yaml"
     config.write_text(f"{name}: 1\n")
     with pytest.raises(ValueError, match=f"old.yaml: .*'{name}' was removed. Leave it out: "):
-        parse("--output_dir", "x", "--config", str(config))
+        parse("--output-dir", "x", "--config", str(config))
 
 
 def test_errors_of_other_libraries_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_SYNLM_TRACEBACK", raising=False)
-    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output_dir", "x"])
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", "x"])
     monkeypatch.setattr(GPSTRecipe, "check", lambda recipe: np.zeros(2).reshape(3))
     with pytest.raises(ValueError, match="reshape"):
         pretrain_gpst.main()

@@ -33,13 +33,13 @@ SIZES = {
 SCRIPTS = {"gpst": "pretrain_gpst", "rnng": "train_rnng", "on_lstm": "train_recurrent", "pcfg": "train_pcfg"}
 # Training text and batches of each architecture; the recurrent one reads a stream and learns from gold distances.
 FLAGS = {
-    "gpst": "--one_sentence_per_line --tokenizer_vocab_size 300 --context_length 64 --max_sentence_tokens 60 "
-    "--validation_trees none --max_train_steps 4 --evaluation_steps 2 --learning_rate 1e-2 --warmup_ratio 0",
-    "rnng": "--max_batch_actions 300 --batch_group_size 16 --per_device_train_batch_size 4 --evaluation_steps 2 "
-    "--max_train_steps 4 --final_search_sentences 0 --architecture rnng",
-    "on_lstm": "--architecture on_lstm --bptt 20 --parse_sentences 0 --tree_supervision --learning_rate 0.01 "
-    "--schedule adam-asgd --averaging_epoch 1 --num_train_epochs 2",
-    "pcfg": "--curriculum_words 15 --curriculum_growth 20 --num_train_epochs 2 --batch_group_size 8",
+    "gpst": "--one-sentence-per-line --tokenizer-vocab-size 300 --context-length 64 --max-sentence-tokens 60 "
+    "--validation-trees none --max-train-steps 4 --evaluation-steps 2 --learning-rate 1e-2 --warmup-ratio 0",
+    "rnng": "--max-batch-actions 300 --batch-group-size 16 --per-device-train-batch-size 4 --evaluation-steps 2 "
+    "--max-train-steps 4 --final-search-sentences 0 --architecture rnng",
+    "on_lstm": "--architecture on_lstm --bptt 20 --parse-sentences 0 --tree-supervision --learning-rate 0.01 "
+    "--schedule adam-asgd --averaging-epoch 1 --num-train-epochs 2",
+    "pcfg": "--curriculum-words 15 --curriculum-growth 20 --num-train-epochs 2 --batch-group-size 8",
 }
 CHECKPOINT = {"gpst": 2, "rnng": 2, "on_lstm": 6, "pcfg": 2}
 RESUMED = ("gpst", "on_lstm")  # a sampler of samples, and one of batches with a state that is carried along
@@ -70,9 +70,9 @@ class Jobs:
     def argv(self, name: str, architecture: str, *more: str) -> list[str]:
         """Flags of a run; later ones win."""
         return [
-            *("--output_dir", str(self.folder / name), "--config_overrides", SIZES[architecture]),
-            *("--logging_steps", "1", "--checkpointing_steps", str(CHECKPOINT[architecture])),
-            *("--checkpoints_total_limit", "9", *self.files[architecture], *FLAGS[architecture].split(), *more),
+            *("--output-dir", str(self.folder / name), "--config-overrides", SIZES[architecture]),
+            *("--logging-steps", "1", "--checkpointing-steps", str(CHECKPOINT[architecture])),
+            *("--checkpoints-total-limit", "9", *self.files[architecture], *FLAGS[architecture].split(), *more),
         ]
 
     def alone(self, architecture: str) -> Path:
@@ -96,26 +96,26 @@ class Jobs:
 NO_NOISE = f"{SIZES['gpst']},merge_noise=0,{NO_DROPOUT['gpst']}"
 # A larger epsilon keeps Adam from blowing up the rounding of gradients that are nearly zero.
 SAME_AS_ONE = {
-    "gpst": ("--config_overrides", NO_NOISE, "--per_device_train_batch_size", "2", "--adam_epsilon", "1e-3"),
-    "rnng": ("--config_overrides", f"{SIZES['rnng']},dropout=0", "--adam_epsilon", "1e-3"),
+    "gpst": ("--config-overrides", NO_NOISE, "--per-device-train-batch-size", "2", "--adam-epsilon", "1e-3"),
+    "rnng": ("--config-overrides", f"{SIZES['rnng']},dropout=0", "--adam-epsilon", "1e-3"),
     "on_lstm": (
-        *("--config_overrides", f"{SIZES['on_lstm']},{NO_DROPOUT['on_lstm']}", "--adam_epsilon", "1e-3"),
-        *("--per_device_train_batch_size", "2"),
+        *("--config-overrides", f"{SIZES['on_lstm']},{NO_DROPOUT['on_lstm']}", "--adam-epsilon", "1e-3"),
+        *("--per-device-train-batch-size", "2"),
     ),
-    "pcfg": ("--adam_epsilon", "1e-3"),
+    "pcfg": ("--adam-epsilon", "1e-3"),
 }
 # The whole batch on one process: twice the rows, or (where sentences are sorted into batches) twice the micro steps.
 ONE_PROCESS = {
-    "gpst": ("--per_device_train_batch_size", "4"),
-    "rnng": ("--gradient_accumulation_steps", "2"),
-    "on_lstm": ("--per_device_train_batch_size", "4"),
-    "pcfg": ("--gradient_accumulation_steps", "2"),
+    "gpst": ("--per-device-train-batch-size", "4"),
+    "rnng": ("--gradient-accumulation-steps", "2"),
+    "on_lstm": ("--per-device-train-batch-size", "4"),
+    "pcfg": ("--gradient-accumulation-steps", "2"),
 }
 
 
 PRPN = (
-    *("--architecture", "prpn", "--config_overrides", "embedding_size=8,hidden_size=12,num_slots=5,num_lookback=2"),
-    *("--schedule", "adam-plateau", "--tree_supervision", "False"),
+    *("--architecture", "prpn", "--config-overrides", "embedding_size=8,hidden_size=12,num_slots=5,num_lookback=2"),
+    *("--schedule", "adam-plateau", "--tree-supervision", "False"),
 )
 
 
@@ -126,12 +126,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     given = {}
     for kind, train, valid in (("raw", 60, 12), ("trees", 30, 6)):
         paths = sample_files(folder, kind, train=train, valid=valid)
-        given[kind] = ["--train_files", paths["train"], "--validation_files", paths["valid"]]
-    gpst = ["--config", "gpst_tiny", "--final_report", "False", *given["raw"], "--overwrite_output_dir", "False"]
+        given[kind] = ["--train-files", paths["train"], "--validation-files", paths["valid"]]
+    gpst = ["--config", "gpst_tiny", "--final-report", "False", *given["raw"], "--overwrite-output-dir", "False"]
     files = {
-        "gpst": [*gpst, "--per_device_train_batch_size", "2"],
+        "gpst": [*gpst, "--per-device-train-batch-size", "2"],
         "rnng": given["trees"],
-        "on_lstm": [*given["trees"], "--per_device_train_batch_size", "3"],
+        "on_lstm": [*given["trees"], "--per-device-train-batch-size", "3"],
         "pcfg": given["trees"],
     }
     jobs = Jobs(folder, files, str(folder / "cache"))
@@ -152,11 +152,11 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         add(f"{architecture}-killed", architecture, after=after, signal="SIGKILL", ranks=[0, 1])
         add(f"{architecture}-killed", architecture)
     add("prpn", "on_lstm", *PRPN)
-    add("late", "rnng", "--max_train_steps", "100000", "--max_time", "1e-5", "--dataloader_num_workers", "2")
-    endless = ("--max_train_steps", "100000", "--checkpointing_steps", "3", "--evaluation_steps", "0")
+    add("late", "rnng", "--max-train-steps", "100000", "--max-time", "1e-5", "--dataloader-num-workers", "2")
+    endless = ("--max-train-steps", "100000", "--checkpointing-steps", "3", "--evaluation-steps", "0")
     add("signal", "gpst", *endless, after="step_3", signal="SIGTERM", ranks=[1])
-    ruin = ("--learning_rate", "1e30", "--max_grad_norm", "1e30", "--max_train_steps", "9", "--logging_steps", "3")
-    add("nan", "gpst", *ruin, "--evaluation_steps", "0")
+    ruin = ("--learning-rate", "1e30", "--max-grad-norm", "1e30", "--max-train-steps", "9", "--logging-steps", "3")
+    add("nan", "gpst", *ruin, "--evaluation-steps", "0")
     add("fsdp", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP, after="step_2/training_state.json",
         signal="SIGTERM", ranks=[0])  # fmt: skip
     add("fsdp", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP)

@@ -88,19 +88,19 @@ def test_arcs_are_those_of_the_dependency_tree() -> None:
 
 def test_program_plants_dependencies_as_they_are(tmp_path: Path) -> None:
     conllu = Path(__file__).resolve().parents[1] / "goldens" / "dependencies" / "de.conllu"
-    command = ["--config", "tree_planting_tiny", "--train_file", str(conllu), "--validation_file", str(conllu)]
-    command += ["--config_overrides", "n_embd=16,n_layer=2", "--max_steps", "1", "--use_cpu", "--disable_tqdm", "True"]
+    command = ["--config", "tree_planting_tiny", "--train-file", str(conllu), "--validation-file", str(conllu)]
+    command += ["--config-overrides", "n_embd=16,n_layer=2", "--max-steps", "1", "--use-cpu", "--disable-tqdm", "True"]
     losses = []
-    for name, more in (("arcs", []), ("flat", ["--tree_structure", "flat"]), ("words", ["--tree_tokens", "syntactic"])):
-        train_tree_planting.main([*command, *more, "--output_dir", str(tmp_path / name)])
+    for name, more in (("arcs", []), ("flat", ["--tree-structure", "flat"]), ("words", ["--tree-tokens", "syntactic"])):
+        train_tree_planting.main([*command, *more, "--output-dir", str(tmp_path / name)])
         losses.append(json.loads((tmp_path / name / "eval_results.json").read_text())["eval_planting_loss"])
     assert len(set(losses)) == 3
     with pytest.raises(ValueError, match="--trees random needs constituents"):
-        train_tree_planting.main([*command, "--trees", "random", "--output_dir", str(tmp_path / "random")])
+        train_tree_planting.main([*command, "--trees", "random", "--output-dir", str(tmp_path / "random")])
     (sentence, *_) = train_tree_planting.read_trees(str(conllu), {"punctuation": "remove"})
     assert sentence.words[-1] != "." and len(sentence.heads) == len(sentence.words)
     with pytest.raises(ValueError, match="tree_labels belongs to constituents"):
-        train_tree_planting.main([*command, "--tree_labels", "X", "--output_dir", str(tmp_path / "labels")])
+        train_tree_planting.main([*command, "--tree-labels", "X", "--output-dir", str(tmp_path / "labels")])
 
 
 def test_loss_and_its_gradient_word_by_word() -> None:
@@ -166,13 +166,13 @@ def test_weight_zero_is_the_plain_model(tmp_path: Path) -> None:
 
 def test_program_trains_a_new_model_and_measures_it(tmp_path: Path) -> None:
     files = sample_files(tmp_path, "trees", train=6, valid=3)
-    command = ["--config", "tree_planting_tiny", "--train_file", files["train"], "--validation_file", files["valid"]]
-    command += ["--config_overrides", "n_embd=16,n_layer=2", "--max_steps", "2", "--use_cpu", "--disable_tqdm", "True"]
-    train_tree_planting.main([*command, "--output_dir", str(tmp_path / "run")])
+    command = ["--config", "tree_planting_tiny", "--train-file", files["train"], "--validation-file", files["valid"]]
+    command += ["--config-overrides", "n_embd=16,n_layer=2", "--max-steps", "2", "--use-cpu", "--disable-tqdm", "True"]
+    train_tree_planting.main([*command, "--output-dir", str(tmp_path / "run")])
     results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
     assert results["eval_planting_loss"] > 0 and results["eval_perplexity_per_token"] > 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.n_embd == 16
-    train_tree_planting.main([*command, "--output_dir", str(tmp_path / "one"), "--per_device_eval_batch_size", "1"])
+    train_tree_planting.main([*command, "--output-dir", str(tmp_path / "one"), "--per-device-eval-batch-size", "1"])
     one_by_one = json.loads((tmp_path / "one" / "eval_results.json").read_text())["eval_planting_loss"]
     assert one_by_one == pytest.approx(results["eval_planting_loss"], rel=1e-5)
 

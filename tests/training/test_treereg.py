@@ -138,18 +138,18 @@ def test_accumulation_does_not_change_a_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", ["treereg_tiny", "treereg_bllip"])
 def test_program_trains_a_new_model_and_measures_it(config: str, tmp_path: Path) -> None:
     files = sample_files(tmp_path, "trees", train=6, valid=3)
-    command = ["--config", config, "--train_file", files["train"], "--validation_file", files["valid"]]
-    command += ["--config_overrides", "n_embd=16,n_layer=2", "--treereg_layer", "1", "--max_steps", "2", "--use_cpu"]
+    command = ["--config", config, "--train-file", files["train"], "--validation-file", files["valid"]]
+    command += ["--config-overrides", "n_embd=16,n_layer=2", "--treereg-layer", "1", "--max-steps", "2", "--use-cpu"]
     if config == "treereg_bllip":
         words = (tree.words for tree in read_treebank(files["train"]))
         subword_tokenizer(words, 300).save_pretrained(tmp_path / "pieces")
-        command += ["--tokenizer_name", str(tmp_path / "pieces"), "--report_to", "none"]
-    train_treereg.main([*command, "--output_dir", str(tmp_path / "run"), "--disable_tqdm", "True"])
+        command += ["--tokenizer-name", str(tmp_path / "pieces"), "--report-to", "none"]
+    train_treereg.main([*command, "--output-dir", str(tmp_path / "run"), "--disable-tqdm", "True"])
     results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
     assert 0 <= results["eval_f1"] < 100 and results["eval_perplexity_per_token"] > 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.n_embd == 16
     with pytest.raises(ValueError, match="not empty"):
-        train_treereg.main([*command, "--output_dir", str(tmp_path / "run")])
+        train_treereg.main([*command, "--output-dir", str(tmp_path / "run")])
 
 
 def test_controls_have_trees_of_others(tmp_path: Path) -> None:

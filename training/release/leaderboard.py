@@ -79,9 +79,9 @@ def commands(board: Board, name: str, row: dict[str, Any], seed: int) -> dict[st
         folder = output if number == len(programs) - 1 else Path(f"{output}.first")
         folder = folder / "model" if words.split()[0] in OF_TRAINER else folder
         data = DATA[words.split()[0]].format(corpus=board.corpus)
-        before = f" --model_name_or_path {output}.first/model" if number else ""
+        before = f" --model-name-or-path {output}.first/model" if number else ""
         task = "train again" if number else "train"
-        found[task] = f"{LAUNCH} training/{words}{before} {data} --seed {seed} --output_dir {folder}"
+        found[task] = f"{LAUNCH} training/{words}{before} {data} --seed {seed} --output-dir {folder}"
     for task, options in row["evaluations"].items():
         kind = task.split()[0]
         data = "--treebank {0} --convention gpst" if kind == "parsing" else "{0} --format treebank"
@@ -115,7 +115,7 @@ def make_row(board: Board, name: str, row: dict[str, Any], seed: int) -> None:
             shutil.rmtree(output, ignore_errors=True)
             cpu_seconds += run(command)
         else:
-            cpu_seconds += run(command, "--overwrite_output_dir")
+            cpu_seconds += run(command, "--overwrite-output-dir")
     if "train_urnng.py" in listed["train"]:
         test = json.loads((output / RESULTS_FILE).read_text(encoding="utf-8"))["test"]
         scores["parsing network"] = {"f1": test["trees"]["sentence_f1"]}

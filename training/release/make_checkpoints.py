@@ -116,7 +116,7 @@ def _training_command(folder: Path, checkpoint: dict[str, Any], data: str, seed_
         launch = launch.replace(" --cpu", "")
     seed = f"--seed {checkpoint['seed'] + seed_offset}" if "seed" in checkpoint else ""
     command = (
-        f"{launch} training/{checkpoint['script']} --config {checkpoint['config']} {data} {seed} --output_dir {folder}"
+        f"{launch} training/{checkpoint['script']} --config {checkpoint['config']} {data} {seed} --output-dir {folder}"
     )
     return " ".join(command.split())
 
@@ -164,7 +164,7 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
     phases = training_phases(name, checkpoint)
     for output, command in phases:
         if anew or not (ROOT / output / RESULTS_FILE).is_file():
-            cpu_seconds += run(command, *(["--overwrite_output_dir"] if anew else []))
+            cpu_seconds += run(command, *(["--overwrite-output-dir"] if anew else []))
             anew = True
     found = json.loads((ROOT / RUNS / name / RESULTS_FILE).read_text(encoding="utf-8"))
     best = found.get("best_step", found["step"])

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
 from hf_synlm.data.collate import word_ends_from_word_ids
-from hf_synlm.data.files import find_model
+from hf_synlm.data.files import find_model, flag_of
 from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.batches import (
@@ -212,7 +212,7 @@ class TextScorer:
         # `parse` of models that do not search takes a beam, too, which changes nothing.
         unknown = sorted(set(given) - parse_options(self.model))
         if unknown:
-            flags = ", ".join(f"{option} (--{option.replace('_', '-')})" for option in unknown)
+            flags = ", ".join(f"{option} ({flag_of(option)})" for option in unknown)
             raise ValueError(f"{flags}: not an option of {name}. Leave it out.")
         return allowed[0] if estimator is None else allowed[allowed.index(estimator)]
 

@@ -15,8 +15,15 @@ from typing import Any, ClassVar, Literal, cast
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 
-from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml, refuse_removed
-from hf_synlm.data.files import find_model
+from hf_synlm.data.arguments import (
+    ArgumentParser,
+    config_flags,
+    option,
+    read_config_file,
+    read_yaml,
+    refuse_removed,
+)
+from hf_synlm.data.files import find_model, flag_of
 from hf_synlm.hub.checkpoint import check_model_source
 
 DEFAULT_STEPS = 1000
@@ -93,15 +100,15 @@ class TrainingArguments:
         "A checkpoint folder, or 'latest' for the newest complete one. Default: an unfinished run in the output "
         "folder is resumed, a finished one is refused.",
     )
-    with_tracking: bool = option(False, "Log to the trackers of --report_to.")
+    with_tracking: bool = option(False, "Log to the trackers of --report-to.")
     report_to: str = option("tensorboard", "Tracker supported by accelerate, such as tensorboard or trackio.")
     push_to_hub: bool = option(False, "Push the final model to the Hub.")
-    hub_model_id: str | None = option(None, "Repository of --push_to_hub.")
+    hub_model_id: str | None = option(None, "Repository of --push-to-hub.")
 
     def __post_init__(self):
         """Check the values, so that a wrong one fails before any work is done."""
         if not self.output_dir:
-            raise ValueError("output_dir is not set. Pass --output_dir FOLDER or set it in the config file.")
+            raise ValueError("output_dir is not set. Pass --output-dir FOLDER or set it in the config file.")
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite and is {value}.")
@@ -121,7 +128,7 @@ class TrainingArguments:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
         self.word_marks = [_number_of_words(part.strip()) for part in (self.keep_at_words or "").split(",") if part]
         if self.push_to_hub and not self.hub_model_id:
-            raise ValueError("push_to_hub needs a repository. Pass --hub_model_id OWNER/NAME.")
+            raise ValueError("push_to_hub needs a repository. Pass --hub-model-id OWNER/NAME.")
         if self.with_tracking:  # accelerate would ignore a tracker that is unknown or not installed
             check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
             if self.report_to not in [str(item) for item in get_available_trackers()]:
@@ -220,15 +227,15 @@ def check_overrides(config_class: type, overrides: Any, decided: Collection[str]
 def read_mapping(text: str, name: str) -> dict[str, Any]:
     """Read the mapping of a flag: JSON such as `{"hidden_size": 64}`, or `hidden_size=64,merge_noise=0.5`."""
     if text.lstrip().startswith("{"):
-        value = read_yaml(text, f"--{name} {text!r}")
+        value = read_yaml(text, f"{flag_of(name)} {text!r}")
         if not isinstance(value, dict):
-            raise ValueError(f"--{name} {text!r} is not a JSON object.")
+            raise ValueError(f"{flag_of(name)} {text!r} is not a JSON object.")
         return value
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     for key, equals, _ in pairs:
         if not equals:
-            raise ValueError(f"--{name}: {key!r} has no value. Write key=value,key=value or a JSON object.")
-    return {key.strip(): read_yaml(value, f"--{name} {key}={value}") for key, _, value in pairs}
+            raise ValueError(f"{flag_of(name)}: {key!r} has no value. Write key=value,key=value or a JSON object.")
+    return {key.strip(): read_yaml(value, f"{flag_of(name)} {key}={value}") for key, _, value in pairs}
 
 
 def find_config(name: str) -> str:
@@ -310,7 +317,7 @@ def _check_names(values: Collection[Any], names: Sequence[str], file: str | None
 
 
 def _unknown_option(option: str, names: Sequence[str]) -> ValueError:
-    word = option.removeprefix("--").partition("=")[0]
+    word = option.removeprefix("--").partition("=")[0].replace("-", "_")
     close = [name for name in names if name.startswith(word)] + difflib.get_close_matches(word, names, 1)
-    hint = f" Did you mean --{close[0]}?" if close else " --help lists all options."
+    hint = f" Did you mean {flag_of(close[0])}?" if close else " --help lists all options."
     return ValueError(f"{option} is not an option of this program.{hint}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: what a run saves and a resumed one restores (`--resume_from_checkpoint`), complete or not at all.
+"""Checkpoints: what a run saves and a resumed one restores (`--resume-from-checkpoint`), complete or not at all.
 
 Saved by `save_checkpoint` in `output_dir/step_N`: model, optimizer and schedule (`accelerator.save_state`), what a
 program registers (`register_for_checkpointing`: the text state of recurrent models), the best weights so far, and
@@ -85,7 +85,7 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     if changed:
         raise ValueError(
             f"{folder} was written with other settings or data: {', '.join(changed)}. Resume with the same ones, or "
-            "start from step 0 with another --output_dir or with --overwrite_output_dir."
+            "start from step 0 with another --output-dir or with --overwrite-output-dir."
         )
     return state
 
@@ -115,7 +115,7 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 
 def find_checkpoint(output_dir: Path, name: str) -> Path | None:
-    """Find the checkpoint that `--resume_from_checkpoint` names: a folder, or "latest" (`None` if there is none)."""
+    """Find the checkpoint that `--resume-from-checkpoint` names: a folder, or "latest" (`None` if there is none)."""
     if name == "latest":
         complete = list_checkpoints(output_dir)
         return complete[-1] if complete else None
@@ -144,7 +144,7 @@ def clear_errors(folder: Path, what: str) -> Iterator[None]:
         start = f"continues from {complete[-1]}" if complete else "starts from the beginning (there is no checkpoint)"
         raise OSError(
             f"{what} {folder} could not be written: {error}. Free space or repair the folder; then the same command "
-            f"with --resume_from_checkpoint latest {start}."
+            f"with --resume-from-checkpoint latest {start}."
         ) from error
 
 

@@ -39,7 +39,7 @@ def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
 def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The language model of a checkpoint `step_N`, with the weights of that step, and its tokenizer."""
     settings = read_json(folder / STATE_FILE)["settings"]
-    values, remedy = settings["config"], f"Let its run end, by its command with --resume_from_checkpoint {folder}."
+    values, remedy = settings["config"], f"Let its run end, by its command with --resume-from-checkpoint {folder}."
     if not (folder / WEIGHTS_FILE).is_file():
         raise ValueError(f"{folder} has no {WEIGHTS_FILE}, but parts of its weights. {remedy}")
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[values["model_type"]].from_dict(values))
@@ -121,7 +121,7 @@ def check_repository(arguments: TrainingArguments) -> None:
     except Exception as error:  # the token or its rights, the name, the network: many types
         raise ValueError(
             f"push_to_hub is set, and the repository {arguments.hub_model_id!r} cannot be made: {error}. Log in with "
-            "`hf auth login` or set HF_TOKEN, choose another --hub_model_id, or leave --push_to_hub out."
+            "`hf auth login` or set HF_TOKEN, choose another --hub-model-id, or leave --push-to-hub out."
         ) from error
 
 

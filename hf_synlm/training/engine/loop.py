@@ -233,7 +233,7 @@ class TrainingLoop:
             self._save()
         kept = f"saved in {run.output_dir / f'step_{run.state.step}'}" if run.state.step else "nothing to save"
         reason = signals.received or "a signal to another process"
-        option = " with --resume_from_checkpoint latest" if run.arguments.overwrite_output_dir else ""
+        option = " with --resume-from-checkpoint latest" if run.arguments.overwrite_output_dir else ""
         run.accelerator.print(
             f"stopped by {reason} at step {run.state.step}: {kept}. The same command{option} continues the run."
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output folder of a run: which checkpoint a run continues from, and which folders it refuses.
 
-`take_output_folder` decides. An unfinished run is resumed from its newest checkpoint; `--resume_from_checkpoint` names
-another one, also for a finished run, which is refused otherwise. `--overwrite_output_dir` deletes the old run with all
+`take_output_folder` decides. An unfinished run is resumed from its newest checkpoint; `--resume-from-checkpoint` names
+another one, also for a finished run, which is refused otherwise. `--overwrite-output-dir` deletes the old run with all
 that lies in its folder; it refuses a folder that does not hold a run, a repository, and a folder that holds an input.
 The checkpoint itself is loaded by `loop.start_or_resume`.
 """
@@ -91,14 +91,14 @@ def _check_content(output_dir: Path, replaces: bool) -> None:
     is_run = (output_dir / ARGUMENTS_FILE).exists() or (not replaces and bool(list_checkpoints(output_dir)))
     if replaces and (output_dir / ".git").exists():
         raise ValueError(
-            f"--overwrite_output_dir would delete the repository {str(output_dir)!r}. Choose another folder."
+            f"--overwrite-output-dir would delete the repository {str(output_dir)!r}. Choose another folder."
         )
     # Partial output of a killed process belongs to nobody.
     found = [item.name for item in _content(output_dir) if not item.name.endswith(PARTIAL_SUFFIX)]
     if found and not is_run:
         raise ValueError(
             f"Output folder {str(output_dir)!r} is not empty ({', '.join(sorted(found)[:5])}) and does not hold a run "
-            f"(no {ARGUMENTS_FILE}). Choose another --output_dir, or empty this folder yourself."
+            f"(no {ARGUMENTS_FILE}). Choose another --output-dir, or empty this folder yourself."
         )
 
 
@@ -111,8 +111,8 @@ def _check_inputs(output_dir: Path, *arguments: Any) -> None:
                 continue
             if output_dir.resolve() in Path(path).resolve().parents:
                 raise ValueError(
-                    f"--overwrite_output_dir would delete {str(output_dir)!r}, which contains {name} {path!r}. Choose "
-                    "another --output_dir, or copy the input out of this one."
+                    f"--overwrite-output-dir would delete {str(output_dir)!r}, which contains {name} {path!r}. Choose "
+                    "another --output-dir, or copy the input out of this one."
                 )
 
 
@@ -121,9 +121,9 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
     is_finished = (output_dir / RESULTS_FILE).is_file()
     if wanted is None and is_finished:
         raise ValueError(
-            f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output_dir, repeat the steps "
-            "after training (evaluation, export) with --resume_from_checkpoint latest, or replace the run with "
-            "--overwrite_output_dir."
+            f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output-dir, repeat the steps "
+            "after training (evaluation, export) with --resume-from-checkpoint latest, or replace the run with "
+            "--overwrite-output-dir."
         )
     checkpoint = find_checkpoint(output_dir, wanted or "latest")
     if checkpoint is None:
@@ -133,11 +133,11 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
     is_own = checkpoint.resolve().parent == output_dir.resolve()
     if not is_own and (is_finished or list_checkpoints(output_dir)):
         raise ValueError(
-            f"--resume_from_checkpoint names {checkpoint}, but {str(output_dir)!r} holds another run. Choose another "
-            "--output_dir."
+            f"--resume-from-checkpoint names {checkpoint}, but {str(output_dir)!r} holds another run. Choose another "
+            "--output-dir."
         )
     logger.warning(
-        f"The run resumes from {checkpoint}. To start from step 0, choose another --output_dir or pass "
-        "--overwrite_output_dir."
+        f"The run resumes from {checkpoint}. To start from step 0, choose another --output-dir or pass "
+        "--overwrite-output-dir."
     )
     return checkpoint

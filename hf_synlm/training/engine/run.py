@@ -201,7 +201,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfi
     if count > config.vocab_size:
         raise ValueError(
             f"The tokenizer has {count} tokens and the model {config.vocab_size}. "
-            "Pass the model's own tokenizer as --tokenizer_name."
+            "Pass the model's own tokenizer as --tokenizer-name."
         )
 
 
@@ -229,7 +229,7 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments, to_compi
         if not model.supports_gradient_checkpointing:
             raise ValueError(
                 f"gradient_checkpointing is set, but {kind} has no layers to recompute. "
-                "Give --gradient_checkpointing False."
+                "Give --gradient-checkpointing False."
             )
         model.activation_checkpointing_enable()
     if arguments.torch_compile:

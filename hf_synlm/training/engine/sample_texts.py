@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences that a model generates during training, with their trees (`--generation_steps`)."""
+"""Sentences that a model generates during training, with their trees (`--generation-steps`)."""
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tune a model on a task of GLUE, or on any table of labeled texts.
 
-    accelerate launch training/finetune_glue.py --config glue --task_name rte \
-        --model_name_or_path runs/gpst_small_owt/model --output_dir runs/rte
+    accelerate launch training/finetune_glue.py --config glue --task-name rte \
+        --model-name-or-path runs/gpst_small_owt/model --output-dir runs/rte
 
 The input layout is that of the paper, `a <CLS>` or `a <SEP> b <CLS>`. For GPST, SEP and CLS are separate sentences. A
 tokenizer with its own layout for pairs (BERT) keeps it. GPST and RNNG minimise the classifier's loss plus their own
@@ -97,11 +97,11 @@ class GlueArguments:
         if (self.train_file is None) != (self.validation_file is None):
             raise ValueError("train_file and validation_file belong together. Pass both or none.")
         if self.task_name is None and self.train_file is None and self.dataset_name is None:
-            raise ValueError("No training data are given. Pass --task_name, --train_file or --dataset_name.")
+            raise ValueError("No training data are given. Pass --task-name, --train-file or --dataset-name.")
         if self.validation_mismatched_file is not None and self.task_name != "mnli":
             raise ValueError("validation_mismatched_file belongs to task_name mnli only.")
         if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
-            raise ValueError("MNLI has two validation files. Pass --validation_mismatched_file too.")
+            raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file too.")
         if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
             raise ValueError("text_columns names one or two columns of a table of your own. Leave it out.")
         if self.max_length < 4:
@@ -179,7 +179,7 @@ def _text_columns(table: Dataset, source: str) -> tuple[str, ...]:
     if len(texts) != 1:
         raise ValueError(
             f"{source}: the columns of text are {texts or 'missing'}. Name one or two of the columns "
-            f"({', '.join(table.column_names)}) by --text_columns."
+            f"({', '.join(table.column_names)}) by --text-columns."
         )
     return (texts[0],)
 

@@ -2,7 +2,7 @@
 """Continue to train GPST on the sentences of a treebank, without its trees, and score the trees that it induces.
 
     accelerate launch training/finetune_grammar_induction.py --config induction_ptb \
-        --model_name_or_path runs/gpst_small_wikitext103/model --output_dir runs/gpst_induction
+        --model-name-or-path runs/gpst_small_wikitext103/model --output-dir runs/gpst_induction
 
 Every sentence is a separate context, and word pieces stay together. Trees come from the inside pass, from left-to-right
 parsing with and without word synchronization, and from the parser's merges; the scores stand beside those of baseline
@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_contexts, encode_words
+from hf_synlm.data.files import flag_of
 from hf_synlm.data.punctuation import is_punctuation
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.text import read_lines
@@ -89,10 +90,10 @@ class InductionArguments:
         if not any((self.train_trees, self.train_files, self.validation_trees, self.test_trees)):
             self.train_trees, self.validation_trees, self.test_trees = [EMBEDDED], EMBEDDED, EMBEDDED
         if not self.train_trees and not self.train_files:
-            raise ValueError("No training sentences are named. Pass --train_trees or --train_files.")
+            raise ValueError("No training sentences are named. Pass --train-trees or --train-files.")
         for name in ("validation_trees", "test_trees"):
             if not getattr(self, name):
-                raise ValueError(f"{name} is not set. Pass --{name} with a treebank, or 'embedded'.")
+                raise ValueError(f"{name} is not set. Pass {flag_of(name)} with a treebank, or 'embedded'.")
         self.train_trees = [resolve_embedded(name, "trees.train.txt") for name in self.train_trees]
         self.validation_trees = resolve_embedded(self.validation_trees, "trees.valid.txt")
         self.test_trees = resolve_embedded(self.test_trees, "trees.test.txt")
@@ -177,7 +178,7 @@ class InductionRecipe(FineTuning):
         self.examples = encode_sentences(list(data.sentences()), self.tokenizer, data.max_sentence_tokens)
         encoded = {part: encode_sentences(bank.words, self.tokenizer, None) for part, bank in self.treebanks.items()}
         for part, sentences in {"training": self.examples, **encoded}.items():
-            remedy = f"Lower --{'max_sentence_tokens' if part == 'training' else 'max_tree_words'}."
+            remedy = f"Lower --{'max-sentence-tokens' if part == 'training' else 'max-tree-words'}."
             check_length(model.config, max(sentences.lengths), f"The longest {part} sentence", remedy)
         self.held_out = encoded["validation"]
         names = ", ".join((*data.train_trees, *data.train_files))

@@ -2,7 +2,7 @@
 """Fine-tune a causal language model to summarize: XSum, CNN/DailyMail, Gigaword, or any table of texts and summaries.
 
     accelerate launch training/finetune_summarization.py --config summarization_xsum \
-        --model_name_or_path runs/gpst_small_owt/model --output_dir runs/xsum
+        --model-name-or-path runs/gpst_small_owt/model --output-dir runs/xsum
 
 A context is document, prompt, summary, end token. GPST gets a tree for every sentence of the document, one for the
 prompt and one for the whole summary, as in the paper; other models read the same as running text. The model's
@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
-from hf_synlm.data.files import write_text
+from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.data.text import split_sentences
 from hf_synlm.evaluation.suites.rouge import rouge_scores
 from hf_synlm.training.engine.arguments import check_minimum
@@ -94,7 +94,7 @@ class SummaryArguments:
     def __post_init__(self):
         """Check the values."""
         if self.train_file is None and self.dataset_name is None:
-            raise ValueError("Training data are missing. Pass --dataset_name, or --train_file and --validation_file.")
+            raise ValueError("Training data are missing. Pass --dataset-name, or --train-file and --validation-file.")
         if self.train_file is not None and self.validation_file is None:
             raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
         if self.train_file is not None:
@@ -176,7 +176,7 @@ def read_tables(accelerator: Accelerator, data: SummaryArguments) -> dict[str, D
 def _find_column(table: Dataset, flag: str, given: str | None, usual: tuple[str, ...], source: str) -> str:
     found = [given] if given else [name for name in usual if name in table.column_names]
     if len(found) != 1:
-        raise ValueError(f"{source}: set --{flag} to one of its columns: {', '.join(table.column_names)}.")
+        raise ValueError(f"{source}: set {flag_of(flag)} to one of its columns: {', '.join(table.column_names)}.")
     check_columns(table, found, source)
     return found[0]
 
@@ -246,7 +246,7 @@ def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTr
     """Choose the layout for a model; contexts that do not fit its positions are refused."""
     if data.end_token and tokenizer.eos_token_id is None:
         raise ValueError(
-            "The tokenizer has no end token. Pass --end_token false; summaries then end at max_new_tokens."
+            "The tokenizer has no end token. Pass --end-token false; summaries then end at max_new_tokens."
         )
     (plain,) = _token_ids(tokenizer, ["a"])
     marked = tokenizer("a")["input_ids"]
@@ -259,7 +259,7 @@ def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTr
         prompt=data.prompt,
         language=data.language,
     )
-    remedy = "Lower --max_source_length or --max_target_length."
+    remedy = "Lower --max-source-length or --max-target-length."
     check_length(model.config, layout.longest(tokenizer), "A document with its summary", remedy)
     return layout
 
@@ -351,7 +351,7 @@ class SummarizationRecipe(FineTuning):
         length = self.options["max_new_tokens"]
         longest = layout.longest(self.tokenizer) - layout.max_target + length
         what = f"A document with a summary of max_new_tokens {length}"
-        check_length(model.config, longest, what, "Lower --max_source_length or --max_new_tokens.")
+        check_length(model.config, longest, what, "Lower --max-source-length or --max-new-tokens.")
         # A wrong option fails here, before training.
         self._summarize(model, "validation", 1, max_new_tokens=2)
         return model

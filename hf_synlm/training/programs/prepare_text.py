@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare a corpus for training: text -> sentences -> token ids -> shards on disk.
 
-    python training/prepare_text.py --output_dir shards/owt \
-        --dataset_name Skylion007/openwebtext --streaming --validation_split none \
-        --tokenizer_name openai-community/gpt2 --preprocessing_num_workers 16
-    python training/prepare_text.py --output_dir shards/owt --config gpst_small_owt
+    python training/prepare_text.py --output-dir shards/owt \
+        --dataset-name Skylion007/openwebtext --streaming --validation-split none \
+        --tokenizer-name openai-community/gpt2 --preprocessing-num-workers 16
+    python training/prepare_text.py --output-dir shards/owt --config gpst_small_owt
 
 Text comes from files (text, parquet, json, csv, treebanks) or from a data set of the Hub. If none is named, it is the
 embedded corpus: its raw text and the words of its trees. The
@@ -173,13 +173,13 @@ class CorpusArguments:
     def sources(self, split: str) -> tuple[list[TextSource], dict[str, Any]]:
         """The sources of a split, and `skip_documents` or `max_documents` of `read_blocks`, if it is a part of them."""
         if self.dataset_name is None and not self.train_files and not self.train_trees:
-            raise ValueError("No training text is named. Pass --train_files, --train_trees or --dataset_name.")
+            raise ValueError("No training text is named. Pass --train-files, --train-trees or --dataset-name.")
         has_validation = self.has_validation_files or bool(self.dataset_name and self.validation_split)
         if split == "validation" and has_validation:
             split_name = None if self.has_validation_files else self.validation_split
             return self._sources(self.validation_files, self.validation_words, split_name), {}
         if self.only_trees and not has_validation:
-            raise ValueError("A treebank is one document. Pass --validation_words TREEBANK or --validation_files TEXT.")
+            raise ValueError("A treebank is one document. Pass --validation-words TREEBANK or --validation-files TEXT.")
         trees = self.train_trees if split == "train" else []
         if not has_validation and self.num_validation_documents is None:
             text = self._sources(self.train_files, [], self.train_split)
@@ -204,7 +204,7 @@ class CorpusArguments:
             names = ", ".join(self.train_files) or self.dataset_name
             raise ValueError(
                 f"{names}: the text has {count or 'no'} sentence{'s' * (not count)}, and training and validation need "
-                "one each. Name a longer text, or --validation_files."
+                "one each. Name a longer text, or --validation-files."
             )
         return max(1, count // 10)
 
@@ -364,8 +364,8 @@ def _check_documents(arguments: CorpusArguments) -> None:
     texts = [source for source in sources if not isinstance(source, TreebankFiles)]
     if skipped and not any(block.text for block in read_blocks(texts, skip_documents=skipped)):
         raise ValueError(
-            f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or leave out "
-            "--num_validation_documents, so that a tenth of the sentences is taken."
+            f"There are too few documents to take {skipped} off for validation. Pass --validation-files, or leave out "
+            "--num-validation-documents, so that a tenth of the sentences is taken."
         )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pretrain GPST on raw text.
 
-    accelerate launch training/pretrain_gpst.py --config gpst_tiny --output_dir runs/gpst_tiny
+    accelerate launch training/pretrain_gpst.py --config gpst_tiny --output-dir runs/gpst_tiny
 
 Text comes from files or from a data set of the Hub; if none is named, it is embedded. It is split into sentences,
 encoded, and packed into contexts of whole sentences; every sentence gets a tree of its own. No trees are read for
@@ -27,6 +27,7 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.contexts import ContextDataset
+from hf_synlm.data.files import flag_of
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
@@ -79,7 +80,7 @@ class GPSTModelArguments(ModelArguments):
     model_preset: str | None = option(
         None,
         "Published size to start from: gpst-small or gpst-medium. Default: gpst-small; without --config, "
-        "--config_overrides and --model_name_or_path, what fits device and text.",
+        "--config-overrides and --model-name-or-path, what fits device and text.",
     )
     document_end_token: bool = option(
         False, "End every document with the end token, so that the model learns when to stop."
@@ -122,8 +123,8 @@ class DataArguments(CorpusArguments):
         if self.prepared is not None and not self.names_text and not is_prepared(self.prepared):
             raise ValueError(
                 f"{self.prepared} is not a complete folder of prepared text, and no text is named. Correct "
-                "--prepared, or name the text to prepare there (--train_files, --dataset_name). For the embedded "
-                f"corpus: python training/prepare_text.py --output_dir {self.prepared}"
+                "--prepared, or name the text to prepare there (--train-files, --dataset-name). For the embedded "
+                f"corpus: python training/prepare_text.py --output-dir {self.prepared}"
             )
         super().__post_init__()
         check_minimum(self, 1, "context_length")
@@ -339,7 +340,7 @@ class GPSTRecipe(GPSTTraining):
             )
         if evaluation.validation_trees is not None:
             raise ValueError(
-                "Trees cannot be evaluated on the shards of FSDP. Pass --validation_trees none and evaluate the "
+                "Trees cannot be evaluated on the shards of FSDP. Pass --validation-trees none and evaluate the "
                 "saved model, or train with DDP."
             )
 
@@ -368,7 +369,7 @@ class GPSTRecipe(GPSTTraining):
             self.collate = partial(collate_plain, **ids)
         self.accelerator.print(self.text.describe())
         for name in ("validation_trees", "test_trees"):
-            self.accelerator.print(f"{name}: {getattr(evaluation, name) or f'none (--{name} names a treebank)'}")
+            self.accelerator.print(f"{name}: {getattr(evaluation, name) or f'none ({flag_of(name)} names a treebank)'}")
         self.accelerator.print(
             f"training contexts: {self.examples.describe()}\nvalidation contexts: {self.validation.describe()}"
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count the n-grams of a text, the baseline of language models: interpolated modified Kneser-Ney, orders 2 to 5.
 
-    python training/train_ngram.py --train_trees A.txt --validation_words B.txt --tokenizer_name C --output_dir trigram
+    python training/train_ngram.py --train-trees A.txt --validation-words B.txt --tokenizer-name C --output-dir trigram
     synlm evaluate perplexity text.txt --model trigram
 
 Text, tokens and options are those of `pretrain_gpst`; the n-grams are of pieces or words, as the tokenizer makes them,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a neural PCFG on the words of text or of treebanks: neural, compound, TN- and simple PCFG.
 
-    accelerate launch training/train_pcfg.py --config pcfg_mini --output_dir runs/pcfg
+    accelerate launch training/train_pcfg.py --config pcfg_mini --output-dir runs/pcfg
 
 The grammar learns from words alone; gold trees serve to measure the trees that it finds. Short sentences come first.
 The model that is kept is the one with the best validation likelihood, never the one with the best trees. Papers: Kim et

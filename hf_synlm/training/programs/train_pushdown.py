@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train Pushdown Layers on a treebank.
 
-    accelerate launch training/train_pushdown.py --config pushdown_tiny --output_dir runs/pushdown
+    accelerate launch training/train_pushdown.py --config pushdown_tiny --output-dir runs/pushdown
 
 Trees, batches, evaluation and options are those of `train_rnng`: the same sentences in the same order, so that runs can
 be compared. The trees are binarized to the right. Paper: Murty et al., "Pushdown Layers: Encoding Recursive Structure

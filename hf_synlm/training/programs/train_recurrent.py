@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train ON-LSTM, PRPN, PaLM, Ordered Memory or AWD-LSTM as language models, with or without gold trees.
 
-    accelerate launch training/train_recurrent.py --config on_lstm_syd_tiny --output_dir runs/tiny
+    accelerate launch training/train_recurrent.py --config on_lstm_syd_tiny --output-dir runs/tiny
 
 Text comes from treebanks (default: the embedded one) or from plain files. It is read as one stream, segment by segment
 with the state carried along (truncated back-propagation through time), or sentence by sentence. The model that is kept

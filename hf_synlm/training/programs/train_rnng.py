@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train RNNG on a treebank, or an LSTM or GPT-2 language model on the words of the same treebank.
 
-    accelerate launch training/train_rnng.py --config rnng_tiny --output_dir runs/rnng_tiny
+    accelerate launch training/train_rnng.py --config rnng_tiny --output-dir runs/rnng_tiny
 
 Trees come from files of bracketed trees, or (default) from the embedded treebank. Gold derivations are learned by
 teacher forcing. All architectures read the same tokens in the same batches, drawn among sentences with similar
@@ -74,7 +74,7 @@ class RNNGModelArguments(ModelArguments):
 
     architecture: str = option(
         "rnng",
-        "'rnng' (left-corner with --config_overrides transition_system=in_order), or a baseline without trees: 'lstm', "
+        "'rnng' (left-corner with --config-overrides transition_system=in_order), or a baseline without trees: 'lstm', "
         "or 'gpt2', which has no preset.",
     )
 
@@ -82,8 +82,8 @@ class RNNGModelArguments(ModelArguments):
         """Check that a GPT-2 is trained from scratch."""
         if self.architecture == "gpt2" and (self.model_name_or_path or self.model_preset):
             raise ValueError(
-                "A gpt2 is trained from scratch, by the sizes of its configuration. Leave --model_name_or_path and "
-                "--model_preset out, and give --config_overrides."
+                "A gpt2 is trained from scratch, by the sizes of its configuration. Leave --model-name-or-path and "
+                "--model-preset out, and give --config-overrides."
             )
         super().__post_init__()
 

@@ -2,7 +2,7 @@
 """Train a constituency parser on treebanks: an encoder of transformers with scores of spans.
 
     accelerate launch --mixed_precision bf16 training/train_span_parser.py --config span_parser_mini \
-        --encoder FOLDER --train_files trees.train.txt --validation_files trees.valid.txt --output_dir runs/parser
+        --encoder FOLDER --train-files trees.train.txt --validation-files trees.valid.txt --output-dir runs/parser
 
 The model that is kept is the one with the best labeled F1 on the validation trees. It gives trees for text that has
 none (`synlm silver --parser`), on which syntactic language models can be trained.
@@ -71,7 +71,7 @@ class SpanParserModelArguments(ModelArguments):
         super().__post_init__()
         check_minimum(self, 0, "lora_r")
         if self.encoder is None or self.model_name_or_path is not None:
-            raise ValueError("A span parser begins with an encoder. Pass --encoder, and no --model_name_or_path.")
+            raise ValueError("A span parser begins with an encoder. Pass --encoder, and no --model-name-or-path.")
 
 
 @dataclass
@@ -79,10 +79,10 @@ class SpanDataArguments(BatchedFileArguments):
     """Treebanks, how often each is read, and the size of batches."""
 
     train_weights: list[float] = option(
-        [], "How often an epoch reads the sentences of each of --train_files, such as 3 1 0.35; default: once."
+        [], "How often an epoch reads the sentences of each of --train-files, such as 3 1 0.35; default: once."
     )
     max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.")
-    evaluation_sentences: int | None = option(None, "Sentences of each of --validation_files; default: all.")
+    evaluation_sentences: int | None = option(None, "Sentences of each of --validation-files; default: all.")
 
     def __post_init__(self):
         """Check the values."""
@@ -92,7 +92,7 @@ class SpanDataArguments(BatchedFileArguments):
         wrong = [weight for weight in self.train_weights if not 0 < weight < math.inf]
         if wrong or len(self.train_weights) != len(self.train_files):
             raise ValueError(
-                f"train_weights are {self.train_weights}. Give a positive number for each of --train_files."
+                f"train_weights are {self.train_weights}. Give a positive number for each of --train-files."
             )
 
     def read(self, files: list[str]) -> list[list[TreebankSentence]]:

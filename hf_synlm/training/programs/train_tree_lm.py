@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a Tree LM or a Transformer Grammar on a treebank.
 
-    accelerate launch training/train_tree_lm.py --config tree_lm_tiny --output_dir runs/tree_lm
+    accelerate launch training/train_tree_lm.py --config tree_lm_tiny --output-dir runs/tree_lm
 
 Trees, batches, evaluation and options are those of `train_rnng`: the same sentences in the same order, so that runs can
 be compared. Paper: Sartran et al., "Transformer Grammars: Augmenting Transformer Language Models with Syntactic
@@ -32,7 +32,7 @@ LABEL_BIAS = 4.0
 
 @dataclass
 class TreeLMModelArguments(RNNGModelArguments):
-    """Tree LM; `--config_overrides structure_attention=stack_compose` makes it a Transformer Grammar."""
+    """Tree LM; `--config-overrides structure_attention=stack_compose` makes it a Transformer Grammar."""
 
     presets = {"tree_lm": "txl-trees"}
 
@@ -40,7 +40,7 @@ class TreeLMModelArguments(RNNGModelArguments):
     backbone: str | None = option(
         None,
         "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...) whose weights and tokenizer to begin with. With "
-        "--model_name_or_path: the backbone of that adapter.",
+        "--model-name-or-path: the backbone of that adapter.",
     )
     backbone_name: str | None = option(
         None, "Hub name of the backbone if --backbone is a folder, from which an adapter is loaded elsewhere."
@@ -56,10 +56,10 @@ class TreeLMModelArguments(RNNGModelArguments):
         None, "Layers of the backbone that get LoRA, such as q_proj v_proj; default: all that are linear."
     )
     label_learning_rate: float | None = option(
-        None, "With LoRA, learning rate of the table of the labels; default: 8 times --learning_rate."
+        None, "With LoRA, learning rate of the table of the labels; default: 8 times --learning-rate."
     )
     bias_learning_rate: float | None = option(
-        None, "With LoRA, learning rate of the biases of the labels; default: 40 times --learning_rate."
+        None, "With LoRA, learning rate of the biases of the labels; default: 40 times --learning-rate."
     )
 
     def __post_init__(self):
@@ -70,9 +70,9 @@ class TreeLMModelArguments(RNNGModelArguments):
         if self.lora_r is None:
             given = {name: getattr(self, name) for name in LORA_OPTIONS if getattr(self, name) is not None}
             for name, value in given.items():
-                raise ValueError(f"{name} is {value!r} without lora_r. Pass --lora_r, or leave it out.")
+                raise ValueError(f"{name} is {value!r} without lora_r. Pass --lora-r, or leave it out.")
         elif self.backbone is None or self.model_name_or_path is not None:
-            raise ValueError("lora_r needs the weights of a backbone. Pass --backbone, and no --model_name_or_path.")
+            raise ValueError("lora_r needs the weights of a backbone. Pass --backbone, and no --model-name-or-path.")
         for name in ("lora_dropout", "label_learning_rate", "bias_learning_rate"):
             value = getattr(self, name)
             if value is not None and (not math.isfinite(value) or (name == "lora_dropout" and value >= 1)):

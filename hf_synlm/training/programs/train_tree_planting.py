@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train any causal language model of transformers on a treebank with tree-planting, by `Trainer`.
 
-    python training/train_tree_planting.py --config tree_planting_tiny --output_dir runs/planted
+    python training/train_tree_planting.py --config tree_planting_tiny --output-dir runs/planted
 
-Models and options are those of `train_treereg.py`, with `--planting_layer`, `--planting_head` and `--planting_weight`;
-`--planting_weight 0` trains the same model on the same sentences without the trees. At the end, perplexity and the loss
+Models and options are those of `train_treereg.py`, with `--planting-layer`, `--planting-head` and `--planting-weight`;
+`--planting-weight 0` trains the same model on the same sentences without the trees. At the end, perplexity and the loss
 of tree-planting are measured on the validation sentences. Dependency trees (CoNLL-U) are planted as they are, and with
-`--tree_structure` as constituents. Paper: Yoshida, Someya and Oseki, "Tree-Planted Transformers: Unidirectional
+`--tree-structure` as constituents. Paper: Yoshida, Someya and Oseki, "Tree-Planted Transformers: Unidirectional
 Transformer Language Models with Implicit Syntactic Supervision" (Findings of ACL 2024).
 """
 
@@ -45,7 +45,7 @@ def read_trees(path: str, dependencies: Mapping[str, Any]) -> Iterable[TreebankS
     if "structure" in dependencies or not holds_dependencies(path):
         return read_treebank(path, dependencies=dependencies)
     if unused := sorted({"labels", "nonprojective"} & {*dependencies}):
-        raise ValueError(f"tree_{unused[0]} belongs to constituents. Pass --tree_structure flat, or leave it out.")
+        raise ValueError(f"tree_{unused[0]} belongs to constituents. Pass --tree-structure flat, or leave it out.")
     sentences = read_conllu(path, dependencies.get("tokens", "surface"), invalid=dependencies.get("invalid", "refuse"))
     if dependencies.get("punctuation") != "remove":
         return sentences

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count a PCFG in a treebank: the classical grammar, whose probabilities of next words are exact.
 
-    python training/train_treebank_pcfg.py --train_files train.mrg --validation_files valid.mrg --output_dir runs/pcfg
+    python training/train_treebank_pcfg.py --train-files train.mrg --validation-files valid.mrg --output-dir runs/pcfg
 
 Rules have their relative frequencies, words a smoothed lexicon with classes of unknown words by spelling. Sentences of
 one word are left out. Papers: Hale (NAACL 2001) and Stolcke (Computational Linguistics 1995) for surprisal, Johnson

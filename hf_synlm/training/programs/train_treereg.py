@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train any causal language model of transformers on a treebank with TreeReg, by `Trainer`.
 
-    python training/train_treereg.py --config treereg_tiny --output_dir runs/treereg_tiny
+    python training/train_treereg.py --config treereg_tiny --output-dir runs/treereg_tiny
 
-The model is pretrained (`--model_name_or_path gpt2`), or new, of the architecture and with the tokenizer of a Hub name
-(`--config_name`). All options of `transformers.TrainingArguments` hold. `--treereg_weight 0` trains the same model on
+The model is pretrained (`--model-name-or-path gpt2`), or new, of the architecture and with the tokenizer of a Hub name
+(`--config-name`). All options of `transformers.TrainingArguments` hold. `--treereg-weight 0` trains the same model on
 the same sentences without the trees, `--trees random` and `--trees right` train it on wrong ones. At the end,
 perplexity and the F1 of the trees of the score of TreeReg are measured on the validation sentences. Paper: Nandi,
 Manning and Murty, "Sneaking Syntax into Transformer Language Models with Tree Regularization" (NAACL 2025).
@@ -79,7 +79,7 @@ class ModelAndDataArguments(DependencyArguments):
     def __post_init__(self):
         """Check the values, and name the files of the embedded treebank."""
         if self.model_name_or_path is None and self.config_name is None:
-            raise ValueError("The model is missing. Pass --model_name_or_path, or --config_name for a new one.")
+            raise ValueError("The model is missing. Pass --model-name-or-path, or --config-name for a new one.")
         check_minimum(self, 1, "max_words tokenizer_vocab_size")
         self.train_files = [resolve_embedded(name, "trees.train.txt") for name in self.train_files]
         self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]
@@ -121,7 +121,7 @@ def control_trees(sentences: Sequence[Sentence], kind: str, seed: int) -> list[T
     """
     gold = [sentence for sentence in sentences if isinstance(sentence, TreebankSentence)]
     if len(gold) < len(sentences):
-        raise ValueError(f"--trees {kind} needs constituents. Pass --tree_structure flat, or leave it out.")
+        raise ValueError(f"--trees {kind} needs constituents. Pass --tree-structure flat, or leave it out.")
     draw, of_length = random.Random(seed), defaultdict[int, list[int]](list)
     for place, sentence in enumerate(gold):
         of_length[len(sentence.words)].append(place)
@@ -141,8 +141,8 @@ def check_output_folder(arguments: TrainingArguments) -> None:
         lock_output(arguments.output_dir)
     if arguments.resume_from_checkpoint is None and any(Path(arguments.output_dir).glob("*")):
         raise ValueError(
-            f"Output folder {arguments.output_dir!r} is not empty. Choose another --output_dir, or continue with "
-            "--resume_from_checkpoint FOLDER."
+            f"Output folder {arguments.output_dir!r} is not empty. Choose another --output-dir, or continue with "
+            "--resume-from-checkpoint FOLDER."
         )
 
 
@@ -152,7 +152,7 @@ def _check_states(model: str, name: str) -> None:
     if declared(config, "searches"):
         raise ValueError(
             f"{name} needs a model with hidden states; {type(config).__name__.removesuffix('Config')} ({model}) has "
-            "none, because it sums over derivations. Name another --model_name_or_path."
+            "none, because it sums over derivations. Name another --model-name-or-path."
         )
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train an unsupervised recurrent neural network grammar (URNNG) on the words of a treebank.
 
-    accelerate launch training/train_urnng.py --config urnng_tiny --output_dir runs/urnng_tiny
+    accelerate launch training/train_urnng.py --config urnng_tiny --output-dir runs/urnng_tiny
 
 The model learns from trees that an inference network proposes (see `variational.py`); gold trees serve to measure the
 network's. With `--objective supervised` both learn from the gold trees, made binary; a run that continues from such a
-model (`--model_name_or_path`) is the paper's RNNG -> URNNG. The network is written beside the model. Paper: Kim et al.,
+model (`--model-name-or-path`) is the paper's RNNG -> URNNG. The network is written beside the model. Paper: Kim et al.,
 "Unsupervised Recurrent Neural Network Grammars" (NAACL 2019).
 """
 

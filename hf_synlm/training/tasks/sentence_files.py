@@ -105,7 +105,7 @@ class SentenceFileArguments(DependencyArguments):
         self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]
         self.test_files = [resolve_embedded(name, "trees.test.txt") for name in self.test_files]
         if not self.train_files:
-            raise ValueError("train_files are not set, but other files are. Pass --train_files, or leave all out.")
+            raise ValueError("train_files are not set, but other files are. Pass --train-files, or leave all out.")
         if not self.validation_files:
             raise ValueError("validation_files are not set. Pass files that are not trained on.")
         check_files(*self.files)

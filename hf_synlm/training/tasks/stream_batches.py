@@ -127,7 +127,7 @@ def check_text(*paths: str) -> None:
     """Raise ValueError for a file that begins with a tree: its brackets and labels would be learned as words."""
     for path in paths:
         if any(line.count("\t") == 9 for line in islice(read_lines(path), TREE_TEST_LINES)):
-            raise ValueError(f"{path!r} is a treebank in CoNLL-U. Use --file_format treebank, or pass a file of words.")
+            raise ValueError(f"{path!r} is a treebank in CoNLL-U. Use --file-format treebank, or pass a file of words.")
         trees = parse_treebank(islice(read_lines(path), TREE_TEST_LINES), split_leaves=True)
         try:
             tree = next(trees, None)
@@ -135,7 +135,7 @@ def check_text(*paths: str) -> None:
             continue  # not a tree
         # A bare leaf such as (laughter continues) may be text.
         if tree is not None and any(label != "ROOT" for label, _, _ in tree.labeled_spans):
-            raise ValueError(f"{path!r} begins with a tree. Use --file_format treebank, or pass a file of words.")
+            raise ValueError(f"{path!r} begins with a tree. Use --file-format treebank, or pass a file of words.")
 
 
 # ---------------------------------------------------------------------------------------------- text

@@ -54,7 +54,7 @@ class ParsingArguments:
     )
     parsing_convention: str = option("on-lstm", f"How spans are counted: {', '.join(CONVENTIONS)}.")
     parse_options: str | None = option(
-        None, "Options of `parse`, such as decoder=biased,layer=1; written like --config_overrides."
+        None, "Options of `parse`, such as decoder=biased,layer=1; written like --config-overrides."
     )
     parse_sentences: int | None = option(
         None, "Sentences parsed after every epoch, spread evenly; default: all; 0: none."
@@ -85,7 +85,7 @@ class ParsingArguments:
         self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
         if self.final_report and not self.report_files:
             raise ValueError(
-                "final_report needs trees to parse. Set final_parsing_files, or turn it off: --final_report false."
+                "final_report needs trees to parse. Set final_parsing_files, or turn it off: --final-report false."
             )
 
     @property

@@ -354,20 +354,20 @@ def test_gold_trees_over_pieces() -> None:
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
     """Runs the program in this process on a few trees; its results and what it printed."""
     files = sample_files(tmp_path, "trees", train=24, valid=6, test=3)
-    argv = "--config pushdown_tiny --overwrite_output_dir False --num_beams 2 --batch_group_size 8".split()
-    argv += "--per_device_train_batch_size 4 --num_train_epochs 2 --checkpointing_steps 1".split()
-    argv += ["--train_files", files["train"], "--validation_files", files["valid"], "--test_files", files["test"]]
-    argv += ["--config_overrides", "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=24"]
+    argv = "--config pushdown_tiny --overwrite-output-dir False --num-beams 2 --batch-group-size 8".split()
+    argv += "--per-device-train-batch-size 4 --num-train-epochs 2 --checkpointing-steps 1".split()
+    argv += ["--train-files", files["train"], "--validation-files", files["valid"], "--test-files", files["test"]]
+    argv += ["--config-overrides", "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=24"]
 
     def start(output_dir: Path, *flags: str) -> dict:
-        return run_here("train_pushdown", [*argv, "--output_dir", str(output_dir), *flags], files["cache"], capsys)
+        return run_here("train_pushdown", [*argv, "--output-dir", str(output_dir), *flags], files["cache"], capsys)
 
     return start
 
 
 def test_program_trains_and_searches(run: Callable[..., dict], tmp_path: Path) -> None:
-    flags = ("--gradient_accumulation_steps", "2", "--checkpoints_total_limit", "9", "--tokenizer_type", "bpe")
-    flags = (*flags, "--tokenizer_min_frequency", "1", "--tokenizer_vocab_size", "300")
+    flags = ("--gradient-accumulation-steps", "2", "--checkpoints-total-limit", "9", "--tokenizer-type", "bpe")
+    flags = (*flags, "--tokenizer-min-frequency", "1", "--tokenizer-vocab-size", "300")
     results = run(tmp_path / "out", *flags)
     search, losses = results["test"]["search"], results["test"]["losses"]
     assert 0 <= search["unlabeled_f1"] <= 100 and "labeled_f1" not in search and search["word_perplexity"] > 1
@@ -383,4 +383,4 @@ def test_program_trains_and_searches(run: Callable[..., dict], tmp_path: Path) -
 
 def test_beams_of_actions_are_refused(run: Callable[..., dict], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="action_beam_size is a beam of RNNG"):
-        run(tmp_path / "run", "--action_beam_size", "5")
+        run(tmp_path / "run", "--action-beam-size", "5")

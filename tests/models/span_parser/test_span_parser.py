@@ -175,10 +175,10 @@ def test_tokenizers_read_what_treebanks_write(encoder, tmp_path):
 def trained(request, encoder, tmp_path_factory) -> Path:
     """The folder of a run on the embedded treebank."""
     folder = tmp_path_factory.mktemp("run") / "run"
-    options = ["--config", "span_parser_mini", "--encoder", str(encoder), "--output_dir", str(folder)]
-    options += ["--lora_r", "2" if request.param == "LoRA" else "0", "--drop_labels", "NML", "--learning_rate", "5e-3"]
-    options += ["--max_train_steps", "120", "--evaluation_steps", "60", "--evaluation_sentences", "20"]
-    train_span_parser.main([*options, "--max_batch_tokens", "400", "--dataloader_num_workers", "0"])
+    options = ["--config", "span_parser_mini", "--encoder", str(encoder), "--output-dir", str(folder)]
+    options += ["--lora-r", "2" if request.param == "LoRA" else "0", "--drop-labels", "NML", "--learning-rate", "5e-3"]
+    options += ["--max-train-steps", "120", "--evaluation-steps", "60", "--evaluation-sentences", "20"]
+    train_span_parser.main([*options, "--max-batch-tokens", "400", "--dataloader-num-workers", "0"])
     return folder
 
 
