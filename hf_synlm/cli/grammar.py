@@ -20,7 +20,7 @@ def grammar(
     style: options.ReportFormat = "table",
     plot: Annotated[
         Path | None,
-        typer.Option(help="Picture of the rules to write, too; its ending (.svg, .png, .pdf) is the format."),
+        typer.Option(help="File for a picture of the rules, in .svg, .png or .pdf."),
     ] = None,
     overwrite: options.Overwrite = False,
     revision: options.Revision = None,

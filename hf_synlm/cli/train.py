@@ -15,7 +15,7 @@ PROGRAMS = {
     "gpst": ("pretrain_gpst", "Pretrain GPST, or a GPT-2 of the same size, on raw text."),
     "rnng": ("train_rnng", "Train RNNG, or an LSTM or GPT-2, on a treebank."),
     "tree-lm": ("train_tree_lm", "Train a Tree LM or a Transformer Grammar on a treebank."),
-    "span-parser": ("train_span_parser", "Train a constituency parser on treebanks, for trees of text that has none."),
+    "span-parser": ("train_span_parser", "Train a constituency parser on treebanks, to parse other text."),
     "urnng": ("train_urnng", "Train a URNNG, which learns its trees from words."),
     "pcfg": ("train_pcfg", "Train a neural PCFG (C-PCFG, TN-PCFG, simple PCFG), which learns its trees from words."),
     "treebank-pcfg": ("train_treebank_pcfg", "Count a PCFG in a treebank: exact surprisals and labeled trees."),

@@ -494,8 +494,8 @@ def test_average_of_models_and_of_a_beam(saved_models, files, capsys):
     for refused in ((*bank, on_lstm, "--consensus"), ("parse", files / "in.txt", "--model", on_lstm, "--consensus")):
         assert "--consensus: ONLSTMForCausalLM has no beam" in fail(capsys, *refused)
     assert "gpst is given 2 times" in fail(capsys, *command, "--model", gpst)
-    assert "--cache: of use with one --model" in fail(capsys, *command, "--model", on_lstm, "--cache", files / "cache")
-    assert "--tokenize: of use with one --model" in fail(capsys, *command, "--model", on_lstm, "--tokenize", "ptb")
+    assert "--cache works with one --model" in fail(capsys, *command, "--model", on_lstm, "--cache", files / "cache")
+    assert "--tokenize works with one --model" in fail(capsys, *command, "--model", on_lstm, "--tokenize", "ptb")
 
 
 def test_evalb_from_the_command_line(saved_models, files, capsys):

@@ -187,7 +187,7 @@ class ModelArguments:
 def _number_of_words(text: str) -> int:
     """The number that 500K, 1.5M or 2000000 means."""
     if not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?[KMB]?", text):
-        raise ValueError(f"keep_at_words: {text!r} is no number of words. Write 500K, 1.5M or 2000000.")
+        raise ValueError(f"keep_at_words: {text!r} is not a number of words. Write 500K, 1.5M or 2000000.")
     return round(float(text.rstrip("KMB")) * {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1], 1))
 
 
