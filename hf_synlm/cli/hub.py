@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import find_model, read_json
+from hf_synlm.data.files import check_target, find_model, read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 from hf_synlm.models import ARCHITECTURES
 
@@ -18,8 +18,6 @@ OutFolder = Annotated[Path, typer.Option(help="Folder to write.")]
 
 
 def _check_folder(out: Path, overwrite: bool, *reads: Path | None, model: str | None) -> None:
-    from hf_synlm.hub.export import check_target
-
     options.check_out(out, overwrite, *reads, model=model, check=check_target, is_folder=True)
 
 

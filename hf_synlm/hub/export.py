@@ -9,7 +9,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, position_limit
-from hf_synlm.data.files import folder_writer, read_json
+from hf_synlm.data.files import check_target, folder_writer, read_json
 from hf_synlm.data.tokenizers import num_model_tokens, save_tokenizer
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
 from hf_synlm.hub.checkpoint import (
@@ -279,33 +279,6 @@ def check_login() -> None:
     except _HUB_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise ConnectionError(f"no login on the Hub: {reason} Log in by `hf auth login`, or set HF_TOKEN.") from error
-
-
-def check_target(
-    output_dir: str | os.PathLike, overwrite: bool = False, inputs: Sequence[str | os.PathLike] = ()
-) -> None:
-    """Check, before anything is computed, that `export_model` can make a folder.
-
-    Args:
-        output_dir: the folder.
-        overwrite: whether an existing folder may be replaced. Only a folder with a model is.
-        inputs: files and folders that are read; they must not lie in the folder.
-
-    Raises:
-        ValueError: it exists and is not to be replaced, is not a folder, or holds something else than a model, an
-            input, the home folder or the current folder.
-    """
-    path = Path(output_dir)
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{str(path)!r} is a file. Choose another name for the folder.")
-    if path.exists() and not overwrite:
-        raise ValueError(f"{str(path)!r} exists. Choose another folder, or pass overwrite (--overwrite) to replace it.")
-    if path.exists() and any(path.iterdir()):
-        if not (path / "config.json").is_file():
-            raise ValueError(f"{str(path)!r} is not the folder of a model (no config.json). Choose another one.")
-        for kept in (Path.home(), Path.cwd(), *map(Path, inputs)):
-            if path.resolve() in (kept.resolve(), *kept.resolve().parents):
-                raise ValueError(f"{str(path)!r} contains {str(kept)!r}, which would be lost. Choose another folder.")
 
 
 def _check_code(model: Any) -> None:

@@ -37,7 +37,6 @@ from typing import Any
 import yaml
 from release.model_table import write_model_tables
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from transformers import AutoConfig
 
 import hf_synlm  # noqa: F401  # registers the architectures
@@ -193,7 +192,10 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
                 tensors = load_file(copy).items()
                 save_file({k: t.half() if t.is_floating_point() else t for k, t in tensors}, copy, {"format": "pt"})
             elif copy.name == "tokenizer.json":
-                Tokenizer.from_file(str(copy)).save(str(copy), pretty=False)
+                content = json.loads(copy.read_text(encoding="utf-8"))
+                if merges := content["model"].get("merges"):  # "a b" is shorter than ["a", "b"], and the same
+                    content["model"]["merges"] = [" ".join(pair) for pair in merges]
+                write_text(copy, json.dumps(content, ensure_ascii=False, separators=(",", ":")))
         size, limit = sum(file.stat().st_size for file in partial.rglob("*.*")), checkpoint["max_bytes"]
         if size >= limit:
             raise ValueError(f"{name} has {size} bytes, of {limit} allowed. Make the model smaller.")
