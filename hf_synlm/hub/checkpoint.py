@@ -166,7 +166,7 @@ def check_hub(name: str | os.PathLike, revision: str | None, files: Iterable[str
         return  # somebody answers, or the name is none: the loaders say what is wrong
     except HfHubHTTPError.__bases__ as error:
         raise ValueError(
-            f"{text!r} is not a folder, and the Hub cannot be asked for it: {one_line(error).rstrip('.')}. Check the "
+            f"{text!r} is not a folder, and the Hub cannot be asked for it: {_one_line(error).rstrip('.')}. Check the "
             "name of the folder, or the network."
         ) from error
 
@@ -200,11 +200,10 @@ def one_line_errors(name: str, kind: str) -> Iterator[None]:
             "loading them could run foreign code. Ask its author for safetensors."
         ) from error
     except _UNUSABLE as error:
-        raise ValueError(f"{name!r} {source}cannot be loaded as a {kind}: {one_line(error)}") from error
+        raise ValueError(f"{name!r} {source}cannot be loaded as a {kind}: {_one_line(error)}") from error
 
 
-def one_line(error: Exception) -> str:
-    """A message without line breaks, with the type of errors that users do not know."""
+def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
 

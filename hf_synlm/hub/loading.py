@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,7 +28,6 @@ from hf_synlm.hub.checkpoint import (
     check_model_source,
     check_tokenizer_source,
     is_folder,
-    one_line,
     one_line_errors,
     stored_tensors,
 )
@@ -49,10 +47,8 @@ def check_checkpoint(folder: str | os.PathLike) -> None:
     config_class = getattr(model_class, "config_class", None)
     if config_class is None or config_class.model_type != values.get("model_type"):
         return
-    try:
+    with one_line_errors(str(folder), "model"):
         config = config_class.from_dict(values)
-    except (StrictDataclassError, TypeError) as error:
-        raise ValueError(f"{str(folder / CONFIG_FILE)!r} does not fit: {one_line(error)}") from error
     with torch.device("meta"):
         expected = model_class(config).state_dict()
     wrong = [
@@ -95,10 +91,9 @@ def load_pretrained(
         check_checkpoint(name)
     with one_line_errors(name, "model"):
         tokenizer = AutoTokenizer.from_pretrained(name, **given)
-        of_adapter: dict[str, Any] = {}
-        if backbone is not None or not merge:
-            adapts = PreTrainedConfig.get_config_dict(name, **given)[0].get("adapter_of")
-            of_adapter = {"backbone": backbone, "merge": merge} if adapts else {}
+        of_adapter: dict[str, Any] = {"backbone": backbone, "merge": merge}
+        if (backbone is None and merge) or not PreTrainedConfig.get_config_dict(name, **given)[0].get("adapter_of"):
+            of_adapter = {}
         if backbone is not None and not of_adapter:
             raise ValueError(f"it is not an adapter of a backbone. Leave out the backbone {backbone!r} (--backbone).")
         return auto_class.from_pretrained(name, dtype=dtype, **of_adapter, **given), tokenizer
