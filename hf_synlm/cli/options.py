@@ -399,7 +399,7 @@ class Parsing(Searching):
         """As of `Loading`, also of a parser that is no language model."""
         from transformers import AutoModelForTokenClassification
 
-        from hf_synlm.hub.checkpoint import saved_auto_class
+        from hf_synlm.hub.loading import saved_auto_class
 
         if saved_auto_class(model, self.revision, self.trust_remote_code) is AutoModelForTokenClassification:
             more["auto_class"] = AutoModelForTokenClassification

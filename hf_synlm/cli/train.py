@@ -45,6 +45,10 @@ def _add(name: str, module: str, text: str) -> None:
 
     @app.command(name, help=text, context_settings=settings)
     def run(context: typer.Context) -> None:
+        from hf_synlm.training.engine.arguments import list_configs
+
+        if list_configs(module, context.args):  # needs no model
+            return
         sys.argv = [f"synlm train {name}", *context.args]
         importlib.import_module("hf_synlm.hub.architectures")  # registers them
         importlib.import_module(f"hf_synlm.training.programs.{module}").main()

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, pcfg, prpn, pushdown, rnng
-from hf_synlm.data.files import read_json
-from hf_synlm.hub.export import check_target, export_model
+from hf_synlm.data.files import check_target, read_json
+from hf_synlm.hub.export import export_model
 
 # What to do with a checkpoint that holds more than tensors.
 _PLAIN = "save the plain state dict first."

@@ -14,7 +14,8 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
 from hf_synlm.cli import main
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.generation import generate_texts
-from hf_synlm.hub.export import check_complete, export_model
+from hf_synlm.hub.checkpoint import check_complete
+from hf_synlm.hub.export import export_model
 from hf_synlm.hub.info import shipped_files, shipped_table
 from hf_synlm.models import ARCHITECTURES as ARCHITECTURES_THAT_SHIP
 from tests.helpers.commands import fail, run

@@ -16,7 +16,7 @@ from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treeba
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.programs import train_treebank_pcfg
 from hf_synlm.training.tasks.treebank_grammar import binary_rules, count_grammar
 from tests.helpers.training_runs import sample_treebank
