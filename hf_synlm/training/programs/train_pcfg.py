@@ -122,7 +122,7 @@ class PCFGRecipe(TextRecipe):
         """Complete the arguments about trees; refuse characters."""
         super().check()
         if self.data.tokenizer_type != "words":
-            raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but a PCFG is over words. Leave it out.")
+            raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but a PCFG reads words. Leave it out.")
 
     def set_examples(self) -> None:
         """Sentences between boundaries."""
