@@ -248,8 +248,9 @@ def surprisal(
     or has white space inside, as a region of several words (the sum).
     With --trees, surprisal is joint, of each word and the actions of its tree since the word before.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
-    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
-    n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
+    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, file (where there are
+    several), and the other columns of an input table. ON-LSTM, PRPN and PaLM add tree_distance, tree_depth, n_opened
+    and n_closed.
     --entropy adds entropy_bits, --attention-entropy adds nae, --belief-update adds belief_update_bits and belief_cut;
     --frequencies adds length and log_frequency. With several --num-beams there is a column for each, such as
     surprisal_bits_b5; the other columns are of the widest beam. With several --model there is a column for each, such

@@ -205,7 +205,9 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
 
 def test_trees_of_the_report_are_read_before_training(corpus: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"raw.train.txt:1: .* stands outside of all trees"):
-        GPSTRecipe(Mock(), *parse("--output-dir", str(tmp_path), "--test-trees", corpus["train"], "--final-report")).load()
+        GPSTRecipe(
+            Mock(), *parse("--output-dir", str(tmp_path), "--test-trees", corpus["train"], "--final-report")
+        ).load()
 
 
 def test_an_ended_run_has_dropped_the_wrapped_model_before_its_processes_part() -> None:

@@ -20,6 +20,7 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -171,12 +172,9 @@ def table(board: Board, paper: dict[str, float] | None = None) -> str:
 
 def _f1(results: list[dict[str, Any]]) -> str:
     """F1 of a row by all ways to parse: the main one, and others with their names."""
-    found = {
-        x.removeprefix("parsing"): [r["scores"][x]["f1"] for r in results]
-        for x in results[0]["scores"]
-        if "parsing" in x
-    }
-    return "; ".join(f"{how} {_spread(values)}".strip() for how, values in found.items())
+    tasks = [task for task in results[0]["scores"] if "parsing" in task]
+    spreads = [_spread([result["scores"][task]["f1"] for result in results]) for task in tasks]
+    return "; ".join(f"{x.removeprefix('parsing')} {f1}".strip() for x, f1 in zip(tasks, spreads, strict=True))
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -185,11 +183,10 @@ def _spread(values: Sequence[float]) -> str:
 
 def write_table(board: Board, paper: dict[str, float] | None = None) -> None:
     """Write the table: into a page between its two marks, or as a file of its own."""
-    text = table(board, paper)
-    if board.page == PAGE:
-        write_between(ROOT / PAGE, COMMAND, text)
-    else:
-        write_text(ROOT / board.page, text)
+    write = (
+        partial(write_between, ROOT / PAGE, COMMAND) if board.page == PAGE else partial(write_text, ROOT / board.page)
+    )
+    write(table(board, paper))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
