@@ -79,8 +79,8 @@ def verify_export(
         RuntimeError: if the process without hf_synlm itself fails, with the end of what it wrote.
     """
     from hf_synlm.hub.abilities import declared
-    from hf_synlm.hub.checkpoint import check_checkpoint
-    from hf_synlm.hub.export import check_complete, code_repositories
+    from hf_synlm.hub.checkpoint import check_complete, code_repositories
+    from hf_synlm.hub.loading import check_checkpoint
 
     folder = Path(folder).absolute()
     auto_map = check_complete(folder)

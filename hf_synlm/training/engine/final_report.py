@@ -9,7 +9,7 @@ from transformers import set_seed
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_numbers, score_table, score_trees
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
-from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.engine.sample_texts import text_with_tree
 
