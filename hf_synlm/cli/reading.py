@@ -160,7 +160,7 @@ class ComputingOptions(options.ScoringByBeams):
                 scorer, texts, context=context, word_correction=correct, tokenize=self.tokenize,
                 progress=f"surprisal: {scorer.name}",
             )  # fmt: skip
-            rows = pd.DataFrame(words.word_table(texts, scores), columns=words.columns("bits"))
+            rows = pd.DataFrame(words.word_table(texts, scores), columns=words.columns("bits", more=scores[0].more))
             name = Path(scorer.name).name + ("" if width is None else f" beam {width}")
             tokenize = scorer.tokenization(self.tokenize)
             settings = {**scorer.options(), "context": context, "tokenize": tokenize, "model": scorer.name}

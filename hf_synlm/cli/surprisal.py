@@ -248,8 +248,9 @@ def surprisal(
     With --trees, surprisal covers each word together with the tree actions taken since the previous word.
     Rows are printed as soon as they are computed, and a long file is read piece by piece.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
-    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
-    n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
+    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, file (where there are
+    several), and the other columns of an input table. ON-LSTM, PRPN and PaLM add tree_distance, tree_depth, n_opened
+    and n_closed.
     Options add entropy_bits, nae, belief_update_bits, belief_cut, length and log_frequency. Several --num-beams give a
     column each, such as surprisal_bits_b5; the other columns are of the widest beam. Several --model give a column
     each, such as surprisal_bits_rnng-mini; the other columns are of the first model.

@@ -10,11 +10,9 @@ the hypotheses of the beam are compared only when all of them have generated the
 over the K derivations y_k of the beam is a lower bound on the prefix log-probability, tight once K exceeds the number
 of derivations (Stern et al. 2017; for GPST the authors' `R2D2GenFastBeamSearcher`).
 
-The "word" of this established term is a token of the derivation. The beam is *synchronized* after a token when no
-structural successor is among the best K (`SynchronousSearch.select`); it says nothing about spelling. Everywhere else a
-word is what the user writes, and a *word end* is the token that is the last piece of a word (`WordEdges` in
-search/state.py, `word_ends` in arguments). No constituent may cross it, which the stack machine's `legal_actions` sees
-to (Pushdown Layers have their own search).
+The "word" of this term is a token. The beam is *synchronized* after a token when no structural successor is among the
+best K (`SynchronousSearch.select`). Elsewhere a word is what the user writes, and a *word end* is the last token of a
+word (`WordEdges`, `word_ends`), which no constituent may cross: `legal_actions` of the stack machine sees to it.
 
 One token takes few calls of the model. The structural successors of the current states are laid out level by level (a
 *block*: row (c, k) is state k after c structural actions). One pass gives all rows the probabilities of their next

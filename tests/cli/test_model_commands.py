@@ -250,9 +250,9 @@ def test_export_keeps_a_classifier(small: Path, tmp_path: Path, capsys):
     assert card.data.pipeline_tag == "text-classification" and len(loaded.config.id2label) == 3
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsys):
-    options = ("--text", "We ask", "--num-beams", 7, "--max-new-tokens", 2, "--format", "json")
+    options = ("--text", "We ask", "--max-new-tokens", 2, "--format", "json")
     report = json.loads(run(capsys, "verify", small, *options))
     assert report["passed"] and {"AutoModelForCausalLM", "parse", "generate"} <= {c["name"] for c in report["checks"]}
     file = small / "modeling_gpst.py"

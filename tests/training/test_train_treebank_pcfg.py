@@ -143,7 +143,7 @@ def test_trees_are_those_of_the_treebank_again(annotate: bool, tmp_path: Path) -
     torch.testing.assert_close(loaded.parse(ids).log_probs, output.log_probs)
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = sample_treebank(tmp_path, train=150, valid=12)
     out = tmp_path / "out"

@@ -50,6 +50,8 @@ ENTROPY_COLUMNS = {"shannon": "entropy_{}", "renyi": "renyi_entropy_{}"}
 """Names of the entropies of `TextScorer` in `WordScores.more`: of the first token of a word, before it is read."""
 ATTENTION_COLUMNS = {"projected": "nae", "raw": "nae_raw"}
 """Names of the attention entropies of `TextScorer` in `WordScores.more`: sums over the tokens of a word."""
+TREE_COLUMNS = ("tree_distance", "tree_depth", "n_opened", "n_closed")
+"""Names of the measures of the tree in `WordScores.more`, of models that have one tree."""
 NATS = {"bits": math.log(2), "nats": 1.0}
 """Nats in one unit."""
 
@@ -69,7 +71,6 @@ class WordScores:
         stack_depth: [n] expected number of trees on the stack after the word.
         tokens: per token its text and its log-probability.
         end: log p(the text ends), or None.
-        tree: [n, 4] distance, depth, constituents opened and closed (models of one tree), or None.
         more: [n] further measures by the name of their column; if it has {} for the unit, they are in nats.
     """
 
@@ -83,7 +84,6 @@ class WordScores:
     stack_depth: Tensor
     tokens: list[tuple[str, float]]
     end: float | None = None
-    tree: Tensor | None = None
     more: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -164,7 +164,8 @@ def iterate_words(
         first = 0
         for k, own in zip(group, words, strict=True):
             results[k] = _slice(whole, text, first, first + len(own)) if len(group) > 1 else whole
-            results[k].tree = trees.popleft() if has_one_tree else None
+            if has_one_tree:
+                results[k].more = dict(zip(TREE_COLUMNS, trees.popleft().T, strict=True)) | results[k].more
             first += len(own)
         while following in results:
             yield results.pop(following)
@@ -183,7 +184,7 @@ def words_of(item: TextItem) -> list[Word]:
 
 
 def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence[Word]]) -> list[Tensor]:
-    """`WordScores.tree` of sentences; a word without tokens has no place in the tree, and NaN.
+    """`TREE_COLUMNS` [n, 4] of sentences; a word without tokens has no place in the tree, and NaN.
 
     Cost: one more pass over the texts.
     """
@@ -413,7 +414,7 @@ def columns(unit: Unit, items: Sequence[TextItem] = (), more: Iterable[str] = ()
     own = [
         "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
         f"structural_{unit}", "cum_logprob_nats", f"beam_entropy_{unit}", "n_actions", "stack_depth", "char_start",
-        "char_end", "tree_distance", "tree_depth", "n_opened", "n_closed", *(name.format(unit) for name in more),
+        "char_end", *(name.format(unit) for name in more),
     ]  # fmt: skip
     return own + [f"{name}_input" if name in own else name for name in more_columns(items)]
 
@@ -458,7 +459,6 @@ def word_rows(number: int, item: TextItem, found: WordScores, unit: Unit, more: 
         found.stack_depth,
     ], 1).tolist()  # fmt: skip
     counts = found.num_tokens.tolist()
-    trees = [[math.nan] * 4] * len(counts) if found.tree is None else found.tree.tolist()
     further = [(values / NATS[unit] if "{" in name else values).tolist() for name, values in found.more.items()]
     for place, word in enumerate(found.words):
         columns = item.rows[place].columns if item.rows else item.columns
@@ -466,7 +466,7 @@ def word_rows(number: int, item: TextItem, found: WordScores, unit: Unit, more: 
         yield [
             item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
             structural, total[place], entropy, actions, depth, word.start, word.end,
-            *trees[place], *(values[place] for values in further), *(columns.get(name) for name in more),
+            *(values[place] for values in further), *(columns.get(name) for name in more),
         ]  # fmt: skip
 
 

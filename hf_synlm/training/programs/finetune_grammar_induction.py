@@ -38,7 +38,6 @@ from hf_synlm.evaluation.trees.gold_treebank import (
 )
 from hf_synlm.evaluation.trees.parsing import ParsingScores, resolve_convention
 from hf_synlm.training.engine.arguments import check_minimum
-from hf_synlm.training.engine.final_report import parse_together
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.runner import run_recipe
@@ -52,6 +51,7 @@ from hf_synlm.training.tasks.finetuning import (
     read_tokenizer,
 )
 from hf_synlm.training.tasks.sentence_files import check_files
+from hf_synlm.training.tasks.tree_evaluation import parse_together
 
 # Tree type -> (its name in tables, options of `parse`); `num_beams` is filled in.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

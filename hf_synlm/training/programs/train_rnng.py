@@ -12,7 +12,7 @@ likelihood. Paper: Noji and Oseki, "Effective Batching for Recurrent Neural Netw
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,16 @@ from hf_synlm.data.arguments import option
 from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.data.vocabulary import word_final_ids
-from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
+from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION, load_treebank
 from hf_synlm.hub.abilities import declared, tree_codec
 from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.engine.export import hub_facts
-from hf_synlm.training.engine.final_report import load_report_treebanks, report_saved_model
+from hf_synlm.training.engine.final_report import report_saved_model
 from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
 from hf_synlm.training.engine.run import Run, load_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
-from hf_synlm.training.programs.pretrain_gpst import make_baseline
+from hf_synlm.training.programs.pretrain_gpst import REPORT_REMEDY, make_baseline
 from hf_synlm.training.tasks.sentence_files import load_or_make_tokenizer
 from hf_synlm.training.tasks.tree_batches import (
     TreeCollator,
@@ -232,10 +232,11 @@ class RNNGRecipe(Recipe):
     def load(self) -> PreTrainedModel:
         """Read and encode the trees, make or load tokenizer and model."""
         output_dir = Path(self.arguments.output_dir)
-        files = self.data.test_files if self.evaluation.final_report else []
-        self.report_treebanks = load_report_treebanks(
-            next(iter(files), None), self.evaluation.report_punctuation, REPORT_SENTENCES, **self.data.reading
-        )
+        files = self.data.test_files[:1] if self.evaluation.final_report else []
+        self.report_treebanks = {
+            name: load_treebank(file, name, REPORT_SENTENCES, remedy=REPORT_REMEDY, **self.data.reading)
+            for file, name in product(files, self.evaluation.report_punctuation)
+        }
         loaded = load_data(self.accelerator, self.model_arguments, self.data, output_dir)
         self.trees, source, self.tokenizer, model = loaded
         self.examples = self.trees.train
@@ -341,7 +342,7 @@ class RNNGRecipe(Recipe):
             methods = {f"search (beams {' and '.join(widths)})": beam}
             is_adapter = getattr(run.model, "adapts_backbone", False)
             backbone = getattr(self.model_arguments, "backbone", None) if is_adapter else None
-            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, backbone=backbone)
+            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, "gpst", backbone)
             results["test"]["saved_model"] = report
         line, test = improvement(results, "nats_per_sentence"), results.get("test")
         if test is None:

@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.core.losses import share_of
 from hf_synlm.core.module_tools import evaluation_mode
@@ -24,12 +25,14 @@ from hf_synlm.data.punctuation import Punctuation, keep_words
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, labeled_f1
+from hf_synlm.evaluation.trees.gold_treebank import Treebank
 from hf_synlm.evaluation.trees.parsing import branching_baselines, unlabeled_f1
-from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
+from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded, parse_words
 from hf_synlm.training.engine.samplers import padded_batches
 from hf_synlm.training.engine.steps import map_rows, to_device
 from hf_synlm.training.tasks.tree_batches import TreeDataset
 from hf_synlm.trees.codecs import TreeCodec
+from hf_synlm.trees.spans import Span
 
 # Names of parts of Pushdown Layers' loss.
 PARTS = {"language_model": "word", "attachment": "action"}
@@ -191,3 +194,20 @@ def _score(
         f"right branching {numbers['right_branching_sentence_f1']:.2f} (convention {induction.convention}; "
         f"punctuation, recognized by {by}, not counted); word perplexity {numbers['word_perplexity']:.2f}"
     )
+
+
+def parse_together(
+    accelerator: Accelerator,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    treebank: Treebank,
+    batch_size: int = 32,
+    **options: Any,
+) -> list[list[Span]]:
+    """The best tree of each sentence of a treebank (`parse_words`); the processes share the work and all must call."""
+    plain = accelerator.unwrap_model(model)
+
+    def parse(rows: list[int]) -> list[list[Span]]:
+        return parse_words(plain, tokenizer, [treebank.words[row] for row in rows], batch_size=batch_size, **options)
+
+    return map_rows(accelerator, treebank.lengths, batch_size, parse, "parsing")
