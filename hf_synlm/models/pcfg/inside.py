@@ -30,8 +30,8 @@ from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, SparseRules, Wo
 
 # Far below the logarithm of every probability; sums of it are finite.
 IMPOSSIBLE = -1e30
-# Most entries of a square of constituents, half of which are a chart: 256 MB in float32.
-_MAX_CHART = 1 << 27
+# Most entries of a square of constituents, half of which are a chart: 128 MB in float32.
+_MAX_CHART = 1 << 26
 
 
 @dataclass

@@ -332,9 +332,8 @@ class SparseRules(DenseRules):
         self, first: Words, last: Words, left: Sequence[Tensor], right: Sequence[Tensor], weight: Tensor
     ) -> Tensor:
         """See `DenseRules`."""
-        values: Any = 0
-        for pairs, found in self._over_splits(first.left, last.right, left, right, weight):
-            values = values + (pairs.matrix @ found.flatten(1)).unflatten(1, weight.shape[:2])
+        found = self._over_splits(first.left, last.right, left, right, weight)
+        values: Any = sum((pairs.matrix @ value.flatten(1)).unflatten(1, weight.shape[:2]) for pairs, value in found)
         return values.permute(1, 2, 0)
 
     def best(self, first: Tensor, last: Tensor, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:

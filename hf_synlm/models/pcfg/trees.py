@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.inside import IMPOSSIBLE, Chart, Grammar, children, in_full_precision, inside
-from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, SparseRules, draw, padded
+from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, draw, padded
 from hf_synlm.trees.spans import Span
 
 # Most entries of a table of rules that `viterbi` builds: 256 MB in float32.
@@ -85,12 +85,13 @@ def viterbi(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> tuple[li
     ValueError. Cost: O(n^3 S^2 + n^2 Y S^2); of a list of rules as `inside`.
     """
     rules, num_preterminals = grammar.rules, log_emission.shape[2]
-    entries = rules.size * (rules.size + num_preterminals) ** 2
-    if entries > _MAX_TABLE and not isinstance(rules, SparseRules):
-        raise ValueError(
-            f"method 'viterbi' needs a table of {entries:,} rules, more than {_MAX_TABLE:,}. Use 'mbr' or 'sample'."
-        )
-    rules = DenseRules(rules.table()) if isinstance(rules, LowRankRules) else rules
+    if isinstance(rules, LowRankRules):
+        entries = rules.size * (rules.size + num_preterminals) ** 2
+        if entries > _MAX_TABLE:
+            raise ValueError(
+                f"method 'viterbi' needs a table of {entries:,} rules, more than {_MAX_TABLE:,}. Use 'mbr' or 'sample'."
+            )
+        rules = DenseRules(rules.table())
     words, best = log_emission, list[Tensor]()
     for width in range(2, log_emission.shape[1] + 1):
         count = log_emission.shape[1] - width + 1
@@ -106,7 +107,7 @@ def viterbi(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> tuple[li
     return found, score
 
 
-def _read_back(rules: DenseRules | SparseRules, best: list[Tensor], size: int, symbol: int) -> Derivation:
+def _read_back(rules: DenseRules, best: list[Tensor], size: int, symbol: int) -> Derivation:
     """The best derivation of a sentence from the log-probabilities [K, S] of its spans, by width."""
     nodes, words, agenda = [], [0] * size, [(0, size, symbol)] if size > 1 else []
     while agenda:

@@ -9,14 +9,12 @@ one word are left out. Papers: Hale (NAACL 2001) and Stolcke (Computational Ling
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import encode_words
-from hf_synlm.data.punctuation import Punctuation, has_penn_tags
 from hf_synlm.data.tokenizers import load_tokenizer
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule
@@ -86,9 +84,7 @@ def run(arguments: TreebankPCFGArguments) -> None:
     for split in ("validation", "test"):
         if gold := arguments.read(split):
             parsed = parse_sentences(model, tokenizer, [tree.words for tree in gold], progress=split)
-            tags = Counter(tag for tree in gold for tag in tree.tags)
-            by: Punctuation = "tag" if has_penn_tags(tags) else "form"
-            print(f"{split}: {score_parses(gold, by, parsed, {}, config)[1]}")
+            print(f"{split}: {score_parses(gold, 'form', parsed, {}, config)[1]}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
