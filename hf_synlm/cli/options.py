@@ -403,11 +403,6 @@ class Beliefs:
             raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
         return self.belief_update and (self.belief_update, self.belief_order)
 
-    @property
-    def named_beliefs(self) -> list[str] | None:
-        """The same for results, as JSON has no inf."""
-        return self.beliefs and [self.beliefs[0], f"order {self.beliefs[1]:g}"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parsing(Searching):

@@ -165,8 +165,9 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
             name = Path(scorer.name).name + ("" if width is None else f" beam {width}")
             tokenize = scorer.tokenization(self.tokenize)
             settings = {**scorer.options(), "context": context, "tokenize": tokenize, "model": scorer.name}
-            settings |= {"word_correction": correct, "belief_update": self.named_beliefs}
-            columns = {name: "surprisal_bits", f"{name} {self.belief_update} beliefs": "belief_update_bits"}
+            settings["word_correction"] = correct
+            beliefs = f"{name} {self.belief_update} beliefs, order {self.belief_order:g}"
+            columns = {name: "surprisal_bits", beliefs: "belief_update_bits"}
             table = with_places(rows, name)
             found += [Predictor(*pair, table, settings=settings) for pair in columns.items() if pair[1] in table]
         options.leave_output_to_first_process()

@@ -288,7 +288,8 @@ def surprisal(
     unit = None if measures.lmzoo else measures.unit
     columns, counts = _write_words(items, scores, out, unit, opened.first)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
-    settings["belief_update"] = measures.named_beliefs
+    if measures.beliefs is not None:  # JSON has no inf
+        settings["belief_update"] = [measures.belief_update, f"order {measures.belief_order:g}"]
     settings |= {"seed": scoring.seed, "frequencies": measures.frequencies, **described}
     seconds = time.perf_counter() - start
     data: dict[str, Any] = {"files": describe_files(opened.files), "columns": columns}

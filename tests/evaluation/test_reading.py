@@ -875,7 +875,7 @@ def test_several_widths_of_the_beam(tables, capsys):
     result, said = run(capsys, "--preset", "sap", "--data", ".", "--model", model, *beams, *asked)
     assert "rnng-tiny beam 1 does not know 16 of 16 critical words in one of the sentences " in said
     rows = result["tables"]["effects by item"]
-    names = [f"rnng-tiny beam {width}{more}" for width in (1, 2) for more in ("", " old beliefs")]
+    names = [f"rnng-tiny beam {width}{more}" for width in (1, 2) for more in ("", " old beliefs, order 2")]
     assert [row["predictor"] for row in rows] == [name for name in names for _ in range(3)]
     # A beam of one has no beliefs to change.
     assert not any(row["bits"] for row in rows[3:6]) and any(row["bits"] for row in rows[9:])
