@@ -190,7 +190,7 @@ class TreeOptions:
     def scores(self, scorer: "TextScorer", items: Sequence[TextItem]) -> "tuple[list[WordScores], dict[str, Any]]":
         """Surprisals of the words of texts with their trees, and what results say about these."""
         from hf_synlm.evaluation.text import given_trees
-        from hf_synlm.evaluation.text.proposals import Proposals, without_search
+        from hf_synlm.evaluation.text.tree_files import Proposals, without_search
 
         proposals = Proposals(self.trees or [])
         renamed = None
