@@ -61,7 +61,7 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8470),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8480),
     "rnng": (SHARED + SEARCH + LABELED, 9000),
     "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 6070),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3950),
@@ -75,7 +75,7 @@ SHIPPED = {
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6250),
     "pcfg": (
         SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
-        4450,
+        4440,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3110),
     "span_parser": (
