@@ -308,7 +308,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
     def _mixture(self, text: Sentences) -> list[tuple[Grammar, Tensor, Tensor, Tensor, Tensor]]:
         """By grammar of the mixture: log p of whole sentences, and what `_read` gives after 0, 1, ... words."""
-        found = []
+        found = list[Any]()
         for grammar in self._prior_grammars():
             log_emission = text.emission(grammar.of_words(text.ids))
             parts = [_read(grammar, part) for part in log_emission.split(rows_at_once(grammar, text.ids.shape[1]))]
