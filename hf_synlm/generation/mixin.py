@@ -178,7 +178,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         return SyntacticLMOutput(logits=logits, **{CACHE: cache if keep else None})
 
     def wants_logits_beside(self, asked: bool | None) -> bool:
-        """Whether a call with a loss wants next-token logits as well; in training only if it says so itself."""
+        """Whether to compute next-token logits beside the loss; in training only if the call says so."""
         return self.config.output_marginal_logits and not self.training if asked is None else asked
 
     def logits_beside(self, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Tensor:

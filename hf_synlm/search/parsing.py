@@ -159,7 +159,7 @@ def parse_with_search(
     over the whole vocabulary at every word, the others score every word once more. The other arguments and what is
     refused: see `parse` of the models.
 
-    Cost: W words, each about one pass of the layers that predict words over up to 4 K rows.
+    Cost: about one pass of the layers that predict words for each of W words, over up to 4 K rows.
     Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
     the positions after the last word one too small; here they are right.
     """

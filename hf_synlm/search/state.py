@@ -260,7 +260,7 @@ class StackMachine(ABC):
 
     @functools.cached_property
     def device_type(self) -> str:
-        """Of the model, which looks it up among all its parameters."""
+        """Device type of the model, which searches all its parameters for it."""
         return self.model.device.type
 
     @abstractmethod

@@ -25,7 +25,7 @@ _BOUNDS_FROM = 1 << 20
 
 
 def rows_at_once(features: Tensor, width: int) -> int:
-    """Of how many vectors a product of some width should be computed at once, if it is not kept."""
+    """How many vectors to multiply at a time with a matrix of some width when the product is not kept."""
     if features.device.type == "cpu":
         return max(_CPU_CHUNK_ROWS, _CPU_CHUNK_ELEMENTS // width)
     return max(1, _CHUNK_ELEMENTS // width)

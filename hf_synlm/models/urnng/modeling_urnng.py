@@ -269,7 +269,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         return result
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """How many sentences the parts of the loss are means over.
+        """Number of sentences over which each part of the loss is a mean.
 
         `training.engine.steps.to_shares` divides them by those of all calls of a step: the `loss_shares` of a call.
 

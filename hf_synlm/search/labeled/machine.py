@@ -100,7 +100,7 @@ class Seen(NamedTuple):
 
 
 def first_true(mask: Tensor, count: int) -> Tensor:
-    """Where a mask [R] is true, in order, if this is known to be `count` times: nothing waits."""
+    """Indices where a mask [R] is True. The known number of them, `count`, avoids a device sync."""
     return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
 
