@@ -381,6 +381,30 @@ class ScoringByBeams(Scoring):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Beliefs:
+    """How much words change the weights of derivations, beside their surprisal."""
+
+    belief_update: Annotated[
+        Literal["old", "new"] | None,
+        typer.Option(
+            help="Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
+            "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
+            "word. new: of those that have taken it, before and after the word's own probability counts."
+        ),
+    ] = None
+    belief_order: Annotated[
+        float, typer.Option(min=0, help="Order of --belief-update, also inf; 1: Kullback-Leibler.")
+    ] = 1.0
+
+    @property
+    def beliefs(self) -> tuple[str, float] | None:
+        """Kind and order of the belief update that is asked for."""
+        if self.belief_order != 1 and self.belief_update is None:
+            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
+        return self.belief_update and (self.belief_update, self.belief_order)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Parsing(Searching):
     """How a model parses."""
 

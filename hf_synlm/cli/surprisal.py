@@ -47,7 +47,7 @@ class InputOptions(options.TextReading):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasureOptions:
+class MeasureOptions(options.Beliefs):
     """What `surprisal` measures, and how the model reads the texts."""
 
     unit: Annotated[
@@ -82,17 +82,6 @@ class MeasureOptions:
             "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are."
         ),
     ] = None
-    belief_update: Annotated[
-        Literal["old", "new"] | None,
-        typer.Option(
-            help="Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
-            "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
-            "word. new: of those that have taken it, before and after the word's own probability counts."
-        ),
-    ] = None
-    belief_order: Annotated[
-        float | None, typer.Option(min=0, help="Order of --belief-update, also inf; default: 1, Kullback-Leibler.")
-    ] = None
     frequencies: Annotated[
         str | None,
         typer.Option(
@@ -106,9 +95,7 @@ class MeasureOptions:
     ] = True
 
     def check(self, texts: Sequence[Path], several_columns: bool) -> None:
-        """Refuse what the columns of lm-zoo cannot hold, and an order of nothing."""
-        if self.belief_order is not None and self.belief_update is None:
-            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
+        """Refuse what the columns of lm-zoo cannot hold."""
         if not self.lmzoo:
             return
         if len(texts) > 1 or texts[0].is_dir():
@@ -124,8 +111,7 @@ class MeasureOptions:
     @property
     def entropies(self) -> dict[str, Any]:
         """What kinds of entropy and belief update are asked for, by argument of `TextScorer`."""
-        beliefs = self.belief_update and (self.belief_update, 1.0 if self.belief_order is None else self.belief_order)
-        return {"entropy": self.entropy, "attention_entropy": self.attention_entropy, "belief_update": beliefs}
+        return {"entropy": self.entropy, "attention_entropy": self.attention_entropy, "belief_update": self.beliefs}
 
     @property
     def counts_file(self) -> Path | None:
@@ -302,8 +288,8 @@ def surprisal(
     unit = None if measures.lmzoo else measures.unit
     columns, counts = _write_words(items, scores, out, unit, opened.first)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
-    if beliefs := settings["belief_update"]:  # JSON has no inf
-        settings["belief_update"] = [beliefs[0], f"order {beliefs[1]:g}"]
+    if measures.beliefs is not None:  # JSON has no inf
+        settings["belief_update"] = [measures.belief_update, f"order {measures.belief_order:g}"]
     settings |= {"seed": scoring.seed, "frequencies": measures.frequencies, **described}
     seconds = time.perf_counter() - start
     data: dict[str, Any] = {"files": describe_files(opened.files), "columns": columns}

@@ -165,8 +165,8 @@ class SynchronousSearch(NextTokens, Search):
         return list(zip(stops, [*stops[1:], len(sizes)], strict=True))
 
     def max_rows(self, state: SearchState) -> int:
-        """Rows of a block, where the search may stop early."""
-        small = _SMALL_BLOCK_ON_CPU if state.nodes.device.type == "cpu" else _SMALL_BLOCK
+        """Rows of a block, where the search may stop early; those that are kept do not depend on the device."""
+        small = _SMALL_BLOCK_ON_CPU if self.keeps_scored or state.nodes.device.type == "cpu" else _SMALL_BLOCK
         return max(4 * self.num_beams, small)
 
     def _block_sizes(self, level_sizes: list[int], max_rows: int | None) -> tuple[list[int], bool]:

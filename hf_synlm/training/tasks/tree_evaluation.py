@@ -156,12 +156,13 @@ def search_trees(
         return parse_encoded(plain, sentences, batch_size=batch_size, **beam)
 
     found = map_rows(accelerator, [int(lengths[row]) for row in rows], batch_size, parse, "search")
-    return _score(gold, dataset.punctuation_by, found, beam, plain.config)
+    return score_parses(gold, dataset.punctuation_by, found, beam, plain.config)
 
 
-def _score(
+def score_parses(
     gold: list[TreebankSentence], by: Punctuation, parsed: Sequence[ParsedSentence], beam: dict[str, Any], config: Any
 ) -> tuple[dict[str, Any], str]:
+    """The scores of `search_trees` of parsed sentences, by how punctuation is recognized; and the line."""
     with_labels = config.gives_labels
     best = [sentence.hypotheses[0] if sentence.hypotheses else None for sentence in parsed]
     trees = [(tree.labels or ["X"] * len(tree.spans), tree.spans) if tree else ((), ()) for tree in best]
@@ -184,12 +185,12 @@ def _score(
         "num_failures": best.count(None),
         "beam": beam,
     }
-    widths, text = ", ".join(f"{name} {value}" for name, value in beam.items()), ""
+    widths, text = "".join(f", {name} {value}" for name, value in beam.items()), ""
     if with_labels:
         precision, recall = numbers["labeled_precision"], numbers["labeled_recall"]
         text = f"labeled F1 {numbers['labeled_f1']:.2f} (precision {precision:.2f}, recall {recall:.2f}), "
     return numbers, (
-        f"search over {len(parsed)} sentences, {numbers['num_failures']} without a tree ({widths}): {text}unlabeled "
+        f"search over {len(parsed)} sentences, {numbers['num_failures']} without a tree{widths}: {text}unlabeled "
         f"F1 {numbers['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 {numbers['induction_sentence_f1']:.2f}, "
         f"right branching {numbers['right_branching_sentence_f1']:.2f} (convention {induction.convention}; "
         f"punctuation, recognized by {by}, not counted); word perplexity {numbers['word_perplexity']:.2f}"
