@@ -489,12 +489,14 @@ def check_out(
     beside: Callable[[Path], Path] | None = None,
     is_folder: bool = False,
     flag: str = "--out",
+    once: Sequence[Path] = (),
 ) -> None:
     """Check, before anything is computed, that an output can be written and is not a file that the command reads.
 
     `reads` are the input files and folders, `model` is the folder of a model or its name on the Hub. `check` gets the
     path and `--overwrite`. `beside` names a second output, which holds the checksums of the inputs: they are read
-    twice. A folder is replaced as a whole, so that it must not hold an input either.
+    twice; those of `once` are read once, and may be pipes. A folder is replaced as a whole, so that it must not hold an
+    input either.
     """
     paths = [path for path in reads if path is not None]
     if beside is not None:
@@ -504,7 +506,7 @@ def check_out(
         return
     if str(out) == "-":
         raise ValueError(f"`{flag} -` is not supported: give a path, or omit {flag} to print to the terminal.")
-    inputs = {path.resolve() for path in paths}
+    inputs = {path.resolve() for path in (*paths, *once)}
     # A folder of suites or pairs stands for its files, wherever links lead.
     inputs |= {file.resolve() for path in inputs if path.is_dir() for file in path.glob("*.json*")}
     if model and os.path.isdir(model):

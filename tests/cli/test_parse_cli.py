@@ -169,7 +169,7 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "word_ends: not an option of" in fail(capsys, *command, "--parse-option", "word_ends=1")
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
-    assert "2 sentences make as many SVG pictures" in fail(capsys, *command, "--format", "svg")
+    assert "a picture of every sentence (2 sentences)" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
     assert "holds no text" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
