@@ -22,7 +22,7 @@ from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, flag_of, lock_output, write_text
-from hf_synlm.data.text import Tokenization, command_encoding, read_lines_beside
+from hf_synlm.data.text import Tokenization, command_encoding, plural, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, check_report, json_text, refuse_pipe
 from hf_synlm.evaluation.text.text_items import NUM_FIRST, OpenTexts, open_texts, remarks_on, rows_text
 
@@ -648,7 +648,7 @@ def report(
             is_json = items_out.suffix.lower() == ".jsonl"
             lines = (json_text(row, indent=None) for row in result.items)
             write_text(items_out, "".join(lines) if is_json else rows_text(result.items))
-            say(f"wrote {len(result.items)} rows to {items_out}")
+            say(f"wrote {plural(len(result.items), 'row')} to {items_out}")
     finally:
         typer.echo(result.to_markdown(_MAX_ROWS) if style == "markdown" else _latex_of(result), nl=False)
 

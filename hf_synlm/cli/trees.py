@@ -2,6 +2,7 @@
 """`synlm parse`, `draw` and `generate`: trees of texts, and texts with their trees."""
 
 import dataclasses
+import inspect
 import json
 import os
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import check_output, file_writer, write_text
+from hf_synlm.data.files import check_output, file_writer, flag_of, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import file_ending, plural
 from hf_synlm.evaluation.results import json_text, markdown_table
@@ -154,7 +155,7 @@ def parse(
     total = None if is_stream else len(sentences)
     _write_drawings(blocks, style, out, f"{texts}, parsed by {', '.join(runs)}", total, overwrite)
     if skipped["long"]:
-        options.say(f"blank: {skipped['long']} sentences that are longer than the model can read (--skip-long)")
+        options.say(f"blank: {plural(skipped['long'], 'sentence')} longer than the model can read (--skip-long)")
     if counts["without tree"]:
         options.say(
             f"no complete tree for {counts['without tree']} of {counts['sentences']} sentences; a wider beam may find "
@@ -393,6 +394,13 @@ def generate(
     has_trees = declared(scorer.model.config, "gives_trees") and chosen.get("structure_mode") != "marginal"
     if style in ("tree", "brackets") and not has_trees:
         raise ValueError(f"--format {style}: the model gives no trees here. Choose text, table or json.")
+    known = inspect.signature(scorer.model.generate).parameters
+    if unused := [
+        flag_of(name)
+        for name in ("action_beam_size", "fast_track_size", "structure_mode")
+        if name in chosen and name not in known
+    ]:
+        raise ValueError(f"{', '.join(unused)}: not an option of {type(scorer.model).__name__}.generate. Leave it out.")
     found = generate_texts(
         scorer.model,
         scorer.tokenizer,

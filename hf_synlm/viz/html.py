@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence, posteriors
+from hf_synlm.data.text import plural
 from hf_synlm.viz.svg import escape_xml, tree_to_svg
 
 _STYLE = """
@@ -100,8 +101,7 @@ def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -
     bits = surprisals_in_bits(sentence)
     parts = [f'<h2 dir="auto">{escape_xml(" ".join(sentence.words))}</h2>']
     if bits is not None:
-        count = "1 word" if len(bits) == 1 else f"{len(bits)} words"
-        parts.append(f"<p>{count}, surprisal {math.fsum(bits):.2f} bits in all</p>")
+        parts.append(f"<p>{plural(len(bits), 'word')}, surprisal {math.fsum(bits):.2f} bits in all</p>")
     if sentence.unknown_words:
         words = ", ".join(sentence.words[place] for place in sentence.unknown_words)
         parts.append(f'<p>Unknown to the model: <em dir="auto">{escape_xml(words)}</em></p>')

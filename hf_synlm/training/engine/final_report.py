@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from hf_synlm.data.text import errors_at
+from hf_synlm.data.text import errors_at, plural
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.evaluation.trees.gold_treebank import (
     Treebank,
@@ -70,7 +70,7 @@ def report_saved_model(
     """
     first = next(iter(treebanks.values())).words
     verified = verify_export(folder, texts=[" ".join(words) for words in first[:2]], backbone=backbone)
-    print(f"{verified.table()}\nIts trees of {len(first)} sentences for the test:")
+    print(f"{verified.table()}\nIts trees of {plural(len(first), 'sentence')} for the test:")
     model, tokenizer = load_pretrained(str(folder), backbone=backbone)
     report: dict[str, Any] = {}
     for name, treebank in treebanks.items():
