@@ -207,13 +207,10 @@ def _check_drawings(
     """Refuse SVG pictures without a folder, and for files that cannot be written. None: many sentences."""
     numbers = [number for number, words in enumerate(sentences or (), start=1) if words]
     if style == "svg" and (sentences is None or len(numbers) != 1) and (out is None or out.suffix == ".svg"):
-        count = "many" if sentences is None else plural(len(numbers), "sentence")
-        raise ValueError(
-            f"--format svg makes a picture of every sentence ({count}): name a folder by --out, or use --format html"
-        )
+        raise ValueError("--format svg makes a picture of every sentence: name a folder by --out, or use --format html")
     if out is not None:
         total = None if sentences is None else len(sentences)
-        for file in {_picture_file(out, number, total) for number in numbers or [1]} if style == "svg" else [out]:
+        for file in {_picture_file(out, number, total) for number in numbers} if style == "svg" else [out]:
             check_output(file, overwrite)
 
 

@@ -92,48 +92,40 @@ def file_ending(path: PathLike) -> str:
     return Path(path.stem if path.suffix.lower() in (".gz", ".bz2", ".xz") else path.name).suffix.lower()
 
 
-class ReadOnce(os.PathLike[str]):
-    """A file that is opened once and read to its end, so that it may be a pipe; `facts` then describes it."""
+class ReadOnce(io.RawIOBase):
+    """The path of a file that is opened once and read to its end, so that it may be a pipe; `facts` describes it."""
 
     def __init__(self, path: PathLike) -> None:
-        self.path = os.fspath(path)
+        self.path, self.size, self.digest = os.fspath(path), 0, hashlib.sha256()
+        self.stream: Any = None
 
     def __fspath__(self) -> str:
         return self.path
 
     __str__ = __fspath__
 
-    def open(self) -> io.BufferedReader:
-        """Open it; what is read counts in `facts`."""
-        self._counted = _Counted(sys.stdin.buffer if self.path == "-" else Path(self.path).open("rb"))
-        return io.BufferedReader(self._counted)
-
-    def facts(self) -> dict[str, Any]:
-        """`path`, `bytes` and `sha256` of what was read."""
-        return {"path": self.path, "bytes": self._counted.size, "sha256": self._counted.digest.hexdigest()}
-
-
-class _Counted(io.RawIOBase):
-    """A stream with the number and the checksum of the bytes that were read."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream, self.size, self.digest = stream, 0, hashlib.sha256()
-
     def readable(self) -> bool:
+        """As `io.RawIOBase` says."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        part = self.stream.read1(len(buffer))  # type: ignore[attr-defined]  # buffered streams have it
+        """Read some bytes, and count them; the first call opens the file."""
+        self.stream = self.stream or (sys.stdin.buffer if self.path == "-" else Path(self.path).open("rb"))
+        part = self.stream.read1(len(buffer))
         buffer[: len(part)] = part
         self.size += len(part)
         self.digest.update(part)
         return len(part)
 
+    def facts(self) -> dict[str, Any]:
+        """`path`, `bytes` and `sha256` of what was read."""
+        return {"path": self.path, "bytes": self.size, "sha256": self.digest.hexdigest()}
+
 
 def open_bytes(path: PathLike) -> io.BufferedReader:
     """Open a file as it is; - is standard input, which is kept in memory and can be read several times."""
     if isinstance(path, ReadOnce):
-        return path.open()
+        return io.BufferedReader(path)
     if str(path) == "-":
         return io.BufferedReader(io.BytesIO(_read_once(sys.stdin.buffer)))
     return Path(path).open("rb")
@@ -209,8 +201,7 @@ def _describe_bad_byte(path: PathLike, encoding: str) -> str:
     remedy = f"convert it to {encoding.upper()}"
     if command_encoding.get():
         remedy = "name the encoding of the file, such as --encoding {} (gbk, utf-16)"
-    if isinstance(path, ReadOnce):
-        path = path.path
+    path = os.fspath(path)
     if Path(path).is_fifo() or path == "-":
         return f"{path}: not {encoding} text: {remedy.format('latin-1, cp1252')}"
     with open_unpacked(path) as file:

@@ -438,6 +438,22 @@ def test_columns_that_change_inside_an_item_are_no_conditions(tmp_path):
     assert item.text.split() == words
 
 
+@pytest.mark.parametrize("place", ["", "position"])
+def test_columns_in_doubt_are_refused_by_name(tmp_path, place):
+    """Texts of other words, which begin a column anew, or with a capital letter; --sentence-column decides."""
+    texts = [("a", "Yesterday we left"), ("b", "Nobody ever asked")]
+    rows = [f"{k}\t{kind}\t{word}\t{n}" for k in (1, 2) for kind, text in texts for n, word in enumerate(text.split())]
+    table = "\n".join(["item\tBedingung\tword\tposition", *rows])
+    table = table if place else re.sub(r"\t[^\t]*$", "", table, flags=re.M)
+    (tmp_path / "a.tsv").write_text(table, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=f"'Bedingung' changes inside an item, '{place or 'word'}' begins anew, as in '1'"
+    ):
+        read_items(tmp_path / "a.tsv", word_column="word")
+    for column, number in (("Bedingung", 4), ("item", 2)):
+        assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column=column)) == number
+
+
 def test_words_in_pieces_have_sums_and_measures_of_trees(tmp_path, capsys):
     """Under a PCFG, too, as for a word that --tokenize ptb splits."""
     (tmp_path / "a.txt").write_text("We ask\u2019s for peace.\nask's\n", encoding="utf-8")

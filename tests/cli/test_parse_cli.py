@@ -169,7 +169,7 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "word_ends: not an option of" in fail(capsys, *command, "--parse-option", "word_ends=1")
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
-    assert "a picture of every sentence (2 sentences)" in fail(capsys, *command, "--format", "svg")
+    assert "a picture of every sentence: name a folder" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
     assert "holds no text" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
@@ -680,6 +680,18 @@ def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
     trees = files / "trees.txt"
     trees.write_text("(We (ask (for peace)))\n", encoding="utf-8")
     assert f"{trees}: 1 sentence, but the treebank has 2" in fail(capsys, *command, "--trees", trees)
+    gold = "".join(f"(S (NP (PRP We)) (VP (VBP ask)) (. {mark}))\n" for mark in "..")
+    (files / "marks.mrg").write_text(gold, encoding="utf-8")
+    for style, given, remedy in (
+        ("(We ask)\n", ("--convention", "evalb"), "lack punctuation: add --punctuation remove and --unlabeled"),
+        ("(S (NP We) (VP ask))\n", ("--punctuation", "keep"), "lack punctuation: add --punctuation remove"),
+        ("(We (ask .))\n", (), "have punctuation: add --punctuation keep"),
+    ):
+        (files / "other.txt").write_text(style * 2, encoding="utf-8")
+        scored = ("evaluate", "parsing", "--treebank", files / "marks.mrg", "--trees", files / "other.txt")
+        assert f"The trees {remedy}" in fail(capsys, *scored, *given)
+        asked = remedy.split(": add ")[1].replace("and ", "").split()
+        run(capsys, *scored, *(given if "evalb" in given else ()), *asked)
     assert "give either --model" in fail(capsys, *command)
     assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved_models / "gpst")
     message = fail(capsys, *command, "--trees", trees, "--convention", "wsj")

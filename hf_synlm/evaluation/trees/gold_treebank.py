@@ -80,9 +80,7 @@ class Treebank:
         scored = enumerate(self.scored())
         found = [number for number, sentence in scored if convention.scores_length(len(sentence.words))]
         if not found:
-            raise ValueError(
-                f"none of {plural(len(self.sentences), 'sentence')} is scored under {convention.describe()}"
-            )
+            raise ValueError(f"none of {plural(len(self.sentences), 'sentence')} is scored: {convention.describe()}")
         return found
 
 

@@ -266,9 +266,7 @@ def _check_corpus(lengths: Sequence[int], **corpus: Sequence[Any] | None) -> Non
         raise ValueError("there are no sentences to score: check the file that the trees come from")
     for name, values in corpus.items():
         if values is not None and len(values) != len(lengths):
-            raise ValueError(
-                f"{name} has {plural(len(values), 'sentence')} and lengths has {len(lengths)}: they must agree"
-            )
+            raise ValueError(f"{name} has {len(values)} sentences and lengths has {len(lengths)}: they must agree")
     for index, length in enumerate(lengths):
         if length < 1:
             raise ValueError(f"sentence {index} has length {length}: leave empty sentences out")
@@ -282,9 +280,7 @@ def apply_keep(
         return list(spans)
     for index, (mask, length) in enumerate(zip(keep, lengths, strict=True)):
         if len(mask) != length:
-            raise ValueError(
-                f"keep of sentence {index} has {len(mask)} values for {plural(length, 'token')}: give one per token"
-            )
+            raise ValueError(f"keep of sentence {index} has {len(mask)} values for {length} tokens: give one per token")
     return [drop_tokens(sentence, mask) for sentence, mask in zip(spans, keep, strict=True)]
 
 
@@ -343,9 +339,7 @@ def unlabeled_f1(
     chosen = tallies[convention.sentence_span]
     num_scored = sum(f1 is not None for f1 in chosen.f1)
     if num_scored == 0:
-        raise ValueError(
-            f"none of {plural(len(lengths), 'sentence')} is scored under convention {convention.describe()}"
-        )
+        raise ValueError(f"none of {plural(len(lengths), 'sentence')} is scored under {convention.describe()}")
     sentence_f1, corpus_f1, precision, recall = chosen.scores()
     return ParsingScores(
         sentence_f1=sentence_f1,

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerBase
 from hf_synlm import PCFGForCausalLM
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import encode_words
-from hf_synlm.data.text import plural
 from hf_synlm.data.tokenizers import load_tokenizer
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule
@@ -70,7 +69,7 @@ def measure(model: PCFGForCausalLM, tokenizer: PreTrainedTokenizerBase, gold: li
     nats = -math.fsum(value for one in parsed for value in one.word_log_probs or ())
     perplexity = perplexity_of(nats / sum(len(tree.words) for tree in gold))
     return (
-        f"{name} of {len(gold)} sentences of two or more words: labeled F1 {100 * labeled_f1(best, gold).f1:.2f}, "
+        f"{name} of {len(gold):,} sentences of two or more words: labeled F1 {100 * labeled_f1(best, gold).f1:.2f}, "
         f"word perplexity {perplexity:.2f}, {best.count(None)} without a tree"
     )
 
@@ -95,7 +94,7 @@ def run(arguments: TreebankPCFGArguments) -> None:
     config = model.config
     size = f"{config.num_rules:,} rules, {config.num_nonterminals:,} nonterminals"
     size += f", {config.num_preterminals:,} preterminals"
-    size += f", counted in {plural(len(train), 'tree')}"
+    size += f", counted in {len(train):,} trees"
     facts = {
         "training_data": arguments.describe(),
         "training_procedure": f"{size}; horizontal order {arguments.horizontal_order}, "

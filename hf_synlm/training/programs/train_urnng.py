@@ -27,7 +27,6 @@ from hf_synlm import URNNGForCausalLM
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.punctuation import keep_words
-from hf_synlm.data.text import plural
 from hf_synlm.evaluation.trees.parsing import branching_baselines, unlabeled_f1
 from hf_synlm.hub.abilities import tree_codec
 from hf_synlm.training.engine.arguments import ModelArguments, check_minimum
@@ -366,9 +365,7 @@ class URNNGRecipe(Recipe):
         }
         trees = score_trees(spans, dataset)
         text = "  ".join(f"{key} {value:.4g}" for key, value in {**losses, **trees}.items())
-        self.accelerator.print(
-            f"step {step}: {name} of {plural(len(dataset), 'sentence')}, {samples} trees each: {text}"
-        )
+        self.accelerator.print(f"step {step}: {name} of {len(dataset)} sentences, {samples} trees each: {text}")
         self.accelerator.log({f"{name}/{key}": value for key, value in {**losses, **trees}.items()}, step=step)
         return {"step": step, "losses": losses, "trees": trees, "samples": samples, "temperature": temperature}
 

@@ -8,7 +8,6 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.streams import TokenStream
-from hf_synlm.data.text import plural
 from hf_synlm.evaluation.trees.gold_treebank import score_baselines, score_numbers, score_table
 from hf_synlm.training.engine.arguments import ModelArguments
 from hf_synlm.training.engine.export import hub_facts
@@ -119,9 +118,7 @@ class TextRecipe(Recipe):
         if scorer is not None:
             bank = scorer.treebank
             scores = {"model": scorer.run(run.accelerator, run.model), **score_baselines(bank, scorer.convention)}
-            run.accelerator.print(
-                f"final trees, all {plural(len(bank.words), 'sentence')}:\n{score_table(scores, bank)}"
-            )
+            run.accelerator.print(f"final trees, all {len(bank.words):,} sentences:\n{score_table(scores, bank)}")
             used = {"convention": scores["model"].convention, "punctuation": bank.convention}
             test["trees"] = {**used, **score_numbers(scores)}
         return {"test": test} if test else {}
