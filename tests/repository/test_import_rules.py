@@ -49,10 +49,10 @@ BUILDS_ON = {"urnng": {"rnng"}}
 SHARED = (
     "cache configuration_base hidden_states losses matrix_products module_tools outputs rows token_batch trees_spans "
 )
-SEARCH = "trees_actions generation_actions generation_joint generation_mixin generation_words "
-SEARCH += "search_actions search_outputs search_parsing search_proposals search_stack search_state search_word_head "
-SEARCH += "search_words search_beliefs "
-RECURRENT = "trees_actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
+SEARCH = "trees_actions generation_action_decoder generation_joint generation_mixin generation_base "
+SEARCH += "search_action_beam search_outputs search_parsing search_next_tokens search_stack search_state "
+SEARCH += "search_token_head search_synchronous search_beliefs "
+RECURRENT = "trees_actions generation_base recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 LABELED = (
     "trees_given trees_transitions search_labeled_configuration search_labeled_machine search_labeled_fast_track "
@@ -61,7 +61,7 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8450),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8470),
     "rnng": (SHARED + SEARCH + LABELED, 9000),
     "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 6070),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3950),
@@ -74,7 +74,7 @@ SHIPPED = {
     ),
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6250),
     "pcfg": (
-        SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
+        SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
         4450,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3110),

@@ -35,10 +35,10 @@ from hf_synlm.generation.mixin import SyntacticGenerationMixin
 from hf_synlm.models.urnng.configuration_urnng import URNNGConfig
 from hf_synlm.models.urnng.layers import BinaryTreeLSTM, URNNGStackLSTM
 from hf_synlm.models.urnng.plan import URNNGPlan, make_plan
-from hf_synlm.models.urnng.stack_machine import URNNGStackMachine, URNNGWordSearch
+from hf_synlm.models.urnng.stack_machine import URNNGSearch, URNNGStackMachine
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids, parse_with_search
-from hf_synlm.search.words import WordBeamSearch
+from hf_synlm.search.synchronous import SynchronousSearch
 from hf_synlm.trees.actions import GEN, PAD_ACTION
 from hf_synlm.trees.given import counted_words
 
@@ -61,10 +61,10 @@ class URNNGPreTrainedModel(SyntacticPreTrainedModel):
 
     def word_search(
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
-    ) -> WordBeamSearch:
+    ) -> SynchronousSearch:
         """See `SyntacticGenerationMixin`; the end token of the configuration always ends a sentence."""
         own = self.config.eos_token_id
-        search = WordBeamSearch if own is None else URNNGWordSearch
+        search = SynchronousSearch if own is None else URNNGSearch
         ends = None if own is None else torch.tensor([own], device=self.device)
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         return search(self.stack_machine_class(self), width, ends, renormalize)
@@ -269,7 +269,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         return result
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """How many sentences the parts of the loss are means over.
+        """Number of sentences over which each part of the loss is a mean.
 
         `training.engine.steps.to_shares` divides them by those of all calls of a step: the `loss_shares` of a call.
 
