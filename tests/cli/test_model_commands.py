@@ -124,6 +124,11 @@ def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsy
     assert drawn.splitlines()[0] in drawing.splitlines()
 
 
+def test_options_of_a_search_are_refused_by_models_without(saved_models: Path, capsys):
+    command = ("generate", "--model", saved_models / "on_lstm", "--prompt", "We", "--action-beam-size", 5)
+    assert "--action-beam-size: not an option of ONLSTMForCausalLM.generate" in fail(capsys, *command)
+
+
 def test_generate_options(saved_models: Path, capsys):
     common = ("generate", "--device", "cpu", "--prompt", "We ask", "--max-new-tokens", 3)
     rnng = (*common, "--model", saved_models / "rnng")

@@ -26,8 +26,9 @@ from hf_synlm.evaluation.text.surprisal import (
     TREE_COLUMNS,
     can_correct_words,
     columns,
-    compare_beams,
+    describe_difference,
     iterate_words,
+    products_of,
     score_words,
     why_sentences_alone,
     word_table,
@@ -234,10 +235,11 @@ def test_belief_updates_by_the_command(tmp_path, capsys):
 def test_beams_are_compared_on_words_with_values():
     """In bits, whatever the unit of the table; one word says nothing."""
     narrow, wide = torch.tensor([3.0, math.nan, 2.0, 5.0]), torch.tensor([1.0, 2.0, 2.0, 4.9])
-    [line] = compare_beams({5: narrow * math.log(2), 20: wide * math.log(2)})
-    assert line.startswith("beam 5 and 20: correlation 0.8349") and line.endswith("above 1 bit: 33.3% of the words")
+    parts = [products_of(narrow[k : k + 2] * math.log(2), wide[k : k + 2] * math.log(2)) for k in (0, 2)]
+    line = describe_difference(sum(parts))
+    assert line.startswith("correlation 0.8349") and line.endswith("above 1 bit: 33.3% of the words")
     assert "difference 0.7 bits (mean surprisal 2.63)" in line
-    assert compare_beams({5: narrow[:2], 20: wide[:2]}) == []
+    assert products_of(narrow[:2], wide[:2])[0, 0] == 1
 
 
 def test_entropies_in_documents_windows_and_caches(tmp_path):

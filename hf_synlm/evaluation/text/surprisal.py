@@ -22,6 +22,7 @@ al. 2018).
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from torch import Tensor
 from hf_synlm.data.text import NATURAL, Tokenization, check_list
 from hf_synlm.evaluation.text.batches import growing_blocks
 from hf_synlm.evaluation.text.scoring import TextScorer
-from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.evaluation.text.text_items import TextItem, columns_of
 from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.evaluation.text.words import EncodedText, Word, encode_rows, split_words, word_starts
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
@@ -107,8 +108,8 @@ def iterate_words(
 
     Args:
         scorer: the model.
-        items: the texts; they may be empty. Those of an iterator are taken as they are needed
-            ("sentence" only), and the first scores come as soon as possible, which costs some speed.
+        items: the texts; they may be empty. Those of an iterator are taken as they are needed, and the first scores
+            come as soon as possible, which costs some speed; memory holds the longest document, if it is read whole.
         context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
             GPST with their trees, a Tree LM on a backbone as plain text before its begin token, a recurrent model with
             an end token between texts, other models as running text, joined by spaces, in windows where it is long.
@@ -137,18 +138,24 @@ def iterate_words(
     read: deque[tuple[list[int], list[list[Word]], EncodedText]] = deque()
 
     def encoded() -> Iterator[EncodedText]:
-        first = 0
-        for part in (
-            [list(items)] if is_list or context == "document" else growing_blocks(items, 64 * scorer.batch_size, 8)
-        ):
+        first, before = 0, list[TextItem]()
+        most = 64 * scorer.batch_size
+        blocks = _whole_documents(items, most) if reads_documents else growing_blocks(items, most, 8)
+        blocks = iter([items]) if isinstance(items, list) else blocks
+        for block in blocks:
+            part = before + block
             words = [words_of(item) for item in part]
             groups = _documents(part) if reads_documents else [[k] for k in range(len(part))]
-            for group, text in zip(
-                groups, _encode(scorer, encode, as_written, words, part, groups, context), strict=True
-            ):
-                read.append(([first + k for k in group], [words[k] for k in group], text))
+            texts = _encode(scorer, encode, as_written, words, part, groups, context)
+            for group, text in list(zip(groups, texts, strict=True))[len(before) :]:
+                read.append(([first + k - len(before) for k in group], [words[k] for k in group], text))
                 yield text
-            first += len(part)
+            first += len(block)
+            start, size = len(part), 0
+            if context == "document" and not reads_documents:  # the next block goes on with what the model can see
+                while start and part[start - 1].document == part[-1].document and size <= 2 * scorer.max_context:
+                    start, size = start - 1, size + len(texts[start - 1].ids)
+            before = part[start:]
 
     starts = word_correction and can_correct_words(scorer)
     trees: deque[Tensor] = deque()
@@ -240,6 +247,23 @@ def why_sentences_alone(scorer: TextScorer) -> str | None:
     return None
 
 
+def _whole_documents(items: Iterable[TextItem], most: int) -> Iterator[list[TextItem]]:
+    """Texts in blocks of whole documents, of at least 8, 16, ..., `most` texts."""
+    block, size, last = list[TextItem](), 8, 0
+    for item in items:
+        if item.document < last:  # documents have numbers in the order of their first texts
+            raise ValueError(
+                f"the texts of the document of item {item.item!r} stand apart. A long table is read piece by piece: "
+                "sort it by document"
+            )
+        if item.document != last and len(block) >= size:
+            yield block
+            block, size = [], min(2 * size, most)
+        block.append(item)
+        last = item.document
+    yield block
+
+
 def _documents(items: Sequence[TextItem]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for number, item in enumerate(items):
@@ -270,8 +294,10 @@ def _encode(
         for group in _documents(items):
             parts = [texts[k].ids for k in group]
             parts = _running_text(as_written, [sentences[k] for k in group]) if is_plain else parts
-            for place, k in enumerate(group):
-                texts[k].context = [ids for ids in parts[:place] if ids]
+            stops = list(accumulate(map(len, parts), initial=0))
+            for place, k in enumerate(group):  # one sentence more than fits, so that the cut is counted
+                first = max(0, bisect_right(stops, stops[place] - scorer.max_context) - 1)
+                texts[k].context = [ids for ids in parts[first:place] if ids]
         return texts
     return [_with_ends([texts[k] for k in group], scorer.end_ids[0]) for group in groups]
 
@@ -373,35 +399,39 @@ def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordS
 
 # ---------------------------------------------------------------------------------------------------------- beams
 def with_beams(
-    scores: Iterable[WordScores], width: int, others: Mapping[int, Sequence[WordScores]], say: Callable[[str], object]
+    scores: Iterable[WordScores], width: int, others: Mapping[int, Iterable[WordScores]], say: Callable[[str], object]
 ) -> Iterator[WordScores]:
     """Scores by a beam of this width that get the surprisals by `others`, too, and at the end what differs."""
-    surprisals: dict[int, list[Tensor]] = {one: [] for one in (*others, width)}
+    sums: dict[int, Tensor] = dict.fromkeys(others, torch.zeros(5, 5, dtype=torch.float64))
     for found, *narrow in zip(scores, *others.values(), strict=True):
-        for one, part in zip(surprisals, (*narrow, found), strict=True):
-            surprisals[one].append(-part.log_probs)
+        for one, part in zip((*others, width), (*narrow, found), strict=True):
             found.more[f"surprisal_{{}}_b{one}"] = -part.log_probs
+            if one != width:
+                sums[one] = sums[one] + products_of(-part.log_probs, -found.log_probs)
         yield found
-    for line in compare_beams({one: torch.cat(parts) for one, parts in surprisals.items()}):
-        say(line)
+    for one in sorted(sums):
+        if sums[one][0, 0] > 1:
+            say(f"beam {one} and {width}: {describe_difference(sums[one])}")
 
 
-def compare_beams(surprisals: Mapping[int, Tensor]) -> list[str]:
-    """How surprisals (nats) of two or more words by the width of the beam differ from those of the widest."""
-    widest = max(surprisals)
-    lines = []
-    for width in sorted(surprisals.keys() - {widest}):
-        both = torch.stack([surprisals[width], surprisals[widest]]) / NATS["bits"]
-        both = both[:, both.isfinite().all(0)]
-        if both.shape[1] < 2:
-            continue
-        difference = (both[0] - both[1]).abs()
-        share = (difference > 1).double().mean()
-        lines.append(
-            f"beam {width} and {widest}: correlation {torch.corrcoef(both)[0, 1]:.4f}, mean absolute difference "
-            f"{difference.mean():.3g} bits (mean surprisal {both[1].mean():.3g}), above 1 bit: {share:.1%} of the words"
-        )
-    return lines
+def products_of(narrow: Tensor, wide: Tensor) -> Tensor:
+    """[5, 5] sums over words of the products of 1, two surprisals in bits, their difference, and if it is above 1."""
+    both = torch.stack([narrow, wide]).double() / NATS["bits"]
+    both = both[:, both.isfinite().all(0)]
+    difference = (both[0] - both[1]).abs()
+    rows = torch.stack([torch.ones_like(difference), *both, difference, (difference > 1).double()])
+    return rows @ rows.T
+
+
+def describe_difference(sums: Tensor) -> str:
+    """How surprisals of two or more words by two beams differ, from the sum of their `products_of`."""
+    _, _, mean, difference, share = means = sums[0] / sums[0, 0]
+    covariance = sums[1:3, 1:3] / sums[0, 0] - means[1:3].outer(means[1:3])
+    correlation = covariance[0, 1] / covariance.diagonal().prod().sqrt()
+    return (
+        f"correlation {correlation:.4f}, mean absolute difference {difference:.3g} bits (mean surprisal "
+        f"{mean:.3g}), above 1 bit: {share:.1%} of the words"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- files
@@ -421,7 +451,7 @@ def columns(unit: Unit, items: Sequence[TextItem] = (), more: Iterable[str] = ()
 
 def more_columns(items: Sequence[TextItem]) -> list[str]:
     """Names of the columns that come from the input."""
-    tables = (columns for item in items for columns in [item.columns, *(row.columns for row in item.rows)])
+    tables = chain.from_iterable(map(columns_of, items))
     return list(dict.fromkeys(name for columns in tables for name in columns))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import set_seed
 
+from hf_synlm.data.text import plural
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_numbers, score_table, score_trees
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
@@ -24,7 +25,7 @@ def report_saved_model(
     """
     first = next(iter(banks.values())).words
     verified = verify_export(folder, texts=[" ".join(words) for words in first[:2]], backbone=backbone)
-    print(f"{verified.table()}\nIts trees of {len(first)} sentences for the test:")
+    print(f"{verified.table()}\nIts trees of {plural(len(first), 'sentence')} for the test:")
     model, tokenizer = load_pretrained(str(folder), backbone=backbone)
     report: dict[str, Any] = {}
     for name, bank in banks.items():

@@ -26,7 +26,7 @@ from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.files import flag_of
 from hf_synlm.data.punctuation import is_punctuation
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
-from hf_synlm.data.text import read_lines
+from hf_synlm.data.text import plural, read_lines
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.trees.gold_treebank import (
     Treebank,
@@ -184,7 +184,7 @@ class InductionRecipe(FineTuning):
         names = ", ".join((*data.train_trees, *data.train_files))
         accelerator.print(f"train data ({names}): {self.examples.describe()}")
         for part, path in (("validation", data.validation_trees), ("test", data.test_trees)):
-            accelerator.print(f"{part} data ({path}): {len(self.treebanks[part].words):,} sentences")
+            accelerator.print(f"{part} data ({path}): {plural(len(self.treebanks[part].words), 'sentence')}")
         return model
 
     def _load_gpst(self) -> PreTrainedModel:
@@ -210,7 +210,7 @@ class InductionRecipe(FineTuning):
         losses = mean_losses(self.accelerator, model, self.held_out, self.collate, batch_size)
         scores = self._score(model, "validation", [self.data.selection_method])
         text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
-        self.accelerator.print(f"step {step}: validation, {len(self.held_out)} sentences: {text}")
+        self.accelerator.print(f"step {step}: validation, {plural(len(self.held_out), 'sentence')}: {text}")
         self.accelerator.print(score_table(scores, self.treebanks["validation"]))
         trees = score_numbers(scores)
         flat = {f"validation_f1/{name}": value["sentence_f1"] for name, value in trees.items()}

@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_synlm import LSTMForCausalLM, PushdownForCausalLM, RNNGForCausalLM, TreeLMForCausalLM
 from hf_synlm.data.arguments import option
-from hf_synlm.data.text import NATURAL
+from hf_synlm.data.text import NATURAL, plural
 from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION, load_treebank
@@ -301,7 +301,7 @@ class RNNGRecipe(Recipe):
         losses = evaluate_given_trees(self.accelerator, model, dataset, self.collate, self.objective, *sizes)
         result: dict[str, Any] = {"step": step, "losses": losses}
         text = "  ".join(f"{key} {value:.4g}" for key, value in losses.items())
-        self.accelerator.print(f"step {step}: {name} of {len(dataset)} sentences: {text}")
+        self.accelerator.print(f"step {step}: {name} of {plural(len(dataset), 'sentence')}: {text}")
         flat = {f"{name}/{key}": value for key, value in losses.items()}
         if rows:
             size, beam = self.evaluation.search_batch_size, self.evaluation.beam(self.config)

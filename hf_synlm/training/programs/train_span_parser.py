@@ -24,6 +24,7 @@ from hf_synlm import SpanParserForTokenClassification
 from hf_synlm.core.backbone_adapter import linear_layers
 from hf_synlm.data.arguments import option
 from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.text import plural
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_encoded
@@ -201,7 +202,7 @@ class SpanParserRecipe(Recipe):
         shares["tags"] = fmean(tag == own for tag, own in pairs)
         result = {key: 100 * value for key, value in shares.items()}
         text = "  ".join(f"{key} {value:.2f}" for key, value in result.items())
-        self.accelerator.print(f"step {step}: {name} of {len(gold)} sentences: {text}")
+        self.accelerator.print(f"step {step}: {name} of {plural(len(gold), 'sentence')}: {text}")
         self.accelerator.log({f"{name}/{key}": value for key, value in result.items()}, step=step)
         return {"step": step, "losses": result}
 
