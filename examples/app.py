@@ -76,7 +76,9 @@ def _tree_rows(sentence: ParsedSentence) -> list[list[Any]]:
     ]
 
 
-def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> list[list[Any]]:
+def measure(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
+) -> tuple[list[str], list[list[Any]]]:
     """Compute the surprisal of every word of a file, as `synlm surprisal` does.
 
     Args:
@@ -85,7 +87,7 @@ def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Pa
         path: plain text in UTF-8, one sentence per line.
 
     Returns:
-        Rows of `columns("bits")`; NaN where the model does not have a measure.
+        Names of the columns, and one row per word; NaN where the model does not have a measure.
 
     Raises:
         ValueError: the file is no such text, or the model cannot read it.
@@ -93,7 +95,8 @@ def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Pa
     items = read_items(path, kind="txt")
     if problem := describe_table(item.text for item in items):
         raise ValueError(f"{path} {problem}: give plain text, one sentence per line")
-    return word_table(items, score_words(TextScorer(model, tokenizer, details=True), items))
+    scores = score_words(TextScorer(model, tokenizer, details=True), items)
+    return columns("bits", more=scores[0].more), word_table(items, scores)
 
 
 def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> Any:
@@ -115,16 +118,16 @@ def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str)
         except ValueError as error:
             raise gradio.Error(str(error)) from error
 
-    def show_file(file: str) -> tuple[list[list[Any]], str]:
+    def show_file(file: str) -> tuple[dict[str, Any], str]:
         path = Path(file)
         try:
-            rows = measure(model, tokenizer, path)
+            names, rows = measure(model, tokenizer, path)
         except ValueError as error:
             raise gradio.Error(str(error).replace(file, path.name)) from error
         table = path.with_suffix(".surprisals.tsv")  # in the folder that gradio made for the upload
-        table.write_text(table_text([columns("bits"), *rows]), encoding="utf-8")
+        table.write_text(table_text([names, *rows]), encoding="utf-8")
         shown = [[round(value, 3) + 0.0 if isinstance(value, float) else value for value in row] for row in rows]
-        return shown, str(table)  # + 0.0: no -0
+        return {"headers": names, "data": shown}, str(table)  # + 0.0: no -0
 
     with gradio.Blocks(title=f"hf_synlm: {name}", analytics_enabled=False) as page:
         gradio.Markdown(f"# {name}\nSentences, their trees, and how surprising their words are.")

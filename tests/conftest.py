@@ -164,15 +164,15 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def warm_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+def warm_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `verify_export` fork its process without hf_synlm from one that has imported torch."""
     import subprocess
     from types import SimpleNamespace
 
-    from hf_synlm.hub import probe
+    from hf_synlm.hub import verify
     from tests.helpers import warm_python
 
-    monkeypatch.setattr(probe, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": warm_python.run}))
+    monkeypatch.setattr(verify, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": warm_python.run}))
 
 
 @pytest.fixture

@@ -209,8 +209,6 @@ def parsing(
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
     options.refuse_repeated("--trees", files)
     options.refuse_repeated("--model", models)
-    from hf_synlm.evaluation.trees.consensus import average_parses
-
     if files:
         _check_unused(parsing)
     cases = []
@@ -229,14 +227,7 @@ def parsing(
     if models:
         result = _evaluate_model(models[0], parsing, bank, rule, consensus, save_trees, settings, data)
         return options.report(result, out, style=style)
-    if save_trees is not None and not consensus:
-        raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
-    average = average_parses(runs) if consensus else None
-    scores, tables = _score(bank, runs, rule, average)
-    _write_trees(save_trees, average or ())
-    _say_missing(bank, runs, rule)
-    result = EvaluationResult("parsing", scores, {"name": ", ".join(runs)}, settings, data, tables)
-    options.report(result, out, style=style)
+    options.report(_evaluate_runs(runs, bank, rule, consensus, save_trees, settings, data), out, style=style)
 
 
 def _tabulate(
@@ -295,6 +286,27 @@ def _read_runs(
         if isinstance(run, EvalbScores):
             _say_roots(gold, path)
     return runs
+
+
+def _evaluate_runs(
+    runs: Mapping[str, Sequence[ParsedSentence]],
+    bank: "Treebank",
+    rule: ParsingConvention | EvalbParameters,
+    consensus: bool,
+    save_trees: Path | None,
+    settings: dict[str, Any],
+    data: dict[str, Any],
+) -> EvaluationResult:
+    """Score trees that are in files, and write their average."""
+    from hf_synlm.evaluation.trees.consensus import average_parses
+
+    if save_trees is not None and not consensus:
+        raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
+    average = average_parses(runs) if consensus else None
+    scores, tables = _score(bank, runs, rule, average)
+    _write_trees(save_trees, average or ())
+    _say_missing(bank, runs, rule)
+    return EvaluationResult("parsing", scores, {"name": ", ".join(runs)}, settings, data, tables)
 
 
 def _evaluate_model(

@@ -2,7 +2,6 @@
 """`synlm convert`, `info`, `export`, `verify` and `push`: folders of models."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import Annotated, Any, Literal
@@ -259,10 +258,6 @@ def _stated_facts(
 def verify(
     model: options.ModelName,
     text: Annotated[list[str] | None, typer.Option(help="Text to tokenize, parse and continue; repeatable.")] = None,
-    num_beams: Annotated[
-        int | None,
-        typer.Option(min=1, help="Beam of the parser; default: the model's.", rich_help_panel="Estimator and beam"),
-    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the greedy continuation.")] = 8,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest allowed difference between numbers; trees and tokens must be equal.")
@@ -298,8 +293,7 @@ def verify(
             folder = Path(snapshot_download(model, revision=revision))
     _check_trust(folder, trust_remote_code)
     options.say(f"loading {model} with and without hf_synlm ...")
-    chosen: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "tolerance": tolerance}
-    chosen["backbone"] = backbone
+    chosen: dict[str, Any] = {"max_new_tokens": max_new_tokens, "tolerance": tolerance, "backbone": backbone}
     if not _print_report(folder, style, **chosen, **({"texts": text} if text else {})):
         raise typer.Exit(1)
 
@@ -331,7 +325,7 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     ) as error:  # the clean process could not even start: a finding about the folder
         options.say(f"failed: {error}")
         return False
-    found = {"folder": str(folder), "passed": report.passed, "checks": [asdict(check) for check in report.checks]}
+    found = {"folder": str(folder), "passed": report.passed, "checks": [check._asdict() for check in report.checks]}
     typer.echo(json.dumps(found, indent=2) if style == "json" else report.table())
     return report.passed
 

@@ -22,7 +22,7 @@ from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, flag_of, lock_output, write_text
-from hf_synlm.data.text import Tokenization, command_encoding, read_lines_beside
+from hf_synlm.data.text import Tokenization, command_encoding, plural, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, check_report, json_text, refuse_pipe
 from hf_synlm.evaluation.text.text_items import NUM_FIRST, OpenTexts, open_texts, remarks_on, rows_text
 
@@ -381,6 +381,30 @@ class ScoringByBeams(Scoring):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Beliefs:
+    """How much words change the weights of derivations, beside their surprisal."""
+
+    belief_update: Annotated[
+        Literal["old", "new"] | None,
+        typer.Option(
+            help="Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
+            "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
+            "word. new: of those that have taken it, before and after the word's own probability counts."
+        ),
+    ] = None
+    belief_order: Annotated[
+        float, typer.Option(min=0, help="Order of --belief-update, also inf; 1: Kullback-Leibler.")
+    ] = 1.0
+
+    @property
+    def beliefs(self) -> tuple[str, float] | None:
+        """Kind and order of the belief update that is asked for."""
+        if self.belief_order != 1 and self.belief_update is None:
+            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
+        return self.belief_update and (self.belief_update, self.belief_order)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Parsing(Searching):
     """How a model parses."""
 
@@ -489,12 +513,14 @@ def check_out(
     beside: Callable[[Path], Path] | None = None,
     is_folder: bool = False,
     flag: str = "--out",
+    once: Sequence[Path] = (),
 ) -> None:
     """Check, before anything is computed, that an output can be written and is not a file that the command reads.
 
     `reads` are the input files and folders, `model` is the folder of a model or its name on the Hub. `check` gets the
     path and `--overwrite`. `beside` names a second output, which holds the checksums of the inputs: they are read
-    twice. A folder is replaced as a whole, so that it must not hold an input either.
+    twice; those of `once` are read once, and may be pipes. A folder is replaced as a whole, so that it must not hold an
+    input either.
     """
     paths = [path for path in reads if path is not None]
     if beside is not None:
@@ -504,7 +530,7 @@ def check_out(
         return
     if str(out) == "-":
         raise ValueError(f"`{flag} -` is not supported: give a path, or omit {flag} to print to the terminal.")
-    inputs = {path.resolve() for path in paths}
+    inputs = {path.resolve() for path in (*paths, *once)}
     # A folder of suites or pairs stands for its files, wherever links lead.
     inputs |= {file.resolve() for path in inputs if path.is_dir() for file in path.glob("*.json*")}
     if model and os.path.isdir(model):
@@ -646,7 +672,7 @@ def report(
             is_json = items_out.suffix.lower() == ".jsonl"
             lines = (json_text(row, indent=None) for row in result.items)
             write_text(items_out, "".join(lines) if is_json else rows_text(result.items))
-            say(f"wrote {len(result.items)} rows to {items_out}")
+            say(f"wrote {plural(len(result.items), 'row')} to {items_out}")
     finally:
         typer.echo(result.to_markdown(_MAX_ROWS) if style == "markdown" else _latex_of(result), nl=False)
 

@@ -122,7 +122,7 @@ class RegressionOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ComputingOptions(options.ScoringByBeams):
+class ComputingOptions(options.Beliefs, options.ScoringByBeams):
     """How surprisals are computed with --model."""
 
     context: Annotated[
@@ -140,7 +140,7 @@ class ComputingOptions(options.ScoringByBeams):
     def predictors(
         self, model: str, texts: Sequence[TextItem], preferred: Literal["sentence", "document"]
     ) -> "tuple[list[Predictor], dict[str, Any]]":
-        """Surprisals of the words of texts in order, for each width of the beam, and the model's description."""
+        """Measures of the words of texts in order, for each width of the beam, and the model's description."""
         import pandas as pd
 
         from hf_synlm.evaluation.reading.tables import Predictor, with_places
@@ -148,7 +148,7 @@ class ComputingOptions(options.ScoringByBeams):
 
         found, context = [], self.context
         for width, scoring in self.by_width().items():
-            scorer = scoring.scorer(model, details=False)
+            scorer = scoring.scorer(model, details=False, belief_update=self.beliefs)
             if context is None:
                 reason = words.why_sentences_alone(scorer)
                 context = "sentence" if reason else preferred
@@ -160,12 +160,15 @@ class ComputingOptions(options.ScoringByBeams):
                 scorer, texts, context=context, word_correction=correct, tokenize=self.tokenize,
                 progress=f"surprisal: {scorer.name}",
             )  # fmt: skip
-            rows = pd.DataFrame(words.word_table(texts, scores), columns=words.columns("bits"))
+            rows = pd.DataFrame(words.word_table(texts, scores), columns=words.columns("bits", more=scores[0].more))
             name = Path(scorer.name).name + ("" if width is None else f" beam {width}")
             tokenize = scorer.tokenization(self.tokenize)
             settings = {**scorer.options(), "context": context, "tokenize": tokenize, "model": scorer.name}
             settings["word_correction"] = correct
-            found.append(Predictor(name, "surprisal_bits", with_places(rows, name), settings=settings))
+            beliefs = f"{name} {self.belief_update} beliefs, order {self.belief_order:g}"
+            columns = {name: "surprisal_bits", beliefs: "belief_update_bits"}
+            table = with_places(rows, name)
+            found += [Predictor(*pair, table, settings=settings) for pair in columns.items() if pair[1] in table]
         options.leave_output_to_first_process()
         return found, scorer.describe()
 

@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import count, takewhile, tee
+from functools import cached_property
+from itertools import count, pairwise, takewhile, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import file_writer, find_model, flag_of, write_text
+from hf_synlm.data.text import plural
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
 from hf_synlm.evaluation.text.text_items import TextItem, table_text, text_files
 
@@ -47,7 +49,7 @@ class InputOptions(options.TextReading):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasureOptions:
+class MeasureOptions(options.Beliefs):
     """What `surprisal` measures, and how the model reads the texts."""
 
     unit: Annotated[
@@ -82,17 +84,6 @@ class MeasureOptions:
             "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are."
         ),
     ] = None
-    belief_update: Annotated[
-        Literal["old", "new"] | None,
-        typer.Option(
-            help="Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
-            "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
-            "word. new: of those that have taken it, before and after the word's own probability counts."
-        ),
-    ] = None
-    belief_order: Annotated[
-        float | None, typer.Option(min=0, help="Order of --belief-update, also inf; default: 1, Kullback-Leibler.")
-    ] = None
     frequencies: Annotated[
         str | None,
         typer.Option(
@@ -106,9 +97,7 @@ class MeasureOptions:
     ] = True
 
     def check(self, texts: Sequence[Path], several_columns: bool) -> None:
-        """Refuse what the columns of lm-zoo cannot hold, and an order of nothing."""
-        if self.belief_order is not None and self.belief_update is None:
-            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
+        """Refuse what the columns of lm-zoo cannot hold."""
         if not self.lmzoo:
             return
         if len(texts) > 1 or texts[0].is_dir():
@@ -124,8 +113,7 @@ class MeasureOptions:
     @property
     def entropies(self) -> dict[str, Any]:
         """What kinds of entropy and belief update are asked for, by argument of `TextScorer`."""
-        beliefs = self.belief_update and (self.belief_update, 1.0 if self.belief_order is None else self.belief_order)
-        return {"entropy": self.entropy, "attention_entropy": self.attention_entropy, "belief_update": beliefs}
+        return {"entropy": self.entropy, "attention_entropy": self.attention_entropy, "belief_update": self.beliefs}
 
     @property
     def counts_file(self) -> Path | None:
@@ -179,6 +167,11 @@ class TreeOptions:
         ),
     ] = "error"
 
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """Texts that have been scored, and trees that were changed."""
+        return Counter()
+
     @property
     def files(self) -> list[Path]:
         """The files that are read."""
@@ -201,23 +194,36 @@ class TreeOptions:
             flag = flag_of(given[0])
             raise ValueError(f"{flag}: with --trees every sentence has one tree and stands by itself. Leave it out")
 
-    def scores(self, scorer: "TextScorer", items: Sequence[TextItem]) -> "tuple[list[WordScores], dict[str, Any]]":
-        """Surprisals of the words of texts with their trees, and what results say about these."""
+    def scores(self, scorer: "TextScorer", items: list[TextItem] | Iterator[TextItem]) -> "Iterator[WordScores]":
+        """Surprisals of the words of texts with their trees, which stand in any order for a list of texts."""
         from hf_synlm.evaluation.text import given_trees
-        from hf_synlm.evaluation.text.tree_files import Proposals, without_search
+        from hf_synlm.evaluation.text.batches import growing_blocks
+        from hf_synlm.evaluation.text.tree_files import Proposals
 
-        proposals = Proposals(self.trees or [])
-        renamed = None
-        if self.unknown_labels not in ("error", "drop"):
-            renamed = given_trees.read_label_map(self.unknown_labels)
-        trees, changed = given_trees.fit_labels(
-            scorer, given_trees.find_trees(proposals, items), drop=self.unknown_labels == "drop", renamed=renamed
-        )
-        if changed:
-            options.say(f"--unknown-labels {self.unknown_labels} changed {changed} of {len(items)} trees")
-        scores = given_trees.score_given_trees(scorer, items, trees, f"surprisal: {scorer.name}")
+        drop = self.unknown_labels == "drop"
+        renamed = None if self.unknown_labels in ("error", "drop") else given_trees.read_label_map(self.unknown_labels)
+        if isinstance(items, list):
+            blocks = iter([list(zip(items, given_trees.find_trees(Proposals(self.trees or []), items), strict=True))])
+        else:
+            items, read = tee(items)
+            trees = given_trees.trees_in_order(self.trees or [], read)
+            blocks = growing_blocks(zip(items, trees, strict=True), 64 * scorer.batch_size, 8)
+        for block in blocks:
+            texts, found = zip(*block, strict=True)
+            fitted, changed = given_trees.fit_labels(scorer, found, drop=drop, renamed=renamed)
+            self.counts.update(texts=len(texts), changed=changed)
+            yield from given_trees.score_given_trees(scorer, texts, fitted)
+        if self.counts["changed"]:
+            total = plural(self.counts["texts"], "tree")
+            options.say(f"--unknown-labels {self.unknown_labels} changed {self.counts['changed']} of {total}")
+
+    def describe(self, scorer: "TextScorer") -> dict[str, Any]:
+        """What results say about the trees, when all have been scored."""
+        from hf_synlm.evaluation.text.tree_files import without_search
+
         described = {"estimator": "joint with given trees", "unknown_labels": self.unknown_labels}
-        return scores, {**without_search(scorer), **described, "trees": proposals.files, "trees_changed": changed}
+        files = describe_files(self.trees or [])
+        return {**without_search(scorer), **described, "trees": files, "trees_changed": self.counts["changed"]}
 
 
 def surprisal(
@@ -248,8 +254,9 @@ def surprisal(
     With --trees, surprisal covers each word together with the tree actions taken since the previous word.
     Rows are printed as soon as they are computed, and a long file is read piece by piece.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
-    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
-    n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
+    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, file (where there are
+    several), and the other columns of an input table. ON-LSTM, PRPN and PaLM add tree_distance, tree_depth, n_opened
+    and n_closed.
     Options add entropy_bits, nae, belief_update_bits, belief_cut, length and log_frequency. Several --num-beams give a
     column each, such as surprisal_bits_b5; the other columns are of the widest beam. Several --model give a column
     each, such as surprisal_bits_rnng-mini; the other columns are of the first model.
@@ -262,9 +269,9 @@ def surprisal(
         synlm surprisal wsj23.txt --trees wsj23.mrg --model model_cards/rnng-mini --out given.tsv
     """
     found = text_files(texts)
-    reads = (*found, *given.files, measures.counts_file, scoring.cache)
+    reads = (*given.files, measures.counts_file, scoring.cache)
     for name in model:
-        options.check_out(out, overwrite, *reads, model=name, check=_check_table, beside=options.meta_file)
+        options.check_out(out, overwrite, *reads, model=name, check=_check_table, beside=options.meta_file, once=found)
     by_width = scoring.by_width()
     _check_places(texts, out)
     measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
@@ -285,24 +292,27 @@ def surprisal(
         _say_lost_marks(opened.first)
     how = measures.how(scorer)
     start = time.perf_counter()
-    described: dict[str, Any] = {}
-    all_at_once = by_width or len(model) > 1 or given.trees is not None
-    items = list(opened.items) if all_at_once else opened.items
-    items, read = (items, items) if isinstance(items, list) else tee(items)
+    # All read the same texts in step: the rows of a text are complete when it has been read.
+    number = 1 + len(by_width) + len(model)
+    items, *reads_of = [opened.items] * number if isinstance(opened.items, list) else tee(opened.items, number)
     if given.trees is None:
-        scores = _search(scorer, read, list(by_width), out, how)
+        scores = _search(scorer, reads_of[len(model) - 1 :], list(by_width), out, how)
     else:
-        scores, described = given.scores(scorer, list(read))
+        from hf_synlm.evaluation.text.processes import progress_bar
+
+        total = len(items) if isinstance(items, list) else None
+        scores = progress_bar(given.scores(scorer, reads_of[0]), _bar(scorer, out), unit="sentences", total=total)
     if count_of is not None:
         scores = _with_frequencies(scores, count_of)
-    if len(model) > 1:
-        others, described["other_models"] = _score_by_others(model[1:], widest, measures, list(items))
+    others, described = _score_by_others(model[1:], widest, measures, reads_of, out)
+    if others:
         scores = _with_models(scores, _column_of(model[0]), others)
     unit = None if measures.lmzoo else measures.unit
     columns, counts = _write_words(items, scores, out, unit, opened.first)
+    described |= {} if given.trees is None else given.describe(scorer)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
-    if beliefs := settings["belief_update"]:  # JSON has no inf
-        settings["belief_update"] = [beliefs[0], f"order {beliefs[1]:g}"]
+    if measures.beliefs is not None:  # JSON has no inf
+        settings["belief_update"] = [measures.belief_update, f"order {measures.belief_order:g}"]
     settings |= {"seed": scoring.seed, "frequencies": measures.frequencies, **described}
     seconds = time.perf_counter() - start
     data: dict[str, Any] = {"files": describe_files(opened.files), "columns": columns}
@@ -313,28 +323,37 @@ def surprisal(
     if out is not None:
         _write_meta(result, out, words_per_second=counts["words"] / seconds)
     _say_what_was_cut(scorer, counts, measures.tokenize, may_split=given.trees is None)
+    for name, number in opened.late.items():
+        options.say(f"column {name!r} is left out: {number} of {counts['texts']} texts have it, and none of the first")
 
 
 def _search(
     scorer: "TextScorer",
-    items: Iterable[TextItem],
+    reads: Sequence[Iterable[TextItem]],
     narrower: Sequence[int | None],
     out: Path | None,
     how: dict[str, Any],
 ) -> "Iterable[WordScores]":
-    """Scores of the words of texts, with the surprisals by `narrower` beams, which are computed first."""
+    """Scores of the words of texts, with the surprisals by `narrower` beams; each reads the texts once."""
     from hf_synlm.evaluation.text import surprisal as words
 
     if narrower and not scorer.searches:
         raise ValueError(f"--num-beams: {type(scorer.model).__name__} does not search. Leave it out.")
-    bar = None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}"
+    texts = reads[0]
+    is_apart = isinstance(texts, list) and any(b.document < a.document for a, b in pairwise(texts))
+    first, *more = reads if out is not None or is_apart else map(iter, reads)  # rows are printed at once
+    bar = _bar(scorer, out)
     others = {
-        width: words.score_words(scorer.with_beam(width), list(items), progress=bar and f"{bar}, beam {width}", **how)
-        for width in sorted(filter(None, narrower))
+        width: words.iterate_words(scorer.with_beam(width), read, progress=bar and f"{bar}, beam {width}", **how)
+        for width, read in zip(sorted(filter(None, narrower)), more, strict=True)
     }
-    items = iter(items) if out is None else items  # rows are printed at once
-    scores = words.iterate_words(scorer, items, progress=bar, **how)
+    scores = words.iterate_words(scorer, first, progress=bar, **how)
     return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
+
+
+def _bar(scorer: "TextScorer", out: Path | None) -> str | None:
+    """The name of a progress bar, which would be mixed with rows in a terminal."""
+    return None if out is None and sys.stdout.isatty() else f"surprisal: {scorer.name}"
 
 
 def _column_of(model: str) -> str:
@@ -343,22 +362,24 @@ def _column_of(model: str) -> str:
 
 
 def _score_by_others(
-    names: Sequence[str], scoring: options.Scoring, measures: MeasureOptions, items: Sequence[TextItem]
-) -> "tuple[dict[str, list[WordScores]], list[dict[str, Any]]]":
+    names: Sequence[str],
+    scoring: options.Scoring,
+    measures: MeasureOptions,
+    reads: Sequence[Iterable[TextItem]],
+    out: Path | None,
+) -> "tuple[dict[str, Iterable[WordScores]], dict[str, Any]]":
     """Scores of the words of texts by further models, by their columns, and what describes the models."""
-    from hf_synlm.evaluation.text.surprisal import score_words
-
     found, described = {}, []
-    for name in names:
+    for name, read in zip(names, reads, strict=False):
         scorer = scoring.scorer(name, begin=measures.first_word, details=False)
         how = measures.how(scorer)
-        found[_column_of(name)] = score_words(scorer, items, progress=f"surprisal: {scorer.name}", **how)
+        found[_column_of(name)] = _search(scorer, [read], [], out, how)
         described.append({**scorer.describe(), **scorer.options(), **how})
-    return found, described
+    return found, {"other_models": described} if described else {}
 
 
 def _with_models(
-    scores: "Iterable[WordScores]", name: str, others: "Mapping[str, Sequence[WordScores]]"
+    scores: "Iterable[WordScores]", name: str, others: "Mapping[str, Iterable[WordScores]]"
 ) -> "Iterator[WordScores]":
     """Scores by the model of this name that get its surprisals as a column of its own, and those by others."""
     for found, *parts in zip(scores, *others.values(), strict=True):

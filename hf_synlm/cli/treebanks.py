@@ -17,7 +17,7 @@ from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import flag_of, write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.text import read_lines, split_sentences
+from hf_synlm.data.text import plural, read_lines, split_sentences
 from hf_synlm.data.treebank import (
     TreebankSentence,
     binarize_sentence,
@@ -96,7 +96,7 @@ class CleaningOptions:
             left_out["no words left"] += 1
             return None
         if self.max_words is not None and len(kept.words) > self.max_words:
-            left_out[f"more than {self.max_words} words"] += 1
+            left_out[f"more than {plural(self.max_words, 'word')}"] += 1
             return None
         return kept if self.binarize is None else binarize_sentence(kept, self.binarize)
 
@@ -202,7 +202,7 @@ def treebank(
     write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
     remarks += [f"{count:,} {what}" for what, count in (+changed).items()]
-    options.say(", ".join([f"wrote {len(kept):,} trees of {num_words:,} words to {out}", *remarks]))
+    options.say(", ".join([f"wrote {plural(len(kept), 'tree')} of {plural(num_words, 'word')} to {out}", *remarks]))
 
 
 def silver(
@@ -285,7 +285,7 @@ def silver(
     write_json(options.meta_file(out), {"trees": len(trees), **facts, **files, "command": options.command_line.get()})
     Path(f"{out}.partial").unlink()
     remarks = [f"{count:,} left out ({why})" for why, count in facts.get("left_out", {}).items() if count]
-    options.say(", ".join([f"wrote {len(trees):,} trees to {out}", *remarks]))
+    options.say(", ".join([f"wrote {plural(len(trees), 'tree')} to {out}", *remarks]))
 
 
 def _trees_of_parser(

@@ -2,6 +2,7 @@
 """`synlm parse`, `draw` and `generate`: trees of texts, and texts with their trees."""
 
 import dataclasses
+import inspect
 import json
 import os
 from collections import Counter
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import check_output, file_writer, write_text
+from hf_synlm.data.files import check_output, file_writer, flag_of, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
-from hf_synlm.data.text import file_ending
+from hf_synlm.data.text import file_ending, plural
 from hf_synlm.evaluation.results import json_text, markdown_table
 from hf_synlm.evaluation.text.text_items import read_items
-from hf_synlm.viz import SentenceView, sentences_to_page
+from hf_synlm.viz import SentenceView
+from hf_synlm.viz.html import page_parts
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.generation import GeneratedText
@@ -111,11 +113,11 @@ def parse(
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
     opened = reading.open([texts], input_format, "--input-format")
-    is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus or style in ("svg", "html")
+    is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus
     is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
     sentences: Any = (item.text.split() for item in opened.items)
     sentences = sentences if is_stream else list(sentences)
-    _check_drawings(sentences if style == "svg" else (), style, out, overwrite)
+    _check_drawings(sentences if style == "svg" and not is_stream else None, style, out, overwrite)
     from hf_synlm.evaluation.text.batches import growing_blocks
     from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import iterate_parses
@@ -149,10 +151,11 @@ def parse(
     blocks: Iterable[list[ParsedSentence]] = growing_blocks(found, 1024) if is_stream else [list(found)]
     options.leave_output_to_first_process()
     if style == "html" and len(model) == 1:
-        blocks = [_with_unknown_words(block, scorer) for block in blocks]
-    _write_drawings(blocks, style, out, title=f"{texts}, parsed by {', '.join(runs)}")
+        blocks = (_with_unknown_words(block, scorer) for block in blocks)
+    total = None if is_stream else len(sentences)
+    _write_drawings(blocks, style, out, f"{texts}, parsed by {', '.join(runs)}", total, overwrite)
     if skipped["long"]:
-        options.say(f"blank: {skipped['long']} sentences that are longer than the model can read (--skip-long)")
+        options.say(f"blank: {plural(skipped['long'], 'sentence')} longer than the model can read (--skip-long)")
     if counts["without tree"]:
         options.say(
             f"no complete tree for {counts['without tree']} of {counts['sentences']} sentences; a wider beam may find "
@@ -195,39 +198,50 @@ def draw(
         raise ValueError(f"{trees} is a table, and trees are drawn: make them of its texts by `synlm parse`")
     sentences = options.read_trees(trees, tree_style)
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
-    _write_drawings([sentences], style, out, title=str(trees))
+    _write_drawings([sentences], style, out, str(trees), len(sentences), overwrite)
 
 
-def _check_drawings(sentences: Sequence[Sequence[str]], style: Format, out: Path | None, overwrite: bool) -> None:
-    """Raise ValueError for SVG pictures without a folder, and for files that cannot be written."""
-    numbers = [number for number, words in enumerate(sentences, start=1) if words]
-    if style == "svg" and len(numbers) != 1 and (out is None or out.suffix == ".svg"):
-        raise ValueError(
-            f"{len(numbers)} sentences make as many SVG pictures: name a folder by --out, or use --format html"
-        )
+def _check_drawings(
+    sentences: Sequence[Sequence[str]] | None, style: Format, out: Path | None, overwrite: bool
+) -> None:
+    """Refuse SVG pictures without a folder, and for files that cannot be written. None: many sentences."""
+    numbers = [number for number, words in enumerate(sentences or (), start=1) if words]
+    if style == "svg" and (sentences is None or len(numbers) != 1) and (out is None or out.suffix == ".svg"):
+        raise ValueError("--format svg makes a picture of every sentence: name a folder by --out, or use --format html")
     if out is not None:
-        for file in {_picture_file(out, number, len(sentences)) for number in numbers} if style == "svg" else [out]:
+        total = None if sentences is None else len(sentences)
+        for file in {_picture_file(out, number, total) for number in numbers} if style == "svg" else [out]:
             check_output(file, overwrite)
 
 
-def _picture_file(out: Path, number: int, count: int) -> Path:
-    """The SVG file of a sentence: `out` itself, or a numbered file in the folder `out`."""
-    return out if out.suffix == ".svg" else out / f"{number:0{len(str(count))}d}.svg"
+def _picture_file(out: Path, number: int, total: int | None) -> Path:
+    """The SVG file of a sentence: `out` itself, or a numbered file in the folder `out`; None: of many."""
+    return out if out.suffix == ".svg" else out / f"{number:0{7 if total is None else len(str(total))}d}.svg"
 
 
-def _write_drawings(blocks: Iterable[Sequence[ParsedSentence]], style: Format, out: Path | None, title: str) -> None:
-    """Write or print sentences, of which pictures have one block; those without words are blank lines, or left out."""
+def _write_drawings(
+    blocks: Iterable[Sequence[ParsedSentence]],
+    style: Format,
+    out: Path | None,
+    title: str,
+    total: int | None,
+    overwrite: bool,
+) -> None:
+    """Write or print sentences; those without words are blank lines, or left out. `total`: how many, if it is known."""
     if style == "svg":
-        (sentences,) = blocks
-        drawn = {number: SentenceView(s).svg() + "\n" for number, s in enumerate(sentences, start=1) if s.hypotheses}
-        if out is None:
-            typer.echo("".join(drawn.values()), nl=False)
-            return
-        for number, picture in drawn.items():
-            write_text(_picture_file(out, number, len(sentences)), picture)
-        options.say(f"wrote {len(drawn)} picture(s) to {out}")
+        count = 0
+        for number, sentence in enumerate(chain.from_iterable(blocks), start=1):
+            if sentence.hypotheses:
+                picture = SentenceView(sentence).svg() + "\n"
+                if out is None:
+                    typer.echo(picture, nl=False)
+                else:
+                    write_text(check_output(_picture_file(out, number, total), overwrite), picture)
+                count += 1
+        if out is not None:
+            options.say(f"wrote {plural(count, 'picture')} to {out}")
     elif style == "html":
-        _print_or_write((sentences_to_page(sentences, title=title) for sentences in blocks), out)
+        _print_or_write(page_parts(chain.from_iterable(blocks), title), out)
     elif style == "json":
         _print_or_write((json_text(s.to_dict(), indent=None) for sentences in blocks for s in sentences), out)
     elif style == "brackets":
@@ -377,6 +391,13 @@ def generate(
     has_trees = declared(scorer.model.config, "gives_trees") and chosen.get("structure_mode") != "marginal"
     if style in ("tree", "brackets") and not has_trees:
         raise ValueError(f"--format {style}: the model gives no trees here. Choose text, table or json.")
+    known = inspect.signature(scorer.model.generate).parameters
+    if unused := [
+        flag_of(name)
+        for name in ("action_beam_size", "fast_track_size", "structure_mode")
+        if name in chosen and name not in known
+    ]:
+        raise ValueError(f"{', '.join(unused)}: not an option of {type(scorer.model).__name__}.generate. Leave it out.")
     found = generate_texts(
         scorer.model,
         scorer.tokenizer,

@@ -25,7 +25,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
-from hf_synlm.data.text import PathLike, file_ending, read_lines
+from hf_synlm.data.text import PathLike, file_ending, plural, read_lines
 
 Structure = Literal["flat", "left-first", "right-first"]
 Labels = Literal["upos", "X", "deprel"]
@@ -156,14 +156,15 @@ def read_conllu(
             problems.append(f"{path}:{error.line}: {error}")
     if no_trees and invalid == "skip":
         logger.warning(
-            f"left out, because their dependencies form no tree: {len(no_trees)} sentences, such as {no_trees[0]}"
+            f"left out, because their dependencies form no tree: {plural(len(no_trees), 'sentence')}, such as "
+            f"{no_trees[0]}"
         )
     elif no_trees:
         problems += [*no_trees[:-1], f"{no_trees[-1]}. `synlm treebank --invalid skip` leaves out such sentences"]
     if len(problems) > 1 and not sentences and all("HEAD is '_'" in problem for problem in problems):
         raise ValueError(f"{path}: no word has a HEAD: parse the text first")
     if problems:
-        head = [] if len(problems) == 1 else [f"{path}: {len(problems)} sentences cannot be read:"]
+        head = [] if len(problems) == 1 else [f"{path}: {plural(len(problems), 'sentence')} cannot be read:"]
         raise ValueError("\n".join([*head, *problems[:20], *(["..."] if len(problems) > 20 else [])]))
     return sentences
 

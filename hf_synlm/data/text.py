@@ -4,12 +4,14 @@
 import bz2
 import csv
 import gzip
+import hashlib
 import io
 import lzma
 import os
 import re
 import sys
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -90,8 +92,40 @@ def file_ending(path: PathLike) -> str:
     return Path(path.stem if path.suffix.lower() in (".gz", ".bz2", ".xz") else path.name).suffix.lower()
 
 
+class ReadOnce(io.RawIOBase):
+    """The path of a file that is opened once and read to its end, so that it may be a pipe; `facts` describes it."""
+
+    def __init__(self, path: PathLike) -> None:
+        self.path, self.size, self.digest = os.fspath(path), 0, hashlib.sha256()
+        self.stream: Any = None
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    __str__ = __fspath__
+
+    def readable(self) -> bool:
+        """As `io.RawIOBase` says."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes, and count them; the first call opens the file."""
+        self.stream = self.stream or (sys.stdin.buffer if self.path == "-" else Path(self.path).open("rb"))
+        part = self.stream.read1(len(buffer))
+        buffer[: len(part)] = part
+        self.size += len(part)
+        self.digest.update(part)
+        return len(part)
+
+    def facts(self) -> dict[str, Any]:
+        """`path`, `bytes` and `sha256` of what was read."""
+        return {"path": self.path, "bytes": self.size, "sha256": self.digest.hexdigest()}
+
+
 def open_bytes(path: PathLike) -> io.BufferedReader:
     """Open a file as it is; - is standard input, which is kept in memory and can be read several times."""
+    if isinstance(path, ReadOnce):
+        return io.BufferedReader(path)
     if str(path) == "-":
         return io.BufferedReader(io.BytesIO(_read_once(sys.stdin.buffer)))
     return Path(path).open("rb")
@@ -148,21 +182,30 @@ def read_lines(path: PathLike, *, encoding: str | None = None) -> Iterator[str]:
 
 def read_lines_beside(path: PathLike) -> list[str]:
     """The lines of a file beside the main input: UTF-8, as we write it, or else in the encoding of the command."""
-    try:
-        return list(read_lines(path, encoding="utf-8"))
-    except ValueError:
-        if not command_encoding.get():
-            raise
-        return list(read_lines(path))
+    return list(iterate_lines_beside(path))
+
+
+def iterate_lines_beside(path: PathLike) -> Iterator[str]:
+    """`read_lines_beside`, one after the other."""
+    encoding: str | None = "utf-8"
+    if command_encoding.get():
+        try:
+            deque(read_lines(path, encoding=encoding), 0)
+        except ValueError:
+            encoding = None
+    return read_lines(path, encoding=encoding)
 
 
 def _describe_bad_byte(path: PathLike, encoding: str) -> str:
     """Say where a file cannot be decoded; the file's iterator only knows the position in its buffer."""
-    with open_unpacked(path) as file:
-        data = file.read()
     remedy = f"convert it to {encoding.upper()}"
     if command_encoding.get():
         remedy = "name the encoding of the file, such as --encoding {} (gbk, utf-16)"
+    path = os.fspath(path)
+    if Path(path).is_fifo() or path == "-":
+        return f"{path}: not {encoding} text: {remedy.format('latin-1, cp1252')}"
+    with open_unpacked(path) as file:
+        data = file.read()
     try:
         data.decode(encoding)
     except UnicodeDecodeError as error:
@@ -173,7 +216,12 @@ def _describe_bad_byte(path: PathLike, encoding: str) -> str:
             f"{path}:{line}: byte 0x{data[error.start]:02x} at position {error.start} is not {encoding} "
             f"({error.reason}): {remedy}"
         )
-    return f"{path}: not {encoding} text: {remedy}"
+    return f"{path}: not {encoding} text: {remedy.format('latin-1, cp1252')}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun: 1 sentence, 2,000 sentences."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from types import NoneType
 from typing import Any, Self, TypeAlias
 
 from hf_synlm.data.files import check_output, read_json, write_text
-from hf_synlm.data.text import PathLike, open_bytes
+from hf_synlm.data.text import PathLike, ReadOnce, open_bytes
 
 Row: TypeAlias = dict[str, Any]
 FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
@@ -200,6 +200,9 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
     """`path`, `bytes` and `sha256` of each file, to identify the data."""
     described = []
     for path in paths:
+        if isinstance(path, ReadOnce):
+            described.append(path.facts())
+            continue
         refuse_pipe(path)
         with open_bytes(path) as file:  # piece by piece, for weights may be larger than memory
             digest = hashlib.file_digest(file, "sha256").hexdigest()

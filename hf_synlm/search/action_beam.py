@@ -3,8 +3,7 @@
 
 The hypotheses of a beam have taken equally many actions, but may have reached different tokens. Illegal actions are
 forbidden before the softmax over actions, so that forced actions cost nothing. The word-synchronous search is in
-`search/synchronous.py`; states and stack machine are the same. The slow and obvious version is `action_beam` in
-tests/reference/exhaustive_search.py.
+`search/synchronous.py`. The slow and obvious version is `action_beam` in tests/reference/exhaustive_search.py.
 
 Shapes: B sentences, R hypotheses of a beam, M expansions, T tokens, V vocabulary.
 """

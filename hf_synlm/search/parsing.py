@@ -176,36 +176,43 @@ def parse_with_search(
             f"context_sentence_ids: row {text.lengths.index(0)} is context only; leave the tokens to parse at 0"
         )
     check_rows(text.mask, may_be_empty=bos_token_id is not None)  # a lone begin token is the empty text
-    offsets = text.first.tolist()
     if word_ends is not None:
-        ends = text.align(word_ends.bool()) | ~text.present
-        last = text.present & ~F.pad(text.present[:, 1:], (0, 1))
-        state.edges = WordEdges.from_ends(ends | last)
-    if not synchronous:
-        state = read_by_actions(search, state, text.ids, text.count)  # type: ignore[arg-type]  # GPST only
-        output = _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
-        output.input_ids = input_ids
-        return output
-    edges, notes = state.edges, _Notes()
+        has_next = text.present & F.pad(text.present[:, 1:], (0, 1))
+        state.edges = WordEdges.from_ends(text.align(word_ends.bool()) | ~has_next)
+    notes = _Notes()
     if belief_update is not None:
         kind, order, ends = belief_update if len(belief_update) > 2 else (*belief_update, word_ends)
         check_aligned(input_ids, belief_update=ends)
         ends = torch.ones_like(text.present) if ends is None else text.align(ends.bool())
         notes.beliefs = BeliefUpdates(kind, order, ends, search.num_beams)
-    search.keeps_scored = notes.beliefs is not None
-    shared = _SharedPrefixes(text, edges, context_sentence_ids is not None)
+    if synchronous:
+        alone = context_sentence_ids is not None
+        state = search.close(_read_by_tokens(search, state, text, notes, alone, stepwise, lexical))
+    else:
+        state = read_by_actions(search, state, text.ids, text.count)  # type: ignore[arg-type]  # GPST only
+    output = _parse_output(search, state, text, text.first.tolist(), num_return_sequences, word_ends)
+    if synchronous:
+        notes.write(output, text)
+    output.input_ids = input_ids
+    return output
+
+
+def _read_by_tokens(
+    search: Search, state: SearchState, text: Rows, notes: "_Notes", alone: bool, stepwise: bool, lexical: bool
+) -> SearchState:
+    """The beam after all tokens of the texts, with notes about it after every token."""
+    search.keeps_scored, edges = notes.beliefs is not None, state.edges
+    shared = _SharedPrefixes(text, edges, alone)
     for step in range(text.ids.shape[1]):
         rows = shared.split(state, step)
         if edges is not None:
             state.edges = edges.select_rows(rows)
         tokens, present = text.ids[rows, step], text.present[rows]
         active = None if text.active(step) is None else present[:, step]
-        block = None
         if stepwise:
             log_probs = search.next_token_log_probs(state)  # type: ignore[attr-defined]  # of a GeneratingSearch
             notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1)[shared.place])
-            block = state.block
-        chosen = search.propose(state, tokens, block, active)
+        chosen = search.propose(state, tokens, state.block if stepwise else None, active)
         words = search.log_probs_of_candidates(state, chosen) if lexical or notes.beliefs else None
         # Level sizes may leave out sentences that are over: `close` counts again.
         wanted = text.present[:, step + 1] if step + 1 < text.ids.shape[1] else None
@@ -217,10 +224,7 @@ def parse_with_search(
             notes.beliefs.add(search.scored, before, state.scores, chosen.origin, words, order, shared.place)
     state.select_rows(shared.place)
     state.edges = edges
-    output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)
-    notes.write(output, text)
-    output.input_ids = input_ids
-    return output
+    return state
 
 
 class _SharedPrefixes:

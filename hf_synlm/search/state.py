@@ -34,8 +34,6 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
 class WordEdges:
     """Where the words of a text begin and end when tokens are word pieces: a word end is the last piece of a word.
 
-    (That a beam is synchronized after a token is something else: see search/synchronous.py.)
-
     Fields:
         is_end: [B, T] True at the last piece of a word; T counts tokens of the derivation.
         word_start: [B, T] position of the first piece of the word that holds the token.

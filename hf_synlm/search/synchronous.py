@@ -10,11 +10,9 @@ the hypotheses of the beam are compared only when all of them have generated the
 over the K derivations y_k of the beam is a lower bound on the prefix log-probability, tight once K exceeds the number
 of derivations (Stern et al. 2017; for GPST the authors' `R2D2GenFastBeamSearcher`).
 
-The "word" of this established term is a token of the derivation. The beam is *synchronized* after a token when no
-structural successor is among the best K (`SynchronousSearch.select`); it says nothing about spelling. Everywhere else a
-word is what the user writes, and a *word end* is the token that is the last piece of a word (`WordEdges` in
-search/state.py, `word_ends` in arguments). No constituent may cross it, which the stack machine's `legal_actions` sees
-to (Pushdown Layers have their own search).
+The "word" of this term is a token. The beam is *synchronized* after a token when no structural successor is among the
+best K (`SynchronousSearch.select`). Elsewhere a word is what the user writes, and a *word end* is the last token of a
+word (`WordEdges`, `word_ends`), which no constituent may cross: `legal_actions` of the stack machine sees to it.
 
 One token takes few calls of the model. The structural successors of the current states are laid out level by level (a
 *block*: row (c, k) is state k after c structural actions). One pass gives all rows the probabilities of their next
@@ -167,8 +165,8 @@ class SynchronousSearch(NextTokens, Search):
         return list(zip(stops, [*stops[1:], len(sizes)], strict=True))
 
     def max_rows(self, state: SearchState) -> int:
-        """Rows of a block, where the search may stop early."""
-        small = _SMALL_BLOCK_ON_CPU if state.nodes.device.type == "cpu" else _SMALL_BLOCK
+        """Rows of a block, where the search may stop early; those that are kept do not depend on the device."""
+        small = _SMALL_BLOCK_ON_CPU if self.keeps_scored or state.nodes.device.type == "cpu" else _SMALL_BLOCK
         return max(4 * self.num_beams, small)
 
     def _block_sizes(self, level_sizes: list[int], max_rows: int | None) -> tuple[list[int], bool]:

@@ -133,13 +133,8 @@ def read_grammar(
     latent = torch.zeros(1, config.latent_size, dtype=model.dtype, device=model.device) if config.is_compound else None
     grammar = model.model.make_grammar(latent)
     grammar = grammar if latent is None else grammar.single()
-    size, sides = len(grammar.root), _children(grammar.rules)
+    size, sides, names = len(grammar.root), grammar.rules.sides(), config.names
     growth, uses, uses_of_words = _expected_uses(grammar.root, sides[0] + sides[1])
-
-    def name(symbol: int) -> str:
-        if config.symbols is not None:
-            return config.symbols[symbol]
-        return f"NT{symbol}" if symbol < size else f"T{symbol - size}"
 
     def words(preterminal: int, count: int) -> dict[str, float]:
         ids, probs = zip(*_largest(grammar.emission[preterminal].exp(), count), strict=True)
@@ -154,16 +149,16 @@ def read_grammar(
         num_words=uses_of_words.sum().item() if growth < 1 else None,
         num_nonterminals=size,
         num_preterminals=len(uses_of_words),
-        root={name(a): prob for a, prob in _largest(grammar.root, num_rules)},
+        root={names[a]: prob for a, prob in _largest(grammar.root, num_rules)},
         nonterminals=[
-            Nonterminal(name(a), uses[a].item(), [Rule(name(b), name(c), prob) for b, c, prob in found])
+            Nonterminal(names[a], uses[a].item(), [Rule(names[b], names[c], prob) for b, c, prob in found])
             for a, found in rules.items()
         ],
         preterminals=[
-            Preterminal(name(size + x), count, words(x, num_words))
+            Preterminal(names[size + x], count, words(x, num_words))
             for x, count in _largest(uses_of_words, num_preterminals)
         ],
-        examples={name(child): list(words(child - size, _EXAMPLES)) for child in children if child >= size},
+        examples={names[child]: list(words(child - size, _EXAMPLES)) for child in children if child >= size},
     )
 
 
@@ -173,29 +168,13 @@ def _largest(values: Tensor, count: int) -> list[tuple[int, float]]:
     return [(i, value) for i, value in zip(places[:count].tolist(), found[:count].tolist(), strict=True) if value > 0]
 
 
-def _children(rules: Any) -> tuple[Tensor, Tensor]:
-    """Probabilities [Y, S] of the left and of the right children of nonterminals."""
-    if hasattr(rules, "rule"):
-        return rules.rule.sum(-1), rules.rule.sum(-2)
-    if hasattr(rules, "rules"):
-        places, probs = rules.rules[0] * rules.num_symbols, rules.log_probs.exp()
-        sides = (
-            probs.new_zeros(rules.size * rules.num_symbols).index_add(0, places + k, probs) for k in rules.rules[1:]
-        )
-        return tuple(side.view(rules.size, -1) for side in sides)
-    left, right = rules.left.t(), rules.right.t()
-    return (left, right) if rules.head is None else (rules.head @ left, rules.head @ right)
-
-
 def _likely_rules(rules: Any, parent: int, sides: tuple[Tensor, Tensor], count: int) -> list[tuple[int, int, float]]:
     """The likeliest children of a nonterminal, and p(A -> B C)."""
-    if hasattr(rules, "rules"):
+    if hasattr(rules, "children"):
         first, second, probs = rules.children(parent)
         return [(int(first[rule]), int(second[rule]), prob) for rule, prob in _largest(probs, count)]
     first, second = (side[parent].topk(min(_CHILDREN, side.shape[1])).indices.sort().values for side in sides)
-    if hasattr(rules, "rule"):
-        pairs = rules.rule[parent][first[:, None], second]
-    elif rules.head is None:
+    if rules.head is None:
         pairs = rules.left[first, parent, None] * rules.right[second, parent]
     else:
         pairs = (rules.left[first] * rules.head[parent]) @ rules.right[second].t()

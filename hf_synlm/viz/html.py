@@ -6,9 +6,10 @@ embedded anywhere.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence, posteriors
+from hf_synlm.data.text import plural
 from hf_synlm.viz.svg import escape_xml, tree_to_svg
 
 _STYLE = """
@@ -62,10 +63,10 @@ def sentence_to_page(
     Raises:
         ValueError: a tree does not fit the words.
     """
-    return _page([_body(sentence, pictures)], title or " ".join(sentence.words))
+    return "".join(_page([_body(sentence, pictures)], title or " ".join(sentence.words)))
 
 
-def sentences_to_page(sentences: Sequence[ParsedSentence], *, title: str) -> str:
+def sentences_to_page(sentences: Iterable[ParsedSentence], *, title: str) -> str:
     """Write several sentences as one HTML document, which needs no other file.
 
     Args:
@@ -78,24 +79,29 @@ def sentences_to_page(sentences: Sequence[ParsedSentence], *, title: str) -> str
     Raises:
         ValueError: a tree does not fit the words.
     """
-    return _page([_body(sentence) for sentence in sentences if sentence.words], title)
+    return "".join(page_parts(sentences, title))
 
 
-def _page(bodies: Sequence[str], title: str) -> str:
-    parts = "\n".join(f'<div class="synlm">\n{body}\n</div>' for body in bodies)
-    return (
+def page_parts(sentences: Iterable[ParsedSentence], title: str) -> Iterator[str]:
+    """The document of `sentences_to_page`, sentence by sentence."""
+    return _page((_body(sentence) for sentence in sentences if sentence.words), title)
+
+
+def _page(bodies: Iterable[str], title: str) -> Iterator[str]:
+    yield (
         '<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{escape_xml(title)}</title>\n<style>{_PAGE}{_STYLE}</style>\n</head>\n<body>\n{parts}\n</body>\n</html>\n"
+        f"<title>{escape_xml(title)}</title>\n<style>{_PAGE}{_STYLE}</style>\n</head>\n<body>\n"
     )
+    yield from (f'<div class="synlm">\n{body}\n</div>\n' for body in bodies)
+    yield "</body>\n</html>\n"
 
 
 def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -> str:
     bits = surprisals_in_bits(sentence)
     parts = [f'<h2 dir="auto">{escape_xml(" ".join(sentence.words))}</h2>']
     if bits is not None:
-        count = "1 word" if len(bits) == 1 else f"{len(bits)} words"
-        parts.append(f"<p>{count}, surprisal {math.fsum(bits):.2f} bits in all</p>")
+        parts.append(f"<p>{plural(len(bits), 'word')}, surprisal {math.fsum(bits):.2f} bits in all</p>")
     if sentence.unknown_words:
         words = ", ".join(sentence.words[place] for place in sentence.unknown_words)
         parts.append(f'<p>Unknown to the model: <em dir="auto">{escape_xml(words)}</em></p>')

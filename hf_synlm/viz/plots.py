@@ -204,9 +204,7 @@ def plot_panels(path: PathLike, panels: Mapping[str, Mapping[str, float]], *, ti
 
 
 # -------------------------------------------------------------------------------------------------------- heat maps
-def heatmap_to_svg(
-    values: Any, row_names: Sequence[str], column_names: Sequence[str], *, title: str, digits: int = 3
-) -> str:
+def heatmap_to_svg(values: Any, row_names: Sequence[str], column_names: Sequence[str], *, title: str) -> str:
     """Draw a table of numbers as colored cells with their values.
 
     Args:
@@ -214,7 +212,6 @@ def heatmap_to_svg(
         row_names: Names to the left.
         column_names: Names above, slanted.
         title: Title below.
-        digits: Decimals of the printed values.
 
     Returns:
         One `<svg>` element.
@@ -222,9 +219,9 @@ def heatmap_to_svg(
     Raises:
         ValueError: If the names do not fit the values, or no value is finite.
     """
-    rows = _to_lists(values)
+    rows = values.tolist() if hasattr(values, "tolist") else values
     cells = {(float(x), float(y)): value for y, row in enumerate(rows) for x, value in enumerate(row)}
-    return _cells_to_svg(cells, column_names, row_names, title, digits, frames=())
+    return _cells_to_svg(cells, column_names, row_names, title, frames=())
 
 
 def _cells_to_svg(
@@ -232,7 +229,6 @@ def _cells_to_svg(
     columns: Sequence[str],
     rows: Sequence[str],
     title: str,
-    digits: int,
     frames: Collection[tuple[float, float]],
 ) -> str:
     """Draw cells of width 1 around their places (x to the right, y down); those in `frames` have a thick frame."""
@@ -247,41 +243,25 @@ def _cells_to_svg(
             share = (value - low) / (high - low) if high > low else 1.0
             color = ("#4c78a8", share)
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, edgecolor="0.8"))
-            axes.text(x, y, f"{value:.{digits}f}", ha="center", va="center", fontsize=6)
+            axes.text(x, y, f"{value:.3f}", ha="center", va="center", fontsize=6)
         for x, y in frames:
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, linewidth=2))
         axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(bottom, -0.5), frame_on=False)
         axes.set_xticks(range(len(columns)), map(clean_text, columns), rotation=45 if rows else 0)
         axes.set_yticks(range(len(rows)), map(clean_text, rows))
         axes.tick_params(length=0, labeltop=bool(rows), labelbottom=not rows)
-        axes.set_xlabel(clean_text(f"{title} ({low:.{digits}f} to {high:.{digits}f})"))
+        axes.set_xlabel(clean_text(f"{title} ({low:.3f} to {high:.3f})"))
         return "<svg" + _saved(figure, "svg").decode().partition("<svg")[2]  # without the head of a file
 
 
-def _to_lists(values: Any) -> list[Any]:
-    """Tensors, arrays and sequences as nested lists."""
-    nested = values.tolist() if hasattr(values, "tolist") else values
-    return [_to_lists(row) if hasattr(row, "__len__") else row for row in nested]
-
-
 # --------------------------------------------------------------------------------------------- what the models compute
-def _table_of(values: Any, sentence: int) -> list[Any]:
-    """A table of numbers, or that of one sentence of a batch, as nested lists."""
-    rows = _to_lists(values)
-    if not rows or not rows[0] or not isinstance(rows[0][0], list):
-        return rows
-    return rows[sentence]
-
-
-def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0, title: str | None = None) -> str:
+def distances_to_svg(distances: Any, words: Sequence[str]) -> str:
     """Draw the syntactic distances of ON-LSTM or PRPN: a row per layer; a value belongs to the gap before its token.
 
     Args:
-        distances: [B, L, T] as in the output of `forward` (`distances`, `syd_distances`), or [L, T]; the cell of NaN
-            (no gold distance) stays empty.
+        distances: [L, T], a row of `distances` or `syd_distances` of the output of `forward`; the cell of NaN (no gold
+            distance) stays empty.
         words: One string per token.
-        sentence: Row of the batch.
-        title: Title of the picture.
 
     Returns:
         One `<svg>` element.
@@ -289,24 +269,19 @@ def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0,
     Raises:
         ValueError: If the shape does not fit the words.
     """
-    layers = _table_of(distances, sentence)
-    names = [f"layer {number}" for number in range(1, len(layers) + 1)]
-    return heatmap_to_svg(layers, names, words, title=title or "syntactic distance before each token")
+    names = [f"layer {number}" for number in range(1, len(distances) + 1)]
+    return heatmap_to_svg(distances, names, words, title="syntactic distance before each token")
 
 
-def span_attention_to_svg(
-    span_scores: Any, words: Sequence[str], *, sentence: int = 0, title: str | None = None
-) -> str:
+def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
     """Draw the attention of PaLM: after the token of a row, the weight of the span that begins at a column's token.
 
     All spans end right before the token of the row. Weights are the softmax over all K spans; spans that would begin
     before the sentence have a weight, but no cell.
 
     Args:
-        span_scores: [B, T, K] as in the output of `forward`, or [T, K]; slot 0 is the longest span, of K tokens.
+        span_scores: [T, K], a row of `span_scores` of the output of `forward`; slot 0 is the longest span, of K tokens.
         words: One string per token.
-        sentence: Row of the batch.
-        title: Title of the picture.
 
     Returns:
         One `<svg>` element.
@@ -314,7 +289,7 @@ def span_attention_to_svg(
     Raises:
         ValueError: If the shape does not fit the words.
     """
-    rows = _table_of(span_scores, sentence)
+    rows = span_scores.tolist()
     if len(rows) != len(words):
         raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words: give one per token")
     table: list[list[float | None]] = []
@@ -327,7 +302,7 @@ def span_attention_to_svg(
         table.append([*[None] * (end - len(shares)), *shares, *[None] * (len(words) - end)])
     if len(words) == 1:
         raise ValueError("one token has no span before it: there is nothing to draw")
-    return heatmap_to_svg(table, words, words, title=title or "attention to the span from column to row")
+    return heatmap_to_svg(table, words, words, title="attention to the span from column to row")
 
 
 def chart_scores(chart: Mapping[str, Any], context: int = 0, value: str = "score") -> dict[Span, float]:
@@ -353,7 +328,6 @@ def chart_to_svg(
     words: Sequence[str],
     *,
     spans: Collection[Span] = (),
-    title: str = "score of each constituent",
 ) -> str:
     """Draw a chart above its words: the cell of a span is above the middle of its words, wide spans on top.
 
@@ -361,7 +335,6 @@ def chart_to_svg(
         scores: Numbers by half-open span, as `chart_scores` gives them; a pruned chart lacks some spans.
         words: The n words.
         spans: Constituents of a tree; their cells have a thick frame.
-        title: Title of the picture.
 
     Returns:
         One `<svg>` element.
@@ -375,4 +348,6 @@ def chart_to_svg(
     widest = max((j - i for i, j in scores), default=1)
     places = {(i, j): ((i + j - 1) / 2, float(widest - (j - i))) for i, j in scores}
     cells = {places[span]: value for span, value in scores.items()}
-    return _cells_to_svg(cells, words, (), title, 3, frames=[places[span] for span in spans if span in scores])
+    return _cells_to_svg(
+        cells, words, (), "score of each constituent", frames=[places[span] for span in spans if span in scores]
+    )

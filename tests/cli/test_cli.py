@@ -16,6 +16,7 @@ import stat
 import statistics
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from unittest.mock import Mock
@@ -28,6 +29,7 @@ import typer
 from hf_synlm import __version__
 from hf_synlm.cli.app import app, main
 from hf_synlm.data.samples import sample_path
+from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.suites.syntaxgym import load_suite, region_surprisals
 from hf_synlm.evaluation.text import text_items
@@ -436,6 +438,22 @@ def test_columns_that_change_inside_an_item_are_no_conditions(tmp_path):
     assert item.text.split() == words
 
 
+@pytest.mark.parametrize("place", ["", "position"])
+def test_columns_in_doubt_are_refused_by_name(tmp_path, place):
+    """Texts of other words, which begin a column anew, or with a capital letter; --sentence-column decides."""
+    texts = [("a", "Yesterday we left"), ("b", "Nobody ever asked")]
+    rows = [f"{k}\t{kind}\t{word}\t{n}" for k in (1, 2) for kind, text in texts for n, word in enumerate(text.split())]
+    table = "\n".join(["item\tBedingung\tword\tposition", *rows])
+    table = table if place else re.sub(r"\t[^\t]*$", "", table, flags=re.M)
+    (tmp_path / "a.tsv").write_text(table, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=f"'Bedingung' changes inside an item, '{place or 'word'}' begins anew, as in '1'"
+    ):
+        read_items(tmp_path / "a.tsv", word_column="word")
+    for column, number in (("Bedingung", 4), ("item", 2)):
+        assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column=column)) == number
+
+
 def test_words_in_pieces_have_sums_and_measures_of_trees(tmp_path, capsys):
     """Under a PCFG, too, as for a word that --tokenize ptb splits."""
     (tmp_path / "a.txt").write_text("We ask\u2019s for peace.\nask's\n", encoding="utf-8")
@@ -470,21 +488,39 @@ def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
 def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):
     """What is printed and written is as if they were read at once."""
     lines = [" ".join(["We ask for peace"] * (k % 3)) for k in range(70)]
+    (tmp_path / "counts.tsv").write_text("We\t5\nask\t3\n", encoding="utf-8")
     (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
     rows = [f"x{k}\t{line}\t{k}" for k, line in enumerate(lines)]
     (tmp_path / "a.tsv").write_text("\n".join(["item\tsentence\tday", *rows]), encoding="utf-8")
     objects = [json.dumps({"sentence": line, **({"day": k} if k > 60 else {})}) for k, line in enumerate(lines)]
     (tmp_path / "b.jsonl").write_text("\n".join(objects), encoding="utf-8")
+    words = [
+        ("item", "kind", "word"),
+        *((k, kind, w) for k in range(9) for kind in "ab" for w in "We ask peace".split()),
+    ]
+    (tmp_path / "w.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in words), encoding="utf-8")
+    trees = [f"(S {' '.join(f'(NP {word})' for word in line.split())})" if line else "" for line in lines]
+    (tmp_path / "a.mrg").write_text("\n".join(trees), encoding="utf-8")
+    out, given = ("--out", tmp_path / "out", "--overwrite"), ("--unknown-labels", "drop", "--trees", tmp_path / "a.mrg")
     for model, command, name, *more in (
         ("on_lstm", "surprisal", "a.txt"),
-        ("gpt2", "surprisal", "a.tsv", "--out", tmp_path / "out.tsv", "--overwrite"),
+        ("gpt2", "surprisal", "a.tsv", *out),
+        ("gpst", "surprisal", "a.txt", "--num-beams", 2, "--num-beams", 4, *out),
+        ("gpst", "surprisal", "a.txt", "--model", models["on_lstm"], "--frequencies", tmp_path / "counts.tsv"),
+        ("on_lstm", "surprisal", "a.txt", "--context", "document", *out),
+        ("gpt2", "surprisal", "a.txt", "--context", "document"),
+        ("gpst", "surprisal", "a.tsv", "--context", "document"),
+        ("on_lstm", "surprisal", "w.tsv", "--word-column", "word"),
+        ("rnng", "surprisal", "a.txt", *given),
         ("on_lstm", "parse", "a.txt"),
         ("gpst", "parse", "a.tsv", "--format", "json", "--num-trees", 2),
-        ("gpst", "parse", "a.txt", "--format", "text", "--out", tmp_path / "out.txt", "--overwrite"),
+        ("gpst", "parse", "a.txt", "--format", "html"),
+        ("gpst", "parse", "a.txt", "--format", "text", *out),
     ):
         printed = []
         for first in (4, 4096):
             monkeypatch.setattr(text_items, "NUM_FIRST", first)
+            monkeypatch.setattr(text_items, "_NUM_ROWS", first)
             printed.append(run(capsys, command, tmp_path / name, "--model", models[model], *more))
             printed[-1] = printed[-1] or next(file for file in more if isinstance(file, Path)).read_text("utf-8")
         numbers = [re.findall(r"-?\d+\.\d+(?:e-\d+)?", text) for text in printed]
@@ -493,8 +529,20 @@ def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatc
         values = [list(map(float, found)) for found in numbers]
         assert values[0] == pytest.approx(values[1], abs=1e-4)
     monkeypatch.setattr(text_items, "NUM_FIRST", 4)
-    message = fail(capsys, "surprisal", tmp_path / "b.jsonl", "--model", models["gpt2"], "--out", tmp_path / "c.tsv")
-    assert "item '62' has the column 'day'" in message and not (tmp_path / "c.tsv").exists()
+    monkeypatch.setattr(text_items, "_NUM_ROWS", 4)
+    pictures = tmp_path / "pictures"
+    run(capsys, "parse", tmp_path / "a.txt", "--model", models["gpst"], "--format", "svg", "--out", pictures)
+    assert [path.name for path in sorted(pictures.iterdir())][:3] == ["0000002.svg", "0000003.svg", "0000005.svg"]
+    (tmp_path / "a.mrg").write_text("\n".join(reversed(trees)), encoding="utf-8")
+    message = fail(capsys, "surprisal", tmp_path / "a.txt", "--model", models["rnng"], *given)
+    assert "sentence 2 ('We ask for peace') has no tree at its place" in message
+    (tmp_path / "w.tsv").write_text("item\tword\n" + "1\tWe\n2\task\n" * 5, encoding="utf-8")
+    message = fail(capsys, "surprisal", tmp_path / "w.tsv", "--model", models["gpt2"], "--word-column", "word")
+    assert "row 5: item '1' has rows elsewhere" in message
+    command = ["surprisal", tmp_path / "b.jsonl", "--model", models["gpt2"], "--out", tmp_path / "c.tsv"]
+    assert main(list(map(str, command))) == 0
+    assert "column 'day' is left out: 9 of 70 texts have it, and none of the first" in capsys.readouterr().err
+    assert "day" not in read_tsv(tmp_path / "c.tsv")[0]
 
 
 def test_compressed_files_and_other_encodings(models, tmp_path, capsys):
@@ -814,12 +862,25 @@ def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
         assert (tmp_path / "new.json").is_symlink() and "word_perplexity" in target.read_text(encoding="utf-8")
 
 
+def test_texts_are_opened_once(models, texts, tmp_path, capsys, monkeypatch):
+    """So they may come from pipes; their checksums are those of files."""
+    model, out = ("--model", models["gpt2"]), tmp_path / "out.tsv"
+    printed = run(capsys, "surprisal", texts, *model)
+    os.mkfifo(pipe := tmp_path / "pipe.txt")
+    threading.Thread(target=lambda: pipe.write_bytes(texts.read_bytes()), daemon=True).start()
+    run(capsys, "surprisal", pipe, *model, "--out", out)
+    [facts] = json.loads(Path(f"{out}.meta.json").read_text())["data"]["files"]
+    assert out.read_text(encoding="utf-8") == printed and {"path": str(pipe), **facts} == facts
+    assert [{**facts, "path": str(texts)}] == describe_files([texts])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts.read_bytes())))
+    assert run(capsys, "surprisal", "-", *model) == printed
+
+
 def test_a_pipe_is_refused_before_it_is_read(models, texts, tmp_path, capsys):
     """Its checksum is stated, and it can be read only once; nobody writes into this one."""
     os.mkfifo(pipe := tmp_path / "pipe.txt")
     model, out = ("--model", models["gpt2"]), ("--out", tmp_path / "out.tsv")
     for command in (
-        ("surprisal", pipe, *model, *out),
         ("treebank", pipe, *out),
         ("silver", pipe, *out),
         ("evaluate", "pairs", pipe, *model),

@@ -124,6 +124,11 @@ def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsy
     assert drawn.splitlines()[0] in drawing.splitlines()
 
 
+def test_options_of_a_search_are_refused_by_models_without(saved_models: Path, capsys):
+    command = ("generate", "--model", saved_models / "on_lstm", "--prompt", "We", "--action-beam-size", 5)
+    assert "--action-beam-size: not an option of ONLSTMForCausalLM.generate" in fail(capsys, *command)
+
+
 def test_generate_options(saved_models: Path, capsys):
     common = ("generate", "--device", "cpu", "--prompt", "We ask", "--max-new-tokens", 3)
     rnng = (*common, "--model", saved_models / "rnng")
@@ -250,9 +255,9 @@ def test_export_keeps_a_classifier(small: Path, tmp_path: Path, capsys):
     assert card.data.pipeline_tag == "text-classification" and len(loaded.config.id2label) == 3
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsys):
-    options = ("--text", "We ask", "--num-beams", 7, "--max-new-tokens", 2, "--format", "json")
+    options = ("--text", "We ask", "--max-new-tokens", 2, "--format", "json")
     report = json.loads(run(capsys, "verify", small, *options))
     assert report["passed"] and {"AutoModelForCausalLM", "parse", "generate"} <= {c["name"] for c in report["checks"]}
     file = small / "modeling_gpst.py"

@@ -69,7 +69,7 @@ def test_length_limits():
     counted = {name: unlabeled_f1(trees, trees, lengths, name).num_sentences for name in limits}
     assert counted == limits
     assert resolve_convention("prpn", max_length=10).name == "prpn"  # unchanged, so it keeps its name
-    with pytest.raises(ValueError, match="none of the 4 sentences"):
+    with pytest.raises(ValueError, match="none of 4 sentences"):
         unlabeled_f1(trees, trees, lengths, min_length=12)
     # Lengths are those after removal; sentences that are all punctuation are left out of the baselines.
     trees, lengths, keep = [right_branching(4), right_branching(2)], [4, 2], [[True, True, True, False], [False, False]]

@@ -212,7 +212,7 @@ def test_tags_that_are_not_those_of_the_penn_treebank(caplog):
     assert not caplog.records
     treebank = make_treebank(mostly)
     assert treebank.words == [["the", "cat", "sleeps"] + ["time"] * 14]
-    assert treebank.convention == "punctuation removed before parsing, with 1 words of unknown tags"
+    assert treebank.convention == "punctuation removed before parsing, with 1 word of unknown tags"
     assert "1 of 20 words count as punctuation" in caplog.text and "Universal Dependencies: AFX" in caplog.text
     with pytest.raises(ValueError, match="1 of 19 words have tags"):
         make_treebank(brown)
@@ -231,7 +231,7 @@ def test_trees_that_do_not_match_their_text():
     right, none = parsed(*words), ParsedSentence(())
     match_treebank([right, none], treebank)
     for sentences, message in (
-        ([right], r"mine.txt: 1 sentences, .* 2 \(punctuation removed"),
+        ([right], r"mine.txt: 1 sentence, .* 2 \(punctuation removed"),
         ([right, parsed(*words[:5], "rug")], "sentence 2 .*<text>:2: word 6 is 'rug', .* 'mat'"),
         ([parsed(*words, "."), right], "7 words, .* 6"),
     ):

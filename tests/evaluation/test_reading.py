@@ -871,7 +871,11 @@ def test_several_widths_of_the_beam(tables, capsys):
     (tables / "effects_by_item.tsv").write_text("effect\titem\troi\trt_effect_ms\n" + "\n".join(effects) + "\n")
     model = str(Path(__file__).parents[2] / "model_cards" / "rnng-tiny")
     beams = ("--num-beams", "1", "--num-beams", "2", "--action-beam-size", "4", "--tokenize", "ptb")
-    result, said = run(capsys, "--preset", "sap", "--data", ".", "--model", model, *beams)
+    asked = ("--belief-update", "old", "--belief-order", "2")
+    result, said = run(capsys, "--preset", "sap", "--data", ".", "--model", model, *beams, *asked)
     assert "rnng-tiny beam 1 does not know 16 of 16 critical words in one of the sentences " in said
     rows = result["tables"]["effects by item"]
-    assert [row["predictor"] for row in rows] == ["rnng-tiny beam 1"] * 3 + ["rnng-tiny beam 2"] * 3
+    names = [f"rnng-tiny beam {width}{more}" for width in (1, 2) for more in ("", " old beliefs, order 2")]
+    assert [row["predictor"] for row in rows] == [name for name in names for _ in range(3)]
+    # A beam of one has no beliefs to change.
+    assert not any(row["bits"] for row in rows[3:6]) and any(row["bits"] for row in rows[9:])

@@ -23,10 +23,12 @@ from hf_synlm.evaluation.text.batches import batches_by_cost, checked_batch_size
 from hf_synlm.evaluation.text.readers import LogitReader
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import (
+    TREE_COLUMNS,
     can_correct_words,
     columns,
-    compare_beams,
+    describe_difference,
     iterate_words,
+    products_of,
     score_words,
     why_sentences_alone,
     word_table,
@@ -233,10 +235,11 @@ def test_belief_updates_by_the_command(tmp_path, capsys):
 def test_beams_are_compared_on_words_with_values():
     """In bits, whatever the unit of the table; one word says nothing."""
     narrow, wide = torch.tensor([3.0, math.nan, 2.0, 5.0]), torch.tensor([1.0, 2.0, 2.0, 4.9])
-    [line] = compare_beams({5: narrow * math.log(2), 20: wide * math.log(2)})
-    assert line.startswith("beam 5 and 20: correlation 0.8349") and line.endswith("above 1 bit: 33.3% of the words")
+    parts = [products_of(narrow[k : k + 2] * math.log(2), wide[k : k + 2] * math.log(2)) for k in (0, 2)]
+    line = describe_difference(sum(parts))
+    assert line.startswith("correlation 0.8349") and line.endswith("above 1 bit: 33.3% of the words")
     assert "difference 0.7 bits (mean surprisal 2.63)" in line
-    assert compare_beams({5: narrow[:2], 20: wide[:2]}) == []
+    assert products_of(narrow[:2], wide[:2])[0, 0] == 1
 
 
 def test_entropies_in_documents_windows_and_caches(tmp_path):
@@ -503,7 +506,7 @@ def test_measures_of_the_one_tree(architecture):
     scores = score_words(scorer, [TextItem("", line) for line in lines])
     model, tokenizer = model_and_tokenizer(architecture)
     (parsed,) = parse_sentences(model, tokenizer, [lines[0].split()])
-    distance, depth, opened, closed = scores[0].tree.T.tolist()
+    distance, depth, opened, closed = (scores[0].more[name].tolist() for name in TREE_COLUMNS)
     spans = parsed.tree().spans
     assert depth == [sum(i <= k < j for i, j in spans) for k in range(6)]
     assert opened == [sum(i == k for i, _ in spans) for k in range(6)]
@@ -511,11 +514,13 @@ def test_measures_of_the_one_tree(architecture):
     heights = span_heights(spans)
     over = [heights[min((j - i, (i, j)) for i, j in spans if i < k < j)[1]] for k in range(1, 6)]
     assert math.isnan(distance[0]) and distance[1:] == over, "trees are binary: a word has height 1"
-    assert [len(found.tree) for found in scores] == [6, 0, 1, 6] and scores[2].tree[0, 1:].tolist() == [0, 0, 0]
-    assert scores[3].tree[:, 1].isnan().tolist() == [not count for count in scores[3].num_tokens.tolist()]
+    trees = [torch.stack([found.more[name] for name in TREE_COLUMNS], 1) for found in scores]
+    assert [len(tree) for tree in trees] == [6, 0, 1, 6] and trees[2][0, 1:].tolist() == [0, 0, 0]
+    assert trees[3][:, 1].isnan().tolist() == [not count for count in scores[3].num_tokens.tolist()]
     rows = word_table([TextItem("", lines[0])], scores[:1])
-    assert [row[15:] for row in rows[1:]] == scores[0].tree[1:].tolist()
-    assert score_words(scorer_of("gpt2", details=True), [TextItem("", "We")])[0].tree is None
+    assert [row[15:] for row in rows[1:]] == trees[0][1:].tolist()
+    assert columns("bits", more=scores[0].more)[15:] == [*TREE_COLUMNS]
+    assert score_words(scorer_of("gpt2", details=True), [TextItem("", "We")])[0].more == {}
 
 
 @pytest.mark.parametrize("architecture", ["gpst", "rnng", "rnng_pieces", "on_lstm", "gpt2"])

@@ -292,7 +292,7 @@ def test_folders_say_what_to_install(tmp_path: Path, monkeypatch):
     assert "`pip install .` in its checkout" in " ".join(found) and "pip install hf_synlm" not in " ".join(found)
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_archive_is_reproducible(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(make_checkpoints, "ARCHIVES", tmp_path)
     first = make_checkpoints.pack("prpn-syd-tiny")

@@ -28,7 +28,7 @@ from hf_synlm.hub.verify import verify_export
 from tests.helpers import warm_python
 from tests.helpers.scoring_models import model_and_tokenizer
 
-pytestmark = pytest.mark.usefixtures("warm_probe")
+pytestmark = pytest.mark.usefixtures("warm_verify")
 
 SPECIAL = ["<pad>", "<s>", "<reduce>", "<cls>", "<sep>", "<unk>"]
 WORDS = "fruit flies like a banana the keys to cabinet are on table".split()

@@ -75,7 +75,7 @@ SHIPPED = {
     "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6250),
     "pcfg": (
         SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
-        4450,
+        4440,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3110),
     "span_parser": (

@@ -1,5 +1,6 @@
 """Belief updates: their definition, and every search against all derivations."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -239,6 +240,15 @@ def test_what_the_beam_drops_is_counted() -> None:
         state, _ = search.commit(state, chosen)
     found = model.parse(torch.tensor([TOKENS]), num_beams=2, belief_update=("new", 1.0, ends)).belief_cut[0]
     assert found.tolist() == pytest.approx(shares, abs=1e-5) and max(shares) > 0.1
+
+
+def test_beliefs_are_of_equally_many_rows_on_every_device() -> None:
+    search = gpst().word_search(2)
+    on_cpu = search.begin(1, torch.device("cpu"))
+    elsewhere = dataclasses.replace(on_cpu, nodes=on_cpu.nodes.to("meta"))
+    assert search.max_rows(on_cpu) < search.max_rows(elsewhere)
+    search.keeps_scored = True
+    assert search.max_rows(on_cpu) == search.max_rows(elsewhere)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -81,7 +81,7 @@ def test_every_grammar_learns(kind: str, run: Run, tmp_path: Path) -> None:
     assert set(last["trees"]) == set(first["trees"]) >= {"sentence_f1", "corpus_f1"}
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_the_best_grammar_is_saved_and_reported(run: Run, corpus: dict[str, str], tmp_path: Path) -> None:
     steps = ("--num-train-epochs", "2", "--parse-options", "method=viterbi", "--final-report", "True")
     found = run(tmp_path / "out", *steps, "--curriculum-words", "20")

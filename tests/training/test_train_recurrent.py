@@ -358,7 +358,7 @@ def test_tags_have_to_tell_words_where_words_are_asked_for(corpus: dict[str, str
 
 
 # ---------------------------------------------------------------------------------------------- runs
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, str], tmp_path: Path) -> None:
     output_dir = tmp_path / "out"
     course = ("--schedule", "adam-asgd", "--averaging-epoch", "1", "--num-train-epochs", "2")

@@ -123,7 +123,7 @@ def perplexities(results: dict) -> set[frozenset[str]]:
     return {frozenset(name.removesuffix("perplexity") for name in row if "perplexity" in name) for row in rows}
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
 def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., dict], tmp_path: Path) -> None:
     flags = ("--config-overrides", f"{SMALL},{NARROW},transition_system={system}", "--max-train-steps", "5")
@@ -175,7 +175,7 @@ def backbone_flags(corpus: dict[str, str], decoder: str, output_dir: Path, *flag
     return [*given[2:], "--backbone", decoder, *flags]  # without the configuration, whose sizes are another model's
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_a_decoder_becomes_a_tree_lm(
     corpus: dict[str, str], decoder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -192,7 +192,7 @@ def test_a_decoder_becomes_a_tree_lm(
     assert sentence.words == ("unbelievable", "economies")
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_lora_on_a_decoder_gives_an_adapter(
     corpus: dict[str, str], decoder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -223,7 +223,7 @@ def test_lora_on_a_decoder_gives_an_adapter(
             run_here("train_tree_lm", wrong, corpus["cache"], capsys)
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_treebanks_with_other_tags(run: Callable[..., dict], tmp_path: Path) -> None:
     """Their tags tell no punctuation: the report says so before training, and what goes on without."""
     trees = tmp_path / "trees.txt"

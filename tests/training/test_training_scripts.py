@@ -25,7 +25,6 @@ from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import checkpoints, loop, samplers
 from hf_synlm.training.engine import run as common
-from hf_synlm.training.engine.final_report import load_report_treebanks
 from hf_synlm.training.programs import pretrain_gpst, train_pcfg, train_recurrent, train_rnng
 from hf_synlm.training.programs.prepare_text import prepare
 from hf_synlm.training.programs.pretrain_gpst import DataArguments, GPSTRecipe, collate_plain, load_contexts
@@ -74,7 +73,7 @@ def parse(*flags: str) -> tuple:
     return run_arguments.parse_arguments(GPSTRecipe.argument_types(), flags, GPSTRecipe.mappings)
 
 
-@pytest.mark.usefixtures("warm_probe")
+@pytest.mark.usefixtures("warm_verify")
 def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_path: Path) -> None:
     flags = ("--max-train-steps", "2", "--max-tree-sentences", "6", "--validation-trees", "embedded")
     flags = (*flags, "--test-trees", "embedded")
@@ -205,9 +204,10 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
 
 
 def test_trees_of_the_report_are_read_before_training(corpus: dict[str, str], tmp_path: Path) -> None:
-    _, _, evaluation, _ = parse("--output-dir", "x", "--test-trees", corpus["train"], "--final-report")
-    with pytest.raises(ValueError, match="report_punctuation"):
-        load_report_treebanks(evaluation.test_trees, evaluation.report_punctuation)
+    with pytest.raises(ValueError, match=r"raw.train.txt:1: .* stands outside of all trees"):
+        GPSTRecipe(
+            Mock(), *parse("--output-dir", str(tmp_path), "--test-trees", corpus["train"], "--final-report")
+        ).load()
 
 
 def test_an_ended_run_has_dropped_the_wrapped_model_before_its_processes_part() -> None:

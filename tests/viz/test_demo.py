@@ -49,11 +49,11 @@ def test_file_to_the_table_of_the_command(app: Any, architecture: str, tmp_path:
     tokenizer.save_pretrained(tmp_path / "model")
     text = tmp_path / "text.txt"
     text.write_text(f"{SENTENCE}\n\nAmerica is back \u00e9\n", encoding="utf-8")
-    rows = app.measure(model, tokenizer, text)
+    names, rows = app.measure(model, tokenizer, text)
     assert [row[3] for row in rows] == [*SENTENCE.split(), "America", "is", "back", "\u00e9"]
     run(capsys, "surprisal", text, "--model", tmp_path / "model", "--out", tmp_path / "written.tsv")
     expected = read_table(tmp_path / "written.tsv", "tsv")
-    assert len(rows) == len(expected) and columns("bits") == list(expected[0])
+    assert len(rows) == len(expected) and names == list(expected[0])
     for row, fields in zip(rows, expected, strict=True):
         for value, field in zip(row, fields.values(), strict=True):
             if isinstance(value, float):
@@ -116,7 +116,7 @@ def test_page_answers(app: Any, tmp_path: Path) -> None:
         page.close()
     assert "<svg" in html and words["headers"] == app.WORD_COLUMNS and len(trees["data"]) in (2, 3)
     assert table["headers"] == columns("bits") and [row[3] for row in table["data"]] == SENTENCE.split()
-    rows = app.measure(model, tokenizer, tmp_path / "text.txt")
+    names, rows = app.measure(model, tokenizer, tmp_path / "text.txt")
     assert Path(download).read_text(encoding="utf-8") == table_text([columns("bits"), *rows])
     assert Path(download).name == "text.surprisals.tsv"
 

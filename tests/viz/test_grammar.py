@@ -140,7 +140,7 @@ def test_no_likely_rule_is_missed(monkeypatch):
     rules = LowRankRules((4 * head).softmax(1), (4 * left).softmax(0), (4 * right).softmax(0))
     table, likely = rules.table(), 0
     for parent in range(9):
-        found = of_grammar._likely_rules(rules, parent, of_grammar._children(rules), 16)
+        found = of_grammar._likely_rules(rules, parent, rules.sides(), 16)
         pairs = {(b, c) for b, c, _ in found}
         assert {tuple(place) for place in (table[parent] > 1 / 5).nonzero().tolist()} <= pairs
         assert [prob for *_, prob in found] == numbers([table[parent, b, c].item() for b, c, _ in found])

@@ -146,7 +146,7 @@ def test_nasty_words_survive_as_text(word):
         assert shown in "".join(ElementTree.fromstring(markup).itertext())
     maps = (
         heatmap_to_svg([[1.0, 2.0]], [word], [word, "b"], title=word),
-        chart_to_svg({(0, 2): 1.0}, [word, "b"], title=word),
+        chart_to_svg({(0, 2): 1.0}, [word, "b"]),
     )
     for svg in maps:
         assert shown in texts(svg)
@@ -261,15 +261,14 @@ def test_chart_of_gpst(tiny_gpst_config):
 
 def test_distances_and_span_attention():
     layers = model_and_tokenizer("on_lstm")[0](torch.tensor([[4, 5, 6], [7, 8, 9]])).distances
-    for given_distances in (layers, layers[1], list(layers)):
-        svg = distances_to_svg(given_distances, ["a", "b", "c"], sentence=1)
-        assert cell_values(svg) == pytest.approx(layers[1].flatten().tolist(), abs=1e-3)
-        assert {f"layer {k + 1}" for k in range(layers.shape[1])} <= set(texts(svg))
+    svg = distances_to_svg(layers[1], ["a", "b", "c"])
+    assert cell_values(svg) == pytest.approx(layers[1].flatten().tolist(), abs=1e-3)
+    assert {f"layer {k + 1}" for k in range(layers.shape[1])} <= set(texts(svg))
     scores = model_and_tokenizer("palm")[0](torch.tensor([[4, 5, 6, 7]])).span_scores[..., -2:]
     weights = scores[0].softmax(-1)
     # Row t, column s: the span [s, t), of one or two tokens; slot 0 is the longest.
     expected = [weights[1, 1], weights[2, 0], weights[2, 1], weights[3, 0], weights[3, 1]]
-    svg = span_attention_to_svg(scores, list("abcd"))
+    svg = span_attention_to_svg(scores[0], list("abcd"))
     assert cell_values(svg) == pytest.approx([value.item() for value in expected], abs=1e-3)
 
 

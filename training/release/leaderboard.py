@@ -28,7 +28,7 @@ import yaml
 from release.make_checkpoints import LAUNCH, run
 from release.model_table import write_between
 
-from hf_synlm.data.files import folder_writer, write_text
+from hf_synlm.data.files import folder_writer, read_json, write_text
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank, sentence_to_brackets, to_ptb_concat
 from hf_synlm.data.vocabulary import word_tokenizer
@@ -110,15 +110,14 @@ def make_row(board: Board, name: str, row: dict[str, Any], seed: int) -> None:
         file = output / f"{task.replace(' ', '_')}.json"
         if not task.startswith("train"):
             run(command, "--out", str(file), "--overwrite")
-            scores[task] = json.loads(file.read_text(encoding="utf-8"))["scores"]
+            scores[task] = read_json(file)["scores"]
         elif any(program in command for program in OF_TRAINER):
             shutil.rmtree(output, ignore_errors=True)
             cpu_seconds += run(command)
         else:
             cpu_seconds += run(command, "--overwrite-output-dir")
     if "train_urnng.py" in listed["train"]:
-        test = json.loads((output / RESULTS_FILE).read_text(encoding="utf-8"))["test"]
-        scores["parsing network"] = {"f1": test["trees"]["sentence_f1"]}
+        scores["parsing network"] = {"f1": read_json(output / RESULTS_FILE)["test"]["trees"]["sentence_f1"]}
     shapes = [tensor.shape for tensor in stored_tensors(output / "model").values()]
     result = {
         "row": name,
@@ -171,12 +170,9 @@ def table(board: Board, paper: dict[str, float] | None = None) -> str:
 
 def _f1(results: list[dict[str, Any]]) -> str:
     """F1 of a row by all ways to parse: the main one, and others with their names."""
-    found = {
-        x.removeprefix("parsing"): [r["scores"][x]["f1"] for r in results]
-        for x in results[0]["scores"]
-        if "parsing" in x
-    }
-    return "; ".join(f"{how} {_spread(values)}".strip() for how, values in found.items())
+    tasks = [task for task in results[0]["scores"] if "parsing" in task]
+    spreads = [_spread([result["scores"][task]["f1"] for result in results]) for task in tasks]
+    return "; ".join(f"{x.removeprefix('parsing')} {f1}".strip() for x, f1 in zip(tasks, spreads, strict=True))
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -187,9 +183,8 @@ def write_table(board: Board, paper: dict[str, float] | None = None) -> None:
     """Write the table: into a page between its two marks, or as a file of its own."""
     text = table(board, paper)
     if board.page == PAGE:
-        write_between(ROOT / PAGE, COMMAND, text)
-    else:
-        write_text(ROOT / board.page, text)
+        return write_between(ROOT / PAGE, COMMAND, text)
+    write_text(ROOT / board.page, text)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

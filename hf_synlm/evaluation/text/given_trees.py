@@ -10,8 +10,9 @@ summed over trees. What comes after the last word (actions that close the tree, 
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
-from itertools import accumulate, count
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import accumulate, chain, count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +23,11 @@ from hf_synlm.data.gold_trees import encode_trees
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.batches import batches_by_cost
-from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import WordScores, by_words, words_of
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.token_scores import TokenScores
-from hf_synlm.evaluation.text.tree_files import Proposals, batch_trees
+from hf_synlm.evaluation.text.tree_files import Proposals, batch_trees, iterate_trees
 from hf_synlm.evaluation.text.words import EncodedText, Word
 from hf_synlm.hub.abilities import tree_codec
 from hf_synlm.trees.codecs import LabeledCodec, Row, TreeCodec
@@ -66,6 +66,21 @@ def find_trees(proposals: Proposals, items: Sequence[TextItem]) -> list[Treebank
         found.append(trees[seen[key] % len(trees)])
         seen[key] += 1
     return found
+
+
+def trees_in_order(paths: Sequence[PathLike], items: Iterable[TextItem]) -> Iterator[TreebankSentence | None]:
+    """As `find_trees`, from files that have a tree for each text in their order, and are read as it is needed."""
+    trees = chain.from_iterable(iterate_trees(Path(path)) for path in paths)
+    for number, item in enumerate(items, 1):
+        key = plain_word(item.text)
+        tree = next(trees, None) if key else None
+        if key and (tree is None or plain_word(" ".join(tree.words)) != key):
+            raise ValueError(
+                f"sentence {number} ({item.text!r}) has no tree at its place"
+                + ("" if tree is None else f", where {tree.source} has that of {' '.join(tree.words)!r}")
+                + ". Trees of a long file stand in the order of its texts, one for each"
+            )
+        yield tree
 
 
 def read_label_map(path: PathLike) -> dict[str, str]:
@@ -137,7 +152,7 @@ def _without(tree: TreebankSentence, unknown: Sequence[tuple[str, int, int]], bi
 
 
 def score_given_trees(
-    scorer: TextScorer, items: Sequence[TextItem], trees: Sequence[TreebankSentence | None], progress: str | None = None
+    scorer: TextScorer, items: Sequence[TextItem], trees: Sequence[TreebankSentence | None]
 ) -> list[WordScores]:
     """Surprisal of the words of texts together with given trees.
 
@@ -145,7 +160,6 @@ def score_given_trees(
         scorer: a GPST, RNNG, Tree LM, URNNG or model with Pushdown Layers.
         items: the texts.
         trees: the tree of each, with labels that the model knows; None for a text without words.
-        progress: name of a progress bar; None = no bar.
 
     Returns:
         Per text its scores: `log_probs` are of words and structure, `lexical` the part of the words, `end` what
@@ -162,11 +176,9 @@ def score_given_trees(
     unknown = [text.unknown for text in scorer.encode([tree.words for tree in given], "words")]
     texts = [_Row(tuple(row["input_ids"]), place) for place, row in enumerate(rows)]
     found: dict[int, TokenScores] = {}
-    with progress_bar(None, progress, unit="sentences", total=len(texts)) as bar:
-        for batch in batches_by_cost(texts, scorer.batch_size, max(1, scorer.max_rows // 4)):
-            read = _read_trees(scorer, codec, [rows[text.place] for text in batch])
-            found |= {text.place: one for text, one in zip(batch, read, strict=True)}
-            bar.update(len(batch))
+    for batch in batches_by_cost(texts, scorer.batch_size, max(1, scorer.max_rows // 4)):
+        read = _read_trees(scorer, codec, [rows[text.place] for text in batch])
+        found |= {text.place: one for text, one in zip(batch, read, strict=True)}
     results, places = list[WordScores](), count()
     for item, tree in zip(items, trees, strict=True):
         words, text, scores = words_of(item), EncodedText([], [], 0), TokenScores(torch.zeros(0, dtype=torch.float64))

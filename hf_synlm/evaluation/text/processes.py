@@ -125,7 +125,8 @@ def iterate_batches(
 
     hidden = progress is None or (state is not None and not state.is_main_process)
     total = sum(text.num_tokens for batch in left for text in batch) if is_list else None
-    bar = progress_bar(None, None if hidden else progress, unit="tokens", total=total)
+    unit = "sentences" if total is None else "tokens"
+    bar = progress_bar(None, None if hidden else progress, unit=unit, total=total)
     with bar, nullcontext(here) if workers < 2 else _on_workers(run, workers) as there:
         todo = iter(batches)
         first = _in_order(() if is_list else islice(todo, 1), here, 0)  # workers take seconds to start
@@ -137,7 +138,7 @@ def iterate_batches(
                     cache.add(new)
                 if state is not None:
                     found |= new
-                bar.update(sum(text.num_tokens for text in batch))
+                bar.update(len(batch) if total is None else sum(text.num_tokens for text in batch))
             if state is None:
                 yield from zip(batch, values, strict=True)
     if state is not None:

@@ -20,6 +20,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 """
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -413,11 +414,17 @@ class TextScorer:
         """As what the model reads sentences before the one that it parses; see `SyntacticConfig`."""
         return declared(self.model.config, "reads_context")
 
+    @property
+    def max_context(self) -> float:
+        """Most tokens of a sentence together with its context."""
+        room: float | None = getattr(self.model.word_search(1).machine, "max_with_context", self.max_tokens)
+        return math.inf if room is None else room
+
     def _windows(self, text: EncodedText) -> list[Window]:
         """Pieces of a text that the model can read; `cuts` counts texts and contexts that do not fit."""
         if text.context and not self.reads_context:
             raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
-        room = getattr(self.model.word_search(1).machine, "max_with_context", None) if text.context else None
+        room = self.max_context if text.context else None
         ends = {"word_ends": text.word_ends} if self.is_told_word_ends else {}
         if self.belief_update is not None:
             ends["belief_ends"] = word_ends_from_word_ids(text.word_of_token)

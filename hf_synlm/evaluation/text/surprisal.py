@@ -22,6 +22,7 @@ al. 2018).
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from torch import Tensor
 from hf_synlm.data.text import NATURAL, Tokenization, check_list
 from hf_synlm.evaluation.text.batches import growing_blocks
 from hf_synlm.evaluation.text.scoring import TextScorer
-from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.evaluation.text.text_items import TextItem, columns_of
 from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.evaluation.text.words import EncodedText, Word, encode_rows, split_words, word_starts
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
@@ -50,6 +51,8 @@ ENTROPY_COLUMNS = {"shannon": "entropy_{}", "renyi": "renyi_entropy_{}"}
 """Names of the entropies of `TextScorer` in `WordScores.more`: of the first token of a word, before it is read."""
 ATTENTION_COLUMNS = {"projected": "nae", "raw": "nae_raw"}
 """Names of the attention entropies of `TextScorer` in `WordScores.more`: sums over the tokens of a word."""
+TREE_COLUMNS = ("tree_distance", "tree_depth", "n_opened", "n_closed")
+"""Names of the measures of the tree in `WordScores.more`, of models that have one tree."""
 NATS = {"bits": math.log(2), "nats": 1.0}
 """Nats in one unit."""
 
@@ -69,7 +72,6 @@ class WordScores:
         stack_depth: [n] expected number of trees on the stack after the word.
         tokens: per token its text and its log-probability.
         end: log p(the text ends), or None.
-        tree: [n, 4] distance, depth, constituents opened and closed (models of one tree), or None.
         more: [n] further measures by the name of their column; if it has {} for the unit, they are in nats.
     """
 
@@ -83,7 +85,6 @@ class WordScores:
     stack_depth: Tensor
     tokens: list[tuple[str, float]]
     end: float | None = None
-    tree: Tensor | None = None
     more: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -107,8 +108,8 @@ def iterate_words(
 
     Args:
         scorer: the model.
-        items: the texts; they may be empty. Those of an iterator are taken as they are needed
-            ("sentence" only), and the first scores come as soon as possible, which costs some speed.
+        items: the texts; they may be empty. Those of an iterator are taken as they are needed, and the first scores
+            come as soon as possible, which costs some speed; memory holds the longest document, if it is read whole.
         context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
             GPST with their trees, a Tree LM on a backbone as plain text before its begin token, a recurrent model with
             an end token between texts, other models as running text, joined by spaces, in windows where it is long.
@@ -137,18 +138,24 @@ def iterate_words(
     read: deque[tuple[list[int], list[list[Word]], EncodedText]] = deque()
 
     def encoded() -> Iterator[EncodedText]:
-        first = 0
-        for part in (
-            [list(items)] if is_list or context == "document" else growing_blocks(items, 64 * scorer.batch_size, 8)
-        ):
+        first, before = 0, list[TextItem]()
+        most = 64 * scorer.batch_size
+        blocks = _whole_documents(items, most) if reads_documents else growing_blocks(items, most, 8)
+        blocks = iter([items]) if isinstance(items, list) else blocks
+        for block in blocks:
+            part = before + block
             words = [words_of(item) for item in part]
             groups = _documents(part) if reads_documents else [[k] for k in range(len(part))]
-            for group, text in zip(
-                groups, _encode(scorer, encode, as_written, words, part, groups, context), strict=True
-            ):
-                read.append(([first + k for k in group], [words[k] for k in group], text))
+            texts = _encode(scorer, encode, as_written, words, part, groups, context)
+            for group, text in list(zip(groups, texts, strict=True))[len(before) :]:
+                read.append(([first + k - len(before) for k in group], [words[k] for k in group], text))
                 yield text
-            first += len(part)
+            first += len(block)
+            start, size = len(part), 0
+            if context == "document" and not reads_documents:  # the next block goes on with what the model can see
+                while start and part[start - 1].document == part[-1].document and size <= 2 * scorer.max_context:
+                    start, size = start - 1, size + len(texts[start - 1].ids)
+            before = part[start:]
 
     starts = word_correction and can_correct_words(scorer)
     trees: deque[Tensor] = deque()
@@ -164,7 +171,8 @@ def iterate_words(
         first = 0
         for k, own in zip(group, words, strict=True):
             results[k] = _slice(whole, text, first, first + len(own)) if len(group) > 1 else whole
-            results[k].tree = trees.popleft() if has_one_tree else None
+            if has_one_tree:
+                results[k].more = dict(zip(TREE_COLUMNS, trees.popleft().T, strict=True)) | results[k].more
             first += len(own)
         while following in results:
             yield results.pop(following)
@@ -183,7 +191,7 @@ def words_of(item: TextItem) -> list[Word]:
 
 
 def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence[Word]]) -> list[Tensor]:
-    """`WordScores.tree` of sentences; a word without tokens has no place in the tree, and NaN.
+    """`TREE_COLUMNS` [n, 4] of sentences; a word without tokens has no place in the tree, and NaN.
 
     Cost: one more pass over the texts.
     """
@@ -239,6 +247,23 @@ def why_sentences_alone(scorer: TextScorer) -> str | None:
     return None
 
 
+def _whole_documents(items: Iterable[TextItem], most: int) -> Iterator[list[TextItem]]:
+    """Texts in blocks of whole documents, of at least 8, 16, ..., `most` texts."""
+    block, size, last = list[TextItem](), 8, 0
+    for item in items:
+        if item.document < last:  # documents have numbers in the order of their first texts
+            raise ValueError(
+                f"the texts of the document of item {item.item!r} stand apart. A long table is read piece by piece: "
+                "sort it by document"
+            )
+        if item.document != last and len(block) >= size:
+            yield block
+            block, size = [], min(2 * size, most)
+        block.append(item)
+        last = item.document
+    yield block
+
+
 def _documents(items: Sequence[TextItem]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for number, item in enumerate(items):
@@ -269,8 +294,10 @@ def _encode(
         for group in _documents(items):
             parts = [texts[k].ids for k in group]
             parts = _running_text(as_written, [sentences[k] for k in group]) if is_plain else parts
-            for place, k in enumerate(group):
-                texts[k].context = [ids for ids in parts[:place] if ids]
+            stops = list(accumulate(map(len, parts), initial=0))
+            for place, k in enumerate(group):  # one sentence more than fits, so that the cut is counted
+                first = max(0, bisect_right(stops, stops[place] - scorer.max_context) - 1)
+                texts[k].context = [ids for ids in parts[first:place] if ids]
         return texts
     return [_with_ends([texts[k] for k in group], scorer.end_ids[0]) for group in groups]
 
@@ -372,35 +399,39 @@ def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordS
 
 # ---------------------------------------------------------------------------------------------------------- beams
 def with_beams(
-    scores: Iterable[WordScores], width: int, others: Mapping[int, Sequence[WordScores]], say: Callable[[str], object]
+    scores: Iterable[WordScores], width: int, others: Mapping[int, Iterable[WordScores]], say: Callable[[str], object]
 ) -> Iterator[WordScores]:
     """Scores by a beam of this width that get the surprisals by `others`, too, and at the end what differs."""
-    surprisals: dict[int, list[Tensor]] = {one: [] for one in (*others, width)}
+    sums: dict[int, Tensor] = dict.fromkeys(others, torch.zeros(5, 5, dtype=torch.float64))
     for found, *narrow in zip(scores, *others.values(), strict=True):
-        for one, part in zip(surprisals, (*narrow, found), strict=True):
-            surprisals[one].append(-part.log_probs)
+        for one, part in zip((*others, width), (*narrow, found), strict=True):
             found.more[f"surprisal_{{}}_b{one}"] = -part.log_probs
+            if one != width:
+                sums[one] = sums[one] + products_of(-part.log_probs, -found.log_probs)
         yield found
-    for line in compare_beams({one: torch.cat(parts) for one, parts in surprisals.items()}):
-        say(line)
+    for one in sorted(sums):
+        if sums[one][0, 0] > 1:
+            say(f"beam {one} and {width}: {describe_difference(sums[one])}")
 
 
-def compare_beams(surprisals: Mapping[int, Tensor]) -> list[str]:
-    """How surprisals (nats) of two or more words by the width of the beam differ from those of the widest."""
-    widest = max(surprisals)
-    lines = []
-    for width in sorted(surprisals.keys() - {widest}):
-        both = torch.stack([surprisals[width], surprisals[widest]]) / NATS["bits"]
-        both = both[:, both.isfinite().all(0)]
-        if both.shape[1] < 2:
-            continue
-        difference = (both[0] - both[1]).abs()
-        share = (difference > 1).double().mean()
-        lines.append(
-            f"beam {width} and {widest}: correlation {torch.corrcoef(both)[0, 1]:.4f}, mean absolute difference "
-            f"{difference.mean():.3g} bits (mean surprisal {both[1].mean():.3g}), above 1 bit: {share:.1%} of the words"
-        )
-    return lines
+def products_of(narrow: Tensor, wide: Tensor) -> Tensor:
+    """[5, 5] sums over words of the products of 1, two surprisals in bits, their difference, and if it is above 1."""
+    both = torch.stack([narrow, wide]).double() / NATS["bits"]
+    both = both[:, both.isfinite().all(0)]
+    difference = (both[0] - both[1]).abs()
+    rows = torch.stack([torch.ones_like(difference), *both, difference, (difference > 1).double()])
+    return rows @ rows.T
+
+
+def describe_difference(sums: Tensor) -> str:
+    """How surprisals of two or more words by two beams differ, from the sum of their `products_of`."""
+    _, _, mean, difference, share = means = sums[0] / sums[0, 0]
+    covariance = sums[1:3, 1:3] / sums[0, 0] - means[1:3].outer(means[1:3])
+    correlation = covariance[0, 1] / covariance.diagonal().prod().sqrt()
+    return (
+        f"correlation {correlation:.4f}, mean absolute difference {difference:.3g} bits (mean surprisal "
+        f"{mean:.3g}), above 1 bit: {share:.1%} of the words"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- files
@@ -413,14 +444,14 @@ def columns(unit: Unit, items: Sequence[TextItem] = (), more: Iterable[str] = ()
     own = [
         "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
         f"structural_{unit}", "cum_logprob_nats", f"beam_entropy_{unit}", "n_actions", "stack_depth", "char_start",
-        "char_end", "tree_distance", "tree_depth", "n_opened", "n_closed", *(name.format(unit) for name in more),
+        "char_end", *(name.format(unit) for name in more),
     ]  # fmt: skip
     return own + [f"{name}_input" if name in own else name for name in more_columns(items)]
 
 
 def more_columns(items: Sequence[TextItem]) -> list[str]:
     """Names of the columns that come from the input."""
-    tables = (columns for item in items for columns in [item.columns, *(row.columns for row in item.rows)])
+    tables = chain.from_iterable(map(columns_of, items))
     return list(dict.fromkeys(name for columns in tables for name in columns))
 
 
@@ -458,7 +489,6 @@ def word_rows(number: int, item: TextItem, found: WordScores, unit: Unit, more: 
         found.stack_depth,
     ], 1).tolist()  # fmt: skip
     counts = found.num_tokens.tolist()
-    trees = [[math.nan] * 4] * len(counts) if found.tree is None else found.tree.tolist()
     further = [(values / NATS[unit] if "{" in name else values).tolist() for name, values in found.more.items()]
     for place, word in enumerate(found.words):
         columns = item.rows[place].columns if item.rows else item.columns
@@ -466,7 +496,7 @@ def word_rows(number: int, item: TextItem, found: WordScores, unit: Unit, more: 
         yield [
             item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
             structural, total[place], entropy, actions, depth, word.start, word.end,
-            *trees[place], *(values[place] for values in further), *(columns.get(name) for name in more),
+            *(values[place] for values in further), *(columns.get(name) for name in more),
         ]  # fmt: skip
 
 

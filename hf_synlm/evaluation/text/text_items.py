@@ -18,6 +18,7 @@ from hf_synlm.data.punctuation import Punctuation
 from hf_synlm.data.text import (
     UNSPACED,
     PathLike,
+    ReadOnce,
     errors_at,
     file_ending,
     read_csv,
@@ -42,6 +43,7 @@ _CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line end
 _READERS = frozenset("subject subject_id subj participant participant_id reader reader_id workerid".split())
 NUM_FIRST = 4096
 """How many texts of a file are read, and looked at, before the first is used."""
+_NUM_ROWS = 16_384  # of a block of a table with a word per row
 _LONG = 100  # words of a line that is hardly one sentence
 _UNSPACED_LENGTH = 6  # words of these scripts are shorter on average
 
@@ -227,8 +229,8 @@ def iterate_items(
     elif word_column is not None and text_column is None:
         if by_sentences:
             raise ValueError("--split-sentences: the rows of words of an item are one text. Name a --sentence-column")
-        rows = read_table(path, file_format(path, kind))
-        items = iter(_items_of_words(path, rows, word_column, item_column or "item", sentence_column))
+        table = read_rows(path, file_format(path, kind))
+        items = _items_of_words(path, table, word_column, item_column or "item", sentence_column)
     elif word_column is not None or sentence_column is not None:
         raise ValueError("a table has a text per row (--text-column), or a word (--word-column, --sentence-column)")
     else:
@@ -276,50 +278,101 @@ def _items_of_rows(
 
 
 def _items_of_words(
-    path: PathLike, rows: list[dict[str, Any]], word: str, item_column: str, sentence: str | None
-) -> list[TextItem]:
-    """A text for each item, or each sentence of an item, whose words are rows in the order of the file."""
-    need_columns(path, rows, [word], "Name the column that has it (--word-column).")
-    apart = _telling_columns(rows, word, item_column, sentence)
-    texts: dict[tuple[Any, ...], list[WordRow]] = {}
-    for place, row in enumerate(rows):
-        where = f"{path}: row {place + 1}"
-        item = str(_label(row, item_column, where, needed=True))
-        if not item.strip():
-            raise ValueError(f"{where} has an empty {item_column!r}: give every row the item that it belongs to")
-        part = None if sentence is None else _label(row, sentence, where, needed=True)
-        more = {name: value for name, value in row.items() if name not in (word, item_column)}
-        key = (item, part, *(str(row.get(column)) for column in apart))
-        texts.setdefault(key, []).append(WordRow(row[word], place, more))
-    for (item, *_), words in texts.items():
-        _check_one_reader(path, item, words)
+    path: PathLike, table: Iterator[dict[str, Any]], word: str, item_column: str, sentence: str | None
+) -> Iterator[TextItem]:
+    """A text for each item, or each sentence of an item, whose words are rows in the order of the file.
+
+    A table is read in blocks of whole items; in one of several blocks the rows of an item stand together.
+    """
     documents: dict[Any, int] = {}
-    items = []
-    for (item, _, *others), words in texts.items():
-        named = _label(words[0].columns, "document", f"{path}: row {words[0].place + 1}")
-        document = documents.setdefault((item, *others) if named is None else named, len(documents))
-        items.append(TextItem(item, " ".join(row.word for row in words), document, rows=words))
-    return items
+    known, apart, first = set[str](), list[str](), 0
+    for rows in _whole_items(table, item_column):
+        need_columns(path, rows, [word], "Name the column that has it (--word-column).", first + 1)
+        found = _telling_columns(path, rows, word, item_column, sentence)
+        apart = apart if first else found
+        texts: dict[tuple[Any, ...], list[WordRow]] = {}
+        for place, row in enumerate(rows, first):
+            where = f"{path}: row {place + 1}"
+            item = str(_label(row, item_column, where, needed=True))
+            if not item.strip():
+                raise ValueError(f"{where} has an empty {item_column!r}: give every row the item that it belongs to")
+            if item in known or not set(found) <= set(apart):
+                raise ValueError(
+                    f"{where}: item {item!r} has rows elsewhere, or conditions that earlier items lack. A table of "
+                    f"more than {_NUM_ROWS:,} rows is read in pieces: sort it by item, those of all conditions first"
+                )
+            part = None if sentence is None else _label(row, sentence, where, needed=True)
+            more = {name: value for name, value in row.items() if name not in (word, item_column)}
+            key = (item, part, *(str(row.get(column)) for column in apart))
+            texts.setdefault(key, []).append(WordRow(row[word], place, more))
+        for (item, _, *others), words in texts.items():
+            _check_one_reader(path, item, words)
+            named = _label(words[0].columns, "document", f"{path}: row {words[0].place + 1}")
+            document = documents.setdefault((item, *others) if named is None else named, len(documents))
+            yield TextItem(item, " ".join(row.word for row in words), document, rows=words)
+        known |= {item for item, *_ in texts}
+        first += len(rows)
 
 
-def _telling_columns(rows: Sequence[dict[str, Any]], word: str, item_column: str, sentence: str | None) -> list[str]:
+def _whole_items(table: Iterable[dict[str, Any]], item_column: str) -> Iterator[list[dict[str, Any]]]:
+    """Rows in blocks, which end where an item does."""
+    rows: list[dict[str, Any]] = []
+    for row in table:
+        if len(rows) >= _NUM_ROWS and row.get(item_column) != rows[-1].get(item_column):
+            yield rows
+            rows = []
+        rows.append(row)
+    yield rows
+
+
+def _telling_columns(
+    path: PathLike, rows: Sequence[dict[str, Any]], word: str, item_column: str, sentence: str | None
+) -> list[str]:
     """Columns that tell the texts of an item apart, as conditions do.
 
     They are called condition, or their values divide most items into texts of the same words, at least by two thirds.
+    Where only another column begins anew with each value, such as a number of the word, they may be; a ValueError.
     """
-    parts: dict[str, dict[str, dict[str, Counter[str]]]] = {}
+    parts: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
     for row in rows:
         for name in row.keys() - {word, item_column, sentence}:
             item = parts.setdefault(name, {}).setdefault(str(row.get(item_column)), {})
-            item.setdefault(str(row[name]), Counter()).update(row[word].lower().split())
-    found = []
+            item.setdefault(str(row[name]), []).append(row)
+    found, doubtful = [], dict[str, str]()
     for name in rows[0].keys() & parts.keys():
-        several = [list(values.values())[:2] for values in parts[name].values() if len(values) > 1]
-        alike = [(a & b).total() >= max(3, min(a.total(), b.total()) * 2 / 3) for a, b in several]
+        several = {item: list(values.values())[:2] for item, values in parts[name].items() if len(values) > 1}
+        alike = [_are_alike(word, *both) for both in several.values()]
         is_named = name.lower() in ("condition", "cond") and bool(several)
         if is_named or (name.lower() not in _READERS and 2 * sum(alike) > len(alike)):
             found.append(name)
+            continue
+        anew = [
+            {c for c in parts.keys() - {name} if _begins_anew(*([row.get(c) for row in part] for part in both))}
+            | {word for _ in [0] if all(part[0][word][:1].isupper() for part in both)}
+            for both in several.values()
+            if min(map(len, both)) > 1
+        ]
+        if name.lower() not in _READERS and 2 * sum(map(bool, anew)) > len(several):
+            doubtful[name] = f"{sorted(set.union(*anew))[0]!r} begins anew, as in {next(iter(several))!r}"
+    if doubtful and not found and sentence is None:
+        name, reason = sorted(doubtful.items())[0]
+        raise ValueError(
+            f"{path}: where {name!r} changes inside an item, {reason}: is each part a text of its own? Then add "
+            f"--sentence-column {name}, or call the column condition. If not, add --sentence-column {item_column}"
+        )
     return sorted(found)
+
+
+def _are_alike(word: str, a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> bool:
+    """Whether rows have mostly the same words."""
+    first, second = (Counter(part for row in rows for part in row[word].lower().split()) for rows in (a, b))
+    return (first & second).total() >= max(3, min(first.total(), second.total()) * 2 / 3)
+
+
+def _begins_anew(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether the values of a column are those of another part of the item once more, and tell its rows apart."""
+    size = min(len(a), len(b))
+    return a[:size] == b[:size] and len(set(map(str, a))) == len(a)
 
 
 def _check_one_reader(path: PathLike, item: str, words: Sequence[WordRow]) -> None:
@@ -407,7 +460,7 @@ def text_files(places: Sequence[Path]) -> list[Path]:
     return files
 
 
-def iterate_files(files: Sequence[Path], *, kind: str | None = None, **reading: Any) -> Iterator[TextItem]:
+def iterate_files(files: Sequence[PathLike], *, kind: str | None = None, **reading: Any) -> Iterator[TextItem]:
     """`iterate_items` of several files; their texts have a column `file`, and no document in common.
 
     Columns of the input that are called `file` become `file_input`. The columns that are named are those of the tables,
@@ -416,7 +469,7 @@ def iterate_files(files: Sequence[Path], *, kind: str | None = None, **reading: 
     next_document = next_row = 0
     has_tables = any(file_format(file, kind) != "txt" for file in files)
 
-    def with_file(file: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
+    def with_file(file: PathLike, columns: Mapping[str, Any]) -> dict[str, Any]:
         return {"file": str(file), **{"file_input" if k == "file" else k: value for k, value in columns.items()}}
 
     for file in files:
@@ -436,38 +489,43 @@ class OpenTexts:
     """Texts of files.
 
     Attributes:
-        files: the files.
+        files: the files, each of which is opened once.
         first: the first texts, which are read already.
         items: all texts: those of `first`, or an iterator that reads the others as they are needed.
+        late: counts columns that the first texts lack, of texts that were read after them.
     """
 
-    files: list[Path]
+    files: list[ReadOnce]
     first: list[TextItem]
     items: list[TextItem] | Iterator[TextItem]
+    late: Counter[str]
 
 
 def open_texts(places: Sequence[Path], **reading: Any) -> OpenTexts:
     """Open the files that these are, or that lie in these folders, and read the first `NUM_FIRST` texts.
 
-    `reading` is as in `iterate_items`. A later text that has a column which the first ones lack is a ValueError.
+    `reading` is as in `iterate_items`.
     """
-    files = text_files(places)
-    items = iterate_items(files[0], **reading) if files[:1] == list(places) else iterate_files(files, **reading)
+    paths = text_files(places)
+    files = list(map(ReadOnce, paths))
+    items = iterate_items(files[0], **reading) if paths[:1] == list(places) else iterate_files(files, **reading)
     first = list(islice(items, NUM_FIRST))
-    names = {name for item in first for name in item.columns}
+    names = {name for item in first for columns in columns_of(item) for name in columns}
+    late = Counter[str]()
 
     def others() -> Iterator[TextItem]:
         for item in items:
-            if new := [name for name in item.columns if name not in names]:
-                raise ValueError(
-                    f"item {item.item!r} has the column {new[0]!r}, which the first {NUM_FIRST:,} texts lack: give "
-                    "all rows the same columns, or read the files one by one"
-                )
+            late.update({name for columns in columns_of(item) for name in columns} - names)
             yield item
 
     more = others()
     following = next(more, None)
-    return OpenTexts(files, first, first if following is None else chain(first, [following], more))
+    return OpenTexts(files, first, first if following is None else chain(first, [following], more), late)
+
+
+def columns_of(item: TextItem) -> list[Mapping[str, Any]]:
+    """The columns of the row of a text, and of the rows of its words."""
+    return [item.columns, *(row.columns for row in item.rows)]
 
 
 def _label(row: Mapping[str, Any], column: str, where: str, needed: bool = False) -> str | float | None:

@@ -14,7 +14,8 @@ Dyer et al. (2016), which divides by the probabilities of a proposal distributio
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -24,8 +25,8 @@ from torch import Tensor
 
 from hf_synlm.data.brackets import plain_word
 from hf_synlm.data.gold_trees import encode_trees
-from hf_synlm.data.parsed import ParsedSentence, guess_style, kind_of_trees, parses_of_lines
-from hf_synlm.data.text import PathLike, Tokenization, check_list, read_lines_beside
+from hf_synlm.data.parsed import ParsedSentence, TreeStyle, guess_style, kind_of_trees, parses_of_lines, read_parse
+from hf_synlm.data.text import PathLike, Tokenization, check_list, errors_at, iterate_lines_beside
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.perplexity import averages
@@ -37,6 +38,7 @@ from hf_synlm.trees.codecs import NO_LABEL, Row, TreeCodec
 
 # Most tokens of a call of the model: a Tree LM that reads beginnings once has numbers for all pairs of them.
 _MAX_TOKENS = 1024
+_NUM_HEAD = 4096  # lines of a file from which its format is told
 # Lines of Charniak's n-best lists beside the trees.
 _CHARNIAK_HEAD, _SCORE = re.compile(r"\s*[0-9]+\s+\S+\s*"), re.compile(r"\s*[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*")
 
@@ -60,33 +62,48 @@ def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[Tree
     """
     found: dict[tuple[str, ...], list[TreebankSentence]] = {}
     for path in paths:
-        for sentence in _read_trees(Path(path)):
+        for sentence in iterate_trees(Path(path)):
             found.setdefault(sentence.words, []).append(sentence)
     if not found:
         raise ValueError(f"{', '.join(map(str, paths))}: no tree")
     return found
 
 
-def _read_trees(path: Path) -> Iterator[TreebankSentence]:
-    lines = read_lines_beside(path)
-    first = next(filter(str.strip, lines), "")
-    if first.startswith('{"'):
-        yield from _without_tags(parses_of_lines(lines, source=str(path)), str(path))
-    elif " ||| " in first:
-        parts = (line.split(" ||| ") for line in lines)
-        lines = [next((part for part in line if part.lstrip().startswith("(")), "") for line in parts]
-        if guess_style(lines)[0] == "labeled":
-            yield from _without_tags(parses_of_lines(lines, "labeled", source=str(path)), str(path))
-        else:
-            yield from parse_treebank(lines, source=str(path))
+def iterate_trees(path: Path) -> Iterator[TreebankSentence]:
+    """The trees of a file of `read_proposals`, one after the other if each line of the file has one."""
+    lines = iterate_lines_beside(path)
+    head = list(islice(lines, _NUM_HEAD))
+    first = next(filter(str.strip, head), "")
+    keep: Callable[[str], str] = str
+    if " ||| " in first:
+        keep = _tree_of_list
     elif _CHARNIAK_HEAD.fullmatch(first):
-        beside = [_CHARNIAK_HEAD.fullmatch(line) or _SCORE.fullmatch(line) for line in lines]
-        lines = ["" if is_beside else line for line, is_beside in zip(lines, beside, strict=True)]
+        keep = _not_beside
+    elif kind_of_trees(path, head) == "conllu":
+        return (yield from read_treebank(path))
+    head = list(map(keep, head))
+    lines = chain(head, map(keep, lines))
+    style = "treebank" if keep is _not_beside else guess_style(head)[0]
+    if style == "treebank":
         yield from parse_treebank(lines, source=str(path))
-    elif kind_of_trees(path, lines) == "brackets" and (style := guess_style(lines)[0]) != "treebank":
-        yield from _without_tags(parses_of_lines(lines, style, source=str(path)), str(path))
+    elif all(line.count("(") == line.count(")") or line.startswith('{"') for line in head):
+        yield from _without_tags(_parses(lines, style, path), str(path))
     else:
-        yield from read_treebank(path)
+        yield from _without_tags(parses_of_lines(lines, style, source=str(path)), str(path))
+
+
+def _tree_of_list(line: str) -> str:
+    return next((part for part in line.split(" ||| ") if part.lstrip().startswith("(")), "")
+
+
+def _not_beside(line: str) -> str:
+    return "" if _CHARNIAK_HEAD.fullmatch(line) or _SCORE.fullmatch(line) else line
+
+
+def _parses(lines: Iterable[str], style: TreeStyle, path: Path) -> Iterator[ParsedSentence]:
+    for number, line in enumerate(lines, start=1):
+        with errors_at(f"{path}:{number}"):
+            yield read_parse(line, style)
 
 
 def _without_tags(sentences: Iterable[ParsedSentence], path: str) -> Iterator[TreebankSentence]:

@@ -50,7 +50,6 @@ def average_trees(
     trees: Sequence[Sequence[Span] | Hypothesis],
     weights: Sequence[float] | None = None,
     *,
-    level: float = 0.0,
     binarize: bool = True,
 ) -> AveragedTree:
     """Average the trees of a sentence: the binary tree whose spans have the most votes.
@@ -63,7 +62,6 @@ def average_trees(
     Args:
         trees: per tree its half-open spans, the whole sentence included, or a tree of a `ParsedSentence`.
         weights: one per tree, such as probabilities; None = 1.
-        level: spans with at most so many votes count as spans without votes.
         binarize: wide constituents vote for the spans that make them binary to the right, (a (b c)) of (a b c), as the
             authors' do. False: only for the spans that are there.
 
@@ -81,7 +79,7 @@ def average_trees(
     if len(numbers) != len(trees) or not all(0 <= w < math.inf for w in numbers) or not any(numbers):
         raise ValueError(f"weights are {numbers} for {len(trees)} trees: give one finite number, 0 or more, per tree")
     votes = _count_votes(voting, numbers, num_words)
-    votes[votes <= level + 1e-9 * votes.max()] = 0  # sums are rounded
+    votes[votes <= 1e-9 * votes.max()] = 0  # sums are rounded
     binary = best_binary_tree(votes)
     spans, labels = tuple(binary), None
     if all(tree.labels is not None for tree in given):
@@ -92,23 +90,6 @@ def average_trees(
         score=sum(float(votes[span]) for span in binary),
         expected_f1=float(np.average([_f1(set(binary), other) for other in voting], weights=numbers)),
     )
-
-
-def select_tree(trees: Sequence[Sequence[Span] | Hypothesis]) -> int:
-    """The tree that has most in common with all trees: the variant of averaging that only selects.
-
-    Args:
-        trees: as in `average_trees`; they are made binary.
-
-    Returns:
-        The index of the tree that shares the most spans with all trees; the first one of several.
-
-    Raises:
-        ValueError: as `average_trees`.
-    """
-    _, voting, num_words = _read(trees)
-    votes = _count_votes(voting, [1.0] * len(voting), num_words)
-    return int(np.argmax([sum(votes[span] for span in spans) for spans in voting]))
 
 
 def best_binary_tree(votes: np.ndarray) -> list[Span]:

@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hf_synlm.data.brackets import unescape_word
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.punctuation import Punctuation, check_tags, keep_words
+from hf_synlm.data.text import plural
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
@@ -78,7 +80,7 @@ class Treebank:
         scored = enumerate(self.scored())
         found = [number for number, sentence in scored if convention.scores_length(len(sentence.words))]
         if not found:
-            raise ValueError(f"none of the {len(self.sentences)} sentences is scored under {convention.describe()}")
+            raise ValueError(f"none of {plural(len(self.sentences), 'sentence')} is scored: {convention.describe()}")
         return found
 
 
@@ -144,7 +146,7 @@ def make_treebank(
         raise ValueError("no sentence has words that are not punctuation: check the treebank and how it is filtered")
     told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
     if unknown:
-        told += f", with {unknown} words of unknown tags"
+        told += f", with {plural(unknown, 'word')} of unknown tags"
     return Treebank(sentences, keep if punctuation == "ignore" else None, PUNCTUATION[punctuation] + told)
 
 
@@ -153,13 +155,16 @@ def best_trees(parsed: Sequence[ParsedSentence]) -> list[list[Span]]:
     return [sentence.hypotheses[0].unlabeled_spans if sentence.hypotheses else [] for sentence in parsed]
 
 
-def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: str = "the trees") -> None:
+def match_treebank(
+    parsed: Sequence[ParsedSentence], treebank: Treebank, where: str = "the trees", also: str = ""
+) -> None:
     """Check that trees are over the words of a treebank, sentence by sentence.
 
     Args:
         parsed: the trees; an entry without words is a sentence without a tree.
         treebank: the gold trees.
         where: the file of the trees, for messages.
+        also: what else the trees need, for messages.
 
     Raises:
         ValueError: another number of sentences, or other words; it names the first difference. Case, and parentheses
@@ -167,7 +172,7 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
     """
     if len(parsed) != len(treebank.sentences):
         raise ValueError(
-            f"{where}: {len(parsed)} sentences, but the treebank has {len(treebank.sentences)} "
+            f"{where}: {plural(len(parsed), 'sentence')}, but the treebank has {len(treebank.sentences)} "
             f"({treebank.convention}): give one line per sentence, a blank one where there is no tree"
         )
     for number, (sentence, gold) in enumerate(zip(parsed, treebank.sentences, strict=True), start=1):
@@ -178,14 +183,23 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
             continue
         place = next((k for k, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), None)
         if place is None:
-            difference = f"it has {len(own)} words, the gold tree {len(other)}"
+            difference = f"it has {plural(len(own), 'word')}, the gold tree {len(other)}"
         else:
             difference = f"word {place + 1} is {sentence.words[place]!r}, in the gold tree {gold.words[place]!r}"
-        raise ValueError(
-            f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}). "
+        remedy = (
             "Score trees over the same words: check the style of the brackets (--tree-style, in `evaluate` "
             "prediction_style) and the treatment of punctuation."
         )
+        if tuple(filter(_has_letter, own)) == tuple(filter(_has_letter, other)):
+            remedy = f"The trees {'lack' if len(own) < len(other) else 'have'} punctuation: add --punctuation "
+            remedy += f"{'remove' if len(own) < len(other) else 'keep'}{also}"
+        raise ValueError(
+            f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}). {remedy}"
+        )
+
+
+def _has_letter(word: str) -> bool:
+    return any(map(str.isalnum, unescape_word(word)))
 
 
 def score_trees(
@@ -214,7 +228,7 @@ def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:
         cells = (f"{100 * score.variants[key]:>{10 + 4 * key.startswith('sentence')}.2f}" for key in names)
         lines.append(f"  {name:<{width}}" + "".join(cells))
     first = next(iter(scores.values()))
-    lines.append(f"  {first.num_sentences} sentences; {treebank.convention}; convention {first.convention}")
+    lines.append(f"  {plural(first.num_sentences, 'sentence')}; {treebank.convention}; convention {first.convention}")
     return "\n".join(lines)
 
 

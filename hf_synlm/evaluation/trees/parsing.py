@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
+from hf_synlm.data.text import plural
 from hf_synlm.evaluation.trees.baseline_trees import balanced, left_branching, random_tree
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import Span, right_branching
@@ -136,7 +137,7 @@ def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
     for start, end in spans:
         if not 0 <= start < end <= num_tokens:
             raise ValueError(
-                f"span ({start}, {end}) of the {what} does not fit into {num_tokens} tokens: "
+                f"span ({start}, {end}) of the {what} does not fit into {plural(num_tokens, 'token')}: "
                 "spans are half-open and counted in the same tokens as the lengths"
             )
 
@@ -192,7 +193,7 @@ class ParsingScores:
         percent = {name: f"{100 * value:.2f}" for name, value in self.variants.items()}
         return "\n".join(
             (
-                f"unlabeled F1 (%) of {self.num_sentences} sentences ({self.num_skipped} left out): "
+                f"unlabeled F1 (%) of {plural(self.num_sentences, 'sentence')} ({self.num_skipped} left out): "
                 f"sentence {100 * self.sentence_f1:.2f}, corpus {100 * self.corpus_f1:.2f} "
                 f"(precision {100 * self.precision:.2f}, recall {100 * self.recall:.2f})",
                 f"  {'':<28}{'sentence F1':>12}{'corpus F1':>12}",
@@ -338,7 +339,7 @@ def unlabeled_f1(
     chosen = tallies[convention.sentence_span]
     num_scored = sum(f1 is not None for f1 in chosen.f1)
     if num_scored == 0:
-        raise ValueError(f"none of the {len(lengths)} sentences is scored under convention {convention.describe()}")
+        raise ValueError(f"none of {plural(len(lengths), 'sentence')} is scored under {convention.describe()}")
     sentence_f1, corpus_f1, precision, recall = chosen.scores()
     return ParsingScores(
         sentence_f1=sentence_f1,

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hf_synlm.data.text import plural
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
@@ -121,14 +122,15 @@ def compare_parses(
     total = sum((truth for _, truth in found[0]), Counter[str]())
     for label, count in total.most_common():
         ours, theirs = ([part[label] for part, _ in each] for each in found)
-        rows.append(_compared(f"recall {label}", ours, theirs, count))
+        rows.append({**_compared(f"recall {label}", ours, theirs, count), "of": plural(count, "gold constituent")})
     return rows
 
 
 def compare_scores(first: ParsingScores, second: ParsingScores) -> dict[str, Any]:
     """The row of sentence F1 of `compare_parses`."""
     ours, theirs = ([f1 for f1 in score.f1_per_sentence if f1 is not None] for score in (first, second))
-    return _compared("sentence F1", ours, theirs, first.num_sentences)
+    row = _compared("sentence F1", ours, theirs, first.num_sentences)
+    return {**row, "of": plural(first.num_sentences, "sentence")}
 
 
 def _compared(measure: str, first: Sequence[float], second: Sequence[float], count: int) -> dict[str, Any]:
@@ -140,7 +142,6 @@ def _compared(measure: str, first: Sequence[float], second: Sequence[float], cou
         "second": round(theirs, 2),
         "difference": round(theirs - ours, 2),
         "p": round(permutation_test(first, second), 4),
-        "gold": count,
     }
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list, errors_at
+from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list, errors_at, plural
 from hf_synlm.evaluation.text.batches import (
     batches_by_cost,
     checked_batch_size,
@@ -210,7 +210,7 @@ def _check_lengths(
     if long and not skip:
         words = sentences[long[0]]
         raise ValueError(
-            f"sentence {first + long[0]} of {len(words)} words ({' '.join(words[:5])} ...) has "
+            f"sentence {first + long[0]} of {plural(len(words), 'word')} ({' '.join(words[:5])} ...) has "
             f"{len(encoded[long[0]][0])} tokens, but the model has positions for {int(limit)} ({len(long)} of "
             f"{len(encoded)} sentences are too long): shorten these sentences, or leave them out (synlm parse: "
             "--skip-long)"

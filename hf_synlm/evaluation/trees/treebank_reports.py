@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+from hf_synlm.data.text import plural
 from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbSummary, EvalbTree, labeled_f1
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, best_trees, match_treebank
@@ -180,7 +181,8 @@ def report_comparison(
         match_treebank(parsed, treebank, name)
     first, second = (_constituents(treebank.over_kept_words(best_trees(parsed))) for parsed in systems.values())
     rows = compare_parses(first, second, treebank.scored(), convention)
-    scores = {name: value for name, value in rows[0].items() if name != "measure"}
+    scores = {name: value for name, value in rows[0].items() if name not in ("measure", "of")}
+    scores["num_sentences"] = len(treebank.numbers_scored(resolve_convention(convention)))
     return scores, {"sentence F1 and recall by label (%)": rows}
 
 
@@ -244,14 +246,15 @@ def report_evalb(
         if isinstance(run, EvalbScores):
             scores[name] = run
         else:
-            match_treebank(run, treebank, name)
+            lacks = any(tree.labels is None for sentence in run for tree in sentence.hypotheses[:1])
+            match_treebank(run, treebank, name, " and --unlabeled" if lacks and parameters.labeled else "")
             scores[name] = labeled_f1([_brackets(sentence, name, parameters) for sentence in run], gold, parameters)
         counted = scores[name].overall
         if not counted.num_valid:
             reasons = [sentence.reason for sentence in scores[name].sentences if sentence.reason]
             raise ValueError(
-                f"{name}: EVALB scores none of the {counted.num_sentences} sentences: {counted.num_skipped} have no "
-                f"tree, or its parameters delete all their words; {counted.num_errors} have other words"
+                f"{name}: EVALB scores none of {plural(counted.num_sentences, 'sentence')}: {counted.num_skipped} have "
+                f"no tree, or its parameters delete all their words; {counted.num_errors} have other words"
                 + "".join(f" ({why})" for why in reasons[:1])
             )
     rows = [

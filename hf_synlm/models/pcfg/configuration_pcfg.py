@@ -100,6 +100,17 @@ class PCFGConfig(SyntacticConfig):
         return self.symbols is not None
 
     @property
+    def names(self) -> list[str]:
+        """Names of all symbols; without `symbols` "NT0", "NT1", ..., and "T0", "T1", ..."""
+        unnamed = [f"NT{a}" for a in range(self.num_nonterminals)] + [f"T{x}" for x in range(self.num_preterminals)]
+        return self.symbols or unnamed
+
+    @property
+    def labels(self) -> list[list[str]]:
+        """What trees show of all symbols; see `symbols`."""
+        return [name.partition("(")[0].split() for name in self.names]
+
+    @property
     def silent_ids(self) -> list[int]:
         """Ids that no preterminal gives."""
         special = {self.pad_token_id, self.bos_token_id, self.eos_token_id} - {None}

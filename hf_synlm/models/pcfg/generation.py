@@ -122,8 +122,7 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         words = [len(one.words) for one in drawn]
         steps = [spans_to_actions([span for span, _ in tree], n) for tree, n in zip(trees, words, strict=True)]
         longest = max(map(len, steps))
-        names, size = self.config.symbols, self.config.num_nonterminals
-        labeled = [constituents(tree, one.tags, names, size) for tree, one in zip(trees, drawn, strict=True)]
+        labeled = [constituents(self.config, tree, one.tags) for tree, one in zip(trees, drawn, strict=True)]
         return PCFGGenerateOutput(
             sequences=sequences,
             actions=torch.tensor([row + [PAD_ACTION] * (longest - len(row)) for row in steps], device=self.device),

@@ -30,6 +30,8 @@ from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, SparseRules, Wo
 
 # Far below the logarithm of every probability; sums of it are finite.
 IMPOSSIBLE = -1e30
+# Most entries of a square of constituents, half of which are a chart: 128 MB in float32.
+_MAX_CHART = 1 << 26
 
 
 @dataclass
@@ -108,6 +110,11 @@ def split_weights(scales: Tensor) -> tuple[Tensor, Tensor]:
     """Weights [..., W] of summands with log scales, the largest is 1, and its log scale [...]."""
     largest = scales.amax(-1)
     return (scales - largest.unsqueeze(-1)).exp(), largest
+
+
+def rows_at_once(grammar: Grammar, num_words: int) -> int:
+    """How many sentences without gradients share the memory of a chart."""
+    return max(1, _MAX_CHART // (grammar.rules.size * max(1, num_words) ** 2))
 
 
 def safe_log(values: Tensor, scale: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ from hf_synlm.core.token_batch import check_aligned
 from hf_synlm.models.pcfg.cache import PCFGCache, next_token_log_probs
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.generation import PCFGGenerationMixin
-from hf_synlm.models.pcfg.inside import Chart, Grammar, inside
+from hf_synlm.models.pcfg.inside import Grammar, inside, rows_at_once
 from hf_synlm.models.pcfg.networks import GRAMMARS, LatentEncoder
 from hf_synlm.models.pcfg.prefix import read_sentences
 from hf_synlm.models.pcfg.sentences import Sentences, read_rows, read_whole_rows
@@ -306,15 +306,13 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         grammars = [self.model.make_grammar(latent[None]) for latent in latents.to(self.device, self.model.dtype)]
         return [grammar.single() for grammar in grammars]
 
-    def _mixture(self, text: Sentences) -> list[tuple[Grammar, Chart, Tensor, Tensor, Tensor]]:
-        """By grammar of the mixture: chart, weights of preterminals, their scales, and log p of all prefixes."""
-        found = []
+    def _mixture(self, text: Sentences) -> list[tuple[Grammar, Tensor, Tensor, Tensor, Tensor]]:
+        """By grammar of the mixture: log p of whole sentences, and what `_read` gives after 0, 1, ... words."""
+        found = list[Any]()
         for grammar in self._prior_grammars():
             log_emission = text.emission(grammar.of_words(text.ids))
-            chart = inside(grammar, log_emission)
-            preterminals, scale = read_sentences(grammar, chart)
-            steps = (preterminals[:, :-1] * chart.emission).sum(-1).log() + scale[:, :-1] + chart.scale[0]
-            found.append((grammar, chart, preterminals, scale, F.pad(steps, (1, 0))))
+            parts = [_read(grammar, part) for part in log_emission.split(rows_at_once(grammar, text.ids.shape[1]))]
+            found.append((grammar, *map(torch.cat, zip(*parts, strict=True))))
         return found
 
     def _next_tokens(self, text: Sentences, places: Tensor, ended: Tensor) -> Tensor:
@@ -324,7 +322,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         return next_token_log_probs(
             self.config,
             [(grammar, weights[rows, places], scale[rows, places]) for grammar, _, weights, scale, _ in found],
-            torch.stack([F.pad(chart.whole, (1, 0), value=-torch.inf)[rows, places] for _, chart, *_ in found]),
+            torch.stack([F.pad(whole, (1, 0), value=-torch.inf)[rows, places] for _, whole, *_ in found]),
             torch.stack([prefix[rows, places] for *_, prefix in found]),
             ended,
         )
@@ -487,13 +485,14 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
     def _parse(self, text: Sentences, method: str, count: int, possible: Tensor) -> PCFGParseOutput:
         """Trees and their log-probabilities; sentences of one word, and others of probability 0, have no tree."""
         grammar, log_emission = self.model.at_mean(text)
-        if with_posteriors := method == "mbr" or self.config.grammar != "sparse":
-            posteriors = span_posteriors(grammar, log_emission, text.count)[1]
-        rows = possible.nonzero()[:, 0]
+        with_posteriors, size = method == "mbr" or self.config.grammar != "sparse", log_emission.shape[1] + 1
+        posteriors = log_emission.new_zeros(len(log_emission), size, size)
         derivations = [[Derivation([], [], [])] * count if n == 1 else [] for n in text.lengths]
         scores = log_emission.new_full((len(text.count), count), -torch.inf)
-        if len(rows):
+        for rows in possible.nonzero()[:, 0].split(rows_at_once(grammar, size - 1)) if possible.any() else ():
             given = grammar.of_rows(rows), log_emission[rows], text.count[rows]
+            if with_posteriors:
+                posteriors[rows] = span_posteriors(*given)[1]
             if method == "mbr":
                 trees = best_trees(posteriors[rows], given[2])
                 found = [Derivation(tree, [], []) for tree in trees]
@@ -514,20 +513,14 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
     def _add_labels(self, output: PCFGParseOutput, derivations: list[list[Derivation]]) -> None:
         """Add the labels of derivations, and their constituents where symbols have names."""
-        names, size = self.config.symbols, self.config.num_nonterminals
-        found = [[constituents(tree.nodes, tree.preterminals, names, size) for tree in trees] for trees in derivations]
+        labels = self.config.labels[self.config.num_nonterminals :]
+        found = [[constituents(self.config, tree.nodes, tree.preterminals) for tree in trees] for trees in derivations]
         output.labels = [[[label for _, label in tree] for tree in trees] for trees in found]
         output.spans = [
             [[(i + x, j + x) for (i, j), _ in tree] for tree in trees]
             for trees, x in zip(found, output.offsets, strict=True)
         ]
-        output.preterminals = [
-            [
-                [names[size + x].partition("(")[0].split()[-1] if names else f"T{x}" for x in tree.preterminals]
-                for tree in trees
-            ]
-            for trees in derivations
-        ]
+        output.preterminals = [[[labels[x][-1] for x in one.preterminals] for one in trees] for trees in derivations]
 
     def _with_trees(self, text: Sentences, derivations: list[list[Derivation]], scores: Tensor) -> PCFGParseOutput:
         """Trees over columns, with their actions."""
@@ -554,11 +547,19 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         found = self._mixture(text)
         share = math.log(len(found))
         prefix = torch.stack([prefix for *_, prefix in found]).logsumexp(0) - share
-        whole = torch.stack([chart.whole for _, chart, *_ in found]).logsumexp(0) - share
+        whole = torch.stack([whole for _, whole, *_ in found]).logsumexp(0) - share
         whole = whole.gather(1, text.count[:, None] - 1).squeeze(1)
         steps = F.pad(prefix.diff(dim=1), (1, 0)).gather(1, text.mask.cumsum(1))
         end = whole - prefix.gather(1, text.count[:, None]).squeeze(1)
         return torch.where(text.mask, steps, torch.where(text.closing, end[:, None], 0.0)), whole
+
+
+def _read(grammar: Grammar, log_emission: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log p of the first 1, 2, ... words as a sentence; weights of preterminals, scales, and log p of prefixes."""
+    chart = inside(grammar, log_emission)
+    preterminals, scale = read_sentences(grammar, chart)
+    steps = (preterminals[:, :-1] * chart.emission).sum(-1).log() + scale[:, :-1] + chart.scale[0]
+    return chart.whole, preterminals, scale, F.pad(steps, (1, 0))
 
 
 def _unshifted(input_ids: Tensor, shift_labels: Tensor) -> Tensor:

@@ -149,18 +149,16 @@ class SparseGrammar(nn.Module):
         self.rule_scores = nn.Parameter(torch.zeros(config.num_rules))
         self.emission_head = nn.Sequential(nn.Linear(config.num_preterminals, config.vocab_size, bias=False))
         symbols, each = sum(self.sizes), -(-config.num_rules // config.num_nonterminals)
-        parent, pair = torch.arange(config.num_rules) // each, torch.arange(config.num_rules) % each
-        self.register_buffer(
-            "rules", torch.stack([parent, symbols - 1 - pair // symbols, symbols - 1 - pair % symbols])
-        )
+        place = torch.arange(config.num_rules)
+        pair = symbols**2 - 1 - place % each
+        self.register_buffer("rules", torch.stack([place // each, pair // symbols, pair % symbols]))
 
     def forward(self, latent: None) -> tuple[Tensor, Tensor, SparseRules]:
         """See `DenseGrammar`; there is no z."""
         scores = self.rule_scores.to(torch.promote_types(self.rule_scores.dtype, torch.float32))
-        parent = self.rules[0]
-        none = scores.new_full(self.sizes[:1], -torch.inf)
-        shifted = scores - none.scatter_reduce(0, parent, scores.detach(), "amax")[parent]
-        log_probs = shifted - scores.new_zeros(self.sizes[0]).index_add(0, parent, shifted.exp()).log()[parent]
+        places = torch.stack([self.rules[0], torch.arange(len(scores), device=scores.device)])
+        table = torch.sparse_coo_tensor(places, scores, (self.sizes[0], len(scores)), check_invariants=False)
+        log_probs = torch.sparse.log_softmax(table.coalesce(), 1).values()
         return self.root_scores, weight_of(self.emission_head[-1]).t(), SparseRules(self.rules, log_probs, *self.sizes)
 
 

@@ -120,18 +120,17 @@ class DenseRules:
         """The table [*, Y, S, S]."""
         return self.rule
 
-    def of_rows(self, rows: Tensor) -> Self:
-        """The rules of some sentences."""
+    def of_rows(self, rows: Tensor | int) -> Self:
+        """The rules of some sentences, or of one."""
         return self if self.rule.dim() == 3 else type(self)(self.rule[rows])
 
     def single(self) -> Self:
         """The rules of the only sentence, for any number of sentences."""
         return type(self)(self.rule[0])
 
-    def probs(self, parent: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """p(A -> B C) [R] of rules [R]."""
-        pair = first * self.rule.shape[-1] + second
-        return _rows_of(self.rule.flatten(-2), parent).gather(1, pair[:, None]).squeeze(1)
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Probabilities [*, Y, S] of the left and of the right children of nonterminals."""
+        return self.rule.sum(-1), self.rule.sum(-2)
 
     def children(self, parent: int) -> tuple[Tensor, Tensor, Tensor]:
         """The children B and C of a nonterminal of one grammar, and p(A -> B C) [M]."""
@@ -146,21 +145,23 @@ class DenseRules:
         rule = self.rule.log().flatten(-2)
         return torch.stack([(pairs + rule[..., a, :].unsqueeze(-2)).amax(2) for a in range(self.size)], 2)
 
-    def sample(self, parent: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, parent: Tensor) -> tuple[Tensor, ...]:
         """Draw the children of nonterminals [R] of one grammar."""
-        drawn = draw(self.rule.flatten(-2)[parent])
-        count = self.rule.shape[-1]
-        return drawn // count, drawn % count
+        anything = parent.new_ones(len(parent), 1, self.num_symbols)
+        return self.sample_split(parent, anything, anything, anything[..., 0])[1:3]
 
     def sample_split(self, parent: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """Draw split and children of nonterminals [R], given left and right children [R, W, S] and [R, W] scales."""
-        rows = torch.arange(len(parent), device=parent.device)
-        rule = _rows_of(self.rule.flatten(-2), parent).unflatten(-1, self.rule.shape[-2:])
-        sisters = (left @ rule) * right
-        split = draw(sisters.sum(-1) * weight)
-        second = draw(sisters[rows, split])
-        first = draw(left[rows, split] * rule[rows, :, second])
-        return split, first, second
+        """Draw split and children of nonterminals [R], given left and right children [R, W, S] and [R, W] scales.
+
+        Also gives p(A -> B C) of the rules drawn.
+        """
+        rows = []
+        for row, (a, *given) in enumerate(zip(parent.tolist(), left, right, weight[..., None], strict=True)):
+            first, second, probs = self.of_rows(row).children(a)
+            drawn = draw((given[0][:, first] * given[1][:, second] * given[2] * probs).view(1, -1))
+            split, rule = drawn // len(probs), drawn % len(probs)
+            rows.append((split, first[rule], second[rule], probs[rule]))
+        return tuple(map(torch.cat, zip(*rows, strict=True)))
 
 
 class LowRankRules:
@@ -255,10 +256,10 @@ class LowRankRules:
         """See `DenseRules`."""
         return type(self)(None if self.head is None else self.head[0], self.left[0], self.right[0])
 
-    def probs(self, parent: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    def sides(self) -> tuple[Tensor, Tensor]:
         """See `DenseRules`."""
-        both = _rows_of(self.left, first) * _rows_of(self.right, second)
-        return (self._ranks_of(parent) * both).sum(-1)
+        left, right = self.left.transpose(-1, -2), self.right.transpose(-1, -2)
+        return (left, right) if self.head is None else (self.head @ left, self.head @ right)
 
     def _ranks_of(self, parent: Tensor) -> Tensor:
         """Probabilities [R, r] of the ranks of nonterminals [R]."""
@@ -281,7 +282,8 @@ class LowRankRules:
             draw(child[rows, split] * _rows_of(side.transpose(-1, -2), rank))
             for child, side in ((left, self.left), (right, self.right))
         )
-        return split, first, second
+        both = _rows_of(self.left, first) * _rows_of(self.right, second)
+        return split, first, second, (self._ranks_of(parent) * both).sum(-1)
 
 
 class _Pairs:
@@ -330,9 +332,8 @@ class SparseRules(DenseRules):
         self, first: Words, last: Words, left: Sequence[Tensor], right: Sequence[Tensor], weight: Tensor
     ) -> Tensor:
         """See `DenseRules`."""
-        values: Any = 0
-        for pairs, found in self._over_splits(first.left, last.right, left, right, weight):
-            values = values + (pairs.matrix @ found.flatten(1)).unflatten(1, weight.shape[:2])
+        found = self._over_splits(first.left, last.right, left, right, weight)
+        values: Any = sum((pairs.matrix @ value.flatten(1)).unflatten(1, weight.shape[:2]) for pairs, value in found)
         return values.permute(1, 2, 0)
 
     def best(self, first: Tensor, last: Tensor, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
@@ -357,21 +358,19 @@ class SparseRules(DenseRules):
 
     # ------------------------------------------------------------------------------------------------- next words
     @cached_property
-    def _left_corners(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Left corners L that are nonterminals, sums over their chains [L, L], p(A -> B ...) [Y, L]; those of words."""
-        corners, place = self.rules[1].unique(return_inverse=True)
-        table = self.log_probs.new_zeros(self.size * len(corners))
-        table = table.index_add(0, self.rules[0] * len(corners) + place, self.log_probs.exp()).view(self.size, -1)
-        is_word = corners >= self.size
-        steps, words, lefts = table[:, ~is_word], table[:, is_word], corners[~is_word]
-        return lefts, _chains(steps[lefts], words[lefts].sum(-1)), steps, corners[is_word] - self.size, words
+    def _left_corners(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Left corners L that are nonterminals, sums over the chains to them [Y, L]; p(X is the left child) [Y, X]."""
+        steps, words = self.sides()[0].tensor_split([self.size], 1)
+        lefts = self.rules[1][self.rules[1] < self.size].unique()
+        steps = steps[:, lefts]
+        return lefts, steps @ _chains(steps[lefts], words[lefts].sum(-1)), words
 
     def _expand(self, expected: Tensor) -> tuple[Tensor, Tensor]:
         """See `DenseRules`."""
-        lefts, chains, steps, tags, words = self._left_corners
-        state, preterminals = expected[:, : self.size], expected[:, self.size :]
-        state = state.scatter_add(1, lefts.expand(len(state), -1), state @ steps @ chains)
-        return state, preterminals.scatter_add(1, tags.expand(len(state), -1), state @ words)
+        lefts, chains, words = self._left_corners
+        state, preterminals = expected.tensor_split([self.size], 1)
+        state = state.index_add(1, lefts, state @ chains)
+        return state, preterminals + state @ words
 
     def follow(self, states: Tensor, word: Tensor, left: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """See `DenseRules`."""
@@ -387,12 +386,13 @@ class SparseRules(DenseRules):
         return self._expand(expected)
 
     # ------------------------------------------------------------------------------------------------ derivations
-    def table(self) -> Tensor:
-        """The table [Y, S, S]."""
-        table = self.log_probs.new_zeros(self.size, self.num_symbols, self.num_symbols)
-        return table.index_put(tuple(self.rules), self.log_probs.exp())
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """See `DenseRules`."""
+        none, places = self.log_probs.new_zeros(self.size * self.num_symbols), self.rules[0] * self.num_symbols
+        left, right = (none.index_add(0, places + child, self.log_probs.exp()) for child in self.rules[1:])
+        return left.view(self.size, -1), right.view(self.size, -1)
 
-    def of_rows(self, rows: Tensor) -> Self:
+    def of_rows(self, rows: Tensor | int) -> Self:
         """See `DenseRules`."""
         return self
 
@@ -400,26 +400,6 @@ class SparseRules(DenseRules):
         """See `DenseRules`."""
         start, end = torch.searchsorted(self.rules[0], self.rules.new_tensor([parent, parent + 1])).tolist()
         return self.rules[1, start:end], self.rules[2, start:end], self.log_probs[start:end].exp()
-
-    def probs(self, parent: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """See `DenseRules`."""
-        is_rule = (self.rules[:, None] == torch.stack([parent, first, second])[..., None]).all(0)
-        return is_rule.to(self.log_probs.dtype) @ self.log_probs.exp()
-
-    def sample(self, parent: Tensor) -> tuple[Tensor, Tensor]:
-        """See `DenseRules`."""
-        rule = draw((self.rules[0] == parent[:, None]) * self.log_probs.exp())
-        return self.rules[1, rule], self.rules[2, rule]
-
-    def sample_split(self, parent: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """See `DenseRules`."""
-        rows = []
-        for a, *given in zip(parent.tolist(), left, right, weight, strict=True):
-            first, second, probs = self.children(a)
-            drawn = draw((given[0][:, first] * given[1][:, second] * probs * given[2][:, None]).view(1, -1))
-            split, rule = drawn // len(probs), drawn % len(probs)
-            rows.append(torch.cat([split, first[rule], second[rule]]))
-        return torch.stack(rows).unbind(1)
 
 
 def _chains(step: Tensor, stop: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
+from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.inside import IMPOSSIBLE, Chart, Grammar, children, in_full_precision, inside
-from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, SparseRules, draw, padded
+from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, draw, padded
 from hf_synlm.trees.spans import Span
 
 # Most entries of a table of rules that `viterbi` builds: 256 MB in float32.
@@ -84,12 +85,13 @@ def viterbi(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> tuple[li
     ValueError. Cost: O(n^3 S^2 + n^2 Y S^2); of a list of rules as `inside`.
     """
     rules, num_preterminals = grammar.rules, log_emission.shape[2]
-    entries = rules.size * (rules.size + num_preterminals) ** 2
-    if entries > _MAX_TABLE and not isinstance(rules, SparseRules):
-        raise ValueError(
-            f"method 'viterbi' needs a table of {entries:,} rules, more than {_MAX_TABLE:,}. Use 'mbr' or 'sample'."
-        )
-    rules = DenseRules(rules.table()) if isinstance(rules, LowRankRules) else rules
+    if isinstance(rules, LowRankRules):
+        entries = rules.size * (rules.size + num_preterminals) ** 2
+        if entries > _MAX_TABLE:
+            raise ValueError(
+                f"method 'viterbi' needs a table of {entries:,} rules, more than {_MAX_TABLE:,}. Use 'mbr' or 'sample'."
+            )
+        rules = DenseRules(rules.table())
     words, best = log_emission, list[Tensor]()
     for width in range(2, log_emission.shape[1] + 1):
         count = log_emission.shape[1] - width + 1
@@ -105,7 +107,7 @@ def viterbi(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> tuple[li
     return found, score
 
 
-def _read_back(rules: DenseRules | SparseRules, best: list[Tensor], size: int, symbol: int) -> Derivation:
+def _read_back(rules: DenseRules, best: list[Tensor], size: int, symbol: int) -> Derivation:
     """The best derivation of a sentence from the log-probabilities [K, S] of its spans, by width."""
     nodes, words, agenda = [], [0] * size, [(0, size, symbol)] if size > 1 else []
     while agenda:
@@ -122,21 +124,13 @@ def _read_back(rules: DenseRules | SparseRules, best: list[Tensor], size: int, s
     return _derivation(nodes, words)
 
 
-def constituents(
-    nodes: list[tuple[Span, int]], words: list[int], names: list[str] | None, size: int
-) -> list[tuple[Span, str]]:
-    """Spans with labels in post-order, chains from the bottom up, of `size` nonterminals; see `PCFGConfig.symbols`.
-
-    `words` are the preterminals. Without names all nodes are constituents, "NT0", "NT1", ...
-    """
-    if names is None:
-        return [(span, f"NT{symbol}") for span, symbol in nodes]
-    labels = [(span, names[symbol].partition("(")[0].split()) for span, symbol in nodes]
-    tags = [names[size + symbol].partition("(")[0].split()[:-1] for symbol in words]
-    labels = sorted(
-        [*labels, *(((i, i + 1), tag) for i, tag in enumerate(tags))], key=lambda node: _post_order(node[0])
-    )
-    return [(span, label) for span, chain in labels for label in reversed(chain)]
+def constituents(config: PCFGConfig, nodes: list[tuple[Span, int]], words: list[int]) -> list[tuple[Span, str]]:
+    """Spans with labels in post-order, chains from the bottom up; `words` are the preterminals."""
+    labels, size = config.labels, config.num_nonterminals
+    chains = [(span, labels[symbol]) for span, symbol in nodes]
+    chains += [((i, i + 1), labels[size + symbol][:-1]) for i, symbol in enumerate(words)]
+    found = [(span, label) for span, chain in chains for label in reversed(chain)]
+    return sorted(found, key=lambda node: _post_order(node[0]))
 
 
 def _derivation(nodes: list[tuple[Span, int]], words: list[int]) -> Derivation:
@@ -169,8 +163,8 @@ def sample(grammar: Grammar, log_emission: Tensor, lengths: Tensor, count: int) 
         left, right = symbols[sentence[active], i], symbols[sentence[active], :, j]
         both = scale[sentence[active], i] + scale[sentence[active], :, j]
         weight = (both - both.amax(1, keepdim=True)).exp()
-        split, first, second = rules.of_rows(sentence[active]).sample_split(parent, left, right, weight)
-        log_prob[active] += rules.of_rows(sentence[active]).probs(parent, first, second).log()
+        split, first, second, prob = rules.of_rows(sentence[active]).sample_split(parent, left, right, weight)
+        log_prob[active] += prob.log()
         nodes += list(zip(active.tolist(), i.tolist(), j.tolist(), parent.tolist(), strict=True))
         agenda = torch.cat([agenda, torch.zeros_like(agenda[:, :1])], 1)
         agenda[active, place] = torch.stack([i, split, first], 1)

@@ -32,6 +32,7 @@ from transformers import (
 from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
+from hf_synlm.data.text import plural
 from hf_synlm.data.tokenizers import add_classification_template
 from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, check_labels, glue_task, main_score, task_scores
 from hf_synlm.training.engine.arguments import check_minimum
@@ -319,7 +320,7 @@ class GlueRecipe(FineTuning):
         )
         positions = position_limit(config) or self.data.max_length
         self.data.max_length = min(self.data.max_length, positions)
-        self.accelerator.print(f"inputs have at most {self.data.max_length} tokens")
+        self.accelerator.print(f"inputs have at most {plural(self.data.max_length, 'token')}")
         self.tokenizer = read_tokenizer(arguments, config, ["cls_token", "sep_token"])
         add_classification_template(self.tokenizer)
         self.tokenizer.model_max_length = self.data.max_length
@@ -348,7 +349,7 @@ class GlueRecipe(FineTuning):
             result["scores"][part] = task_scores(self.text_task, predictions, labels)
             result["classification_loss"][part] = loss
             text = "  ".join(f"{name} {value:.4f}" for name, value in result["scores"][part].items())
-            self.accelerator.print(f"step {step}: {part}, {len(labels)} examples: {text}  loss {loss:.4f}")
+            self.accelerator.print(f"step {step}: {part}, {plural(len(labels), 'example')}: {text}  loss {loss:.4f}")
         flat = {f"{part}/{k}": v for part, scores in result["scores"].items() for k, v in scores.items()}
         self.accelerator.log({**flat, **{f"{k}/loss": v for k, v in result["classification_loss"].items()}}, step=step)
         return result

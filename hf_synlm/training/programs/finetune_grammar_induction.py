@@ -26,7 +26,7 @@ from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.files import flag_of
 from hf_synlm.data.punctuation import is_punctuation
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
-from hf_synlm.data.text import read_lines
+from hf_synlm.data.text import plural, read_lines
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.trees.gold_treebank import (
     Treebank,
@@ -38,7 +38,6 @@ from hf_synlm.evaluation.trees.gold_treebank import (
 )
 from hf_synlm.evaluation.trees.parsing import ParsingScores, resolve_convention
 from hf_synlm.training.engine.arguments import check_minimum
-from hf_synlm.training.engine.final_report import parse_together
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.runner import run_recipe
@@ -52,6 +51,7 @@ from hf_synlm.training.tasks.finetuning import (
     read_tokenizer,
 )
 from hf_synlm.training.tasks.sentence_files import check_files
+from hf_synlm.training.tasks.tree_evaluation import parse_together
 
 # Tree type -> (its name in tables, options of `parse`); `num_beams` is filled in.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -184,7 +184,7 @@ class InductionRecipe(FineTuning):
         names = ", ".join((*data.train_trees, *data.train_files))
         accelerator.print(f"train data ({names}): {self.examples.describe()}")
         for part, path in (("validation", data.validation_trees), ("test", data.test_trees)):
-            accelerator.print(f"{part} data ({path}): {len(self.treebanks[part].words):,} sentences")
+            accelerator.print(f"{part} data ({path}): {plural(len(self.treebanks[part].words), 'sentence')}")
         return model
 
     def _load_gpst(self) -> PreTrainedModel:
@@ -213,7 +213,7 @@ class InductionRecipe(FineTuning):
         batch_size = self.arguments.per_device_eval_batch_size
         losses = mean_losses(self.accelerator, model, self.held_out, self.collate, batch_size)
         scores = self._score(model, "validation", [self.data.selection_method])
-        self.tell(step, "validation", f", {len(self.held_out)} sentences", losses, ".4f")
+        self.tell(step, "validation", f", {plural(len(self.held_out), 'sentence')}", losses, ".4f")
         self.accelerator.print(score_table(scores, self.treebanks["validation"]))
         trees = score_numbers(scores)
         flat = {f"validation_f1/{name}": value["sentence_f1"] for name, value in trees.items()}

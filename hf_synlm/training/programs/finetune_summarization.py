@@ -29,7 +29,7 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
 from hf_synlm.data.files import flag_of, write_text
-from hf_synlm.data.text import split_sentences
+from hf_synlm.data.text import plural, split_sentences
 from hf_synlm.evaluation.suites.rouge import rouge_scores
 from hf_synlm.training.engine.arguments import check_minimum
 from hf_synlm.training.engine.recipe import kept_evaluation
@@ -412,7 +412,7 @@ class SummarizationRecipe(FineTuning):
                 summaries, references, use_stemmer=self.decoding.use_stemmer, language=self.data.language
             )
             text += "  " + rouge_line(result["rouge"])
-        self.accelerator.print(f"step {step}: validation, {len(examples)} examples: {text}")
+        self.accelerator.print(f"step {step}: validation, {plural(len(examples), 'example')}: {text}")
         flat = {f"validation/{name}": value for name, value in {**losses, **result.get("rouge", {})}.items()}
         self.accelerator.log(flat, step=step)
         return result

@@ -44,13 +44,14 @@ from hf_synlm.training.architectures import ARCHITECTURES
 from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
-from hf_synlm.training.engine.final_report import load_report_treebanks, parse_together, report_saved_model
+from hf_synlm.training.engine.final_report import REPORT_REMEDY, report_saved_model
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run, load_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.steps import model_loss, to_device, to_shares
 from hf_synlm.training.programs.prepare_text import CorpusArguments, PreparedText, is_prepared, prepare
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
+from hf_synlm.training.tasks.tree_evaluation import parse_together
 
 LARGE_TEXT = 100_000_000  # bytes, from which gpst-small is worth its time on a GPU
 Collate = Callable[[list[Any]], dict[str, Any]]
@@ -354,10 +355,12 @@ class GPSTRecipe(GPSTTraining):
                 evaluation.validation_trees, evaluation.punctuation, evaluation.max_tree_sentences
             )
             self.baselines = score_baselines(self.treebank)
-        trees = evaluation.test_trees if evaluation.final_report else None
-        self.report_treebanks = load_report_treebanks(
-            trees, evaluation.report_punctuation, evaluation.max_tree_sentences
-        )
+        report = evaluation.test_trees if evaluation.final_report else None
+        self.report_treebanks = {
+            name: load_treebank(report, name, evaluation.max_tree_sentences, remedy=REPORT_REMEDY)
+            for name in evaluation.report_punctuation
+            if report is not None
+        }
         data.tokenizer_name = data.tokenizer_name or self.model_arguments.model_name_or_path
         self.text = prepare(data, data.prepared or output_dir / "text", verify=data.verify_prepared)
         self.tokenizer = tokenizer = self.text.tokenizer
@@ -434,7 +437,7 @@ class GPSTRecipe(GPSTTraining):
         line = f"validation loss {results['evaluations'][0]['losses']['loss']:.4f} -> {kept['losses']['loss']:.4f}"
         if self.report_treebanks:
             methods = self.evaluation.methods()
-            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed)
+            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, "gpst", None)
             results["test"] = report
             for name, found in report["trees"].items():
                 f1 = found["sentence_and_corpus_f1"]

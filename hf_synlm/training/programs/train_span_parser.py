@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from hf_synlm import SpanParserForTokenClassification
 from hf_synlm.data.arguments import option
 from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.text import plural
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_encoded
@@ -187,7 +188,7 @@ class SpanParserRecipe(Recipe):
         shares = {"labeled_f1": scores.f1, "precision": scores.precision, "recall": scores.recall}
         shares["tags"] = fmean(tag == own for tag, own in pairs)
         result = {key: 100 * value for key, value in shares.items()}
-        self.tell(step, name, f" of {len(gold)} sentences", result, ".2f")
+        self.tell(step, name, f" of {plural(len(gold), 'sentence')}", result, ".2f")
         return {"step": step, "losses": result}
 
     def card_facts(self, run: Run) -> dict[str, Any]:

@@ -13,23 +13,19 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
-from hf_synlm import PCFGForCausalLM
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.files import check_target
 from hf_synlm.data.tokenizers import load_tokenizer
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule
-from hf_synlm.evaluation.text.perplexity import perplexity_of
-from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.export import export_model
 from hf_synlm.training.engine.arguments import check_minimum, parse_arguments
 from hf_synlm.training.engine.runner import tells_errors
 from hf_synlm.training.tasks.sentence_files import MIN_FREQUENCY, UNKNOWN_WORDS, SentenceFileArguments
 from hf_synlm.training.tasks.stream_batches import boundary_ids
+from hf_synlm.training.tasks.tree_evaluation import score_parses
 from hf_synlm.training.tasks.treebank_grammar import count_grammar
 
 
@@ -63,18 +59,6 @@ class TreebankPCFGArguments(SentenceFileArguments):
         return [tree for path in files for tree in read_treebank(path, **self.reading) if len(tree.words) > 1]
 
 
-def measure(model: PCFGForCausalLM, tokenizer: PreTrainedTokenizerBase, gold: list[TreebankSentence], name: str) -> str:
-    """Labeled F1 (EVALB) of the best trees, and the perplexity of the words."""
-    parsed = parse_sentences(model, tokenizer, [tree.words for tree in gold], batch_size=4, progress=name)
-    best = [(one.tree().labels or (), one.tree().spans) if one.hypotheses else None for one in parsed]
-    nats = -math.fsum(value for one in parsed for value in one.word_log_probs or ())
-    perplexity = perplexity_of(nats / sum(len(tree.words) for tree in gold))
-    return (
-        f"{name} of {len(gold):,} sentences of two or more words: labeled F1 {100 * labeled_f1(best, gold).f1:.2f}, "
-        f"word perplexity {perplexity:.2f}, {best.count(None)} without a tree"
-    )
-
-
 def run(arguments: TreebankPCFGArguments) -> None:
     """Count, save the model with its tokenizer, and print what it makes of the other trees."""
     train = arguments.read("train")
@@ -85,17 +69,12 @@ def run(arguments: TreebankPCFGArguments) -> None:
     if any(len(tokens) != len(sentence) for tokens, sentence in zip(ids, words, strict=True)):
         raise ValueError(f"tokenizer_name {name!r} splits words, but a PCFG reads words. Leave it out.")
     model = count_grammar(
-        zip(train, ids, strict=True),
-        order=arguments.horizontal_order,
-        annotate=arguments.parent_annotation,
-        smoothing=arguments.lexicon_smoothing,
-        vocab_size=len(tokenizer),
-        **boundary_ids(tokenizer),
-    )
+        zip(train, ids, strict=True), arguments.horizontal_order, arguments.parent_annotation,
+        arguments.lexicon_smoothing, vocab_size=len(tokenizer), **boundary_ids(tokenizer),
+    )  # fmt: skip
     config = model.config
-    size = f"{config.num_rules:,} rules, {config.num_nonterminals:,} nonterminals"
-    size += f", {config.num_preterminals:,} preterminals"
-    size += f", counted in {len(train):,} trees"
+    size = f"{config.num_rules:,} rules, {config.num_nonterminals:,} nonterminals, "
+    size += f"{config.num_preterminals:,} preterminals, counted in {len(train):,} trees"
     facts = {
         "training_data": arguments.describe(),
         "training_procedure": f"{size}; horizontal order {arguments.horizontal_order}, "
@@ -105,7 +84,8 @@ def run(arguments: TreebankPCFGArguments) -> None:
     print(size)
     for split in ("validation", "test"):
         if gold := arguments.read(split):
-            print(measure(model, tokenizer, gold, split))
+            parsed = parse_sentences(model, tokenizer, [tree.words for tree in gold], progress=split)
+            print(f"{split}: {score_parses(gold, 'form', parsed, {}, config)[1]}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -25,7 +25,7 @@ from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
 from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
-from hf_synlm.data.text import errors_at, read_lines
+from hf_synlm.data.text import errors_at, plural, read_lines
 from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
 from hf_synlm.training.engine.arguments import check_minimum
@@ -241,7 +241,7 @@ def stream_fingerprint(stream: TokenStream) -> str:
 
 def describe_stream(stream: TokenStream) -> str:
     """One line about the size of `stream`; its tokens are the predicted ones, boundaries included."""
-    return f"{stream.num_sentences:,} sentences, {len(stream) - 1:,} tokens"
+    return f"{plural(stream.num_sentences, 'sentence')}, {plural(len(stream) - 1, 'token')}"
 
 
 # ---------------------------------------------------------------------------------------------- segments

@@ -23,12 +23,11 @@ from hf_synlm.evaluation.trees.gold_treebank import Treebank, make_treebank, sco
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingScores, resolve_convention
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.engine.arguments import check_choice, check_minimum
-from hf_synlm.training.engine.final_report import parse_together
 from hf_synlm.training.engine.samplers import padded_batches
 from hf_synlm.training.engine.steps import to_device
 from hf_synlm.training.tasks.sentence_files import check_files
 from hf_synlm.training.tasks.stream_batches import Preprocessing, SentenceDataset, TextDataArguments, read_trees
-from hf_synlm.training.tasks.tree_evaluation import spread
+from hf_synlm.training.tasks.tree_evaluation import parse_together, spread
 
 
 @dataclass

@@ -132,7 +132,7 @@ class TextRecipe(Recipe):
             methods: dict[str, Any] = {"model": parsing.parse_options}
             banks, convention = {str(parsing.punctuation): bank}, parsing.parsing_convention
             seed = self.arguments.seed
-            test["saved_model"] = report_saved_model(folder, banks, methods, seed, convention)
+            test["saved_model"] = report_saved_model(folder, banks, methods, seed, convention, None)
         unit = "bits_per_character" if self.data.tokenizer_type == "characters" else "perplexity"
         line = improvement(results, unit)
         if "losses" in test:

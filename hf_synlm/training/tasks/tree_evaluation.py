@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.core.losses import share_of
 from hf_synlm.core.module_tools import evaluation_mode
@@ -24,8 +25,9 @@ from hf_synlm.data.punctuation import Punctuation, keep_words
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, labeled_f1
+from hf_synlm.evaluation.trees.gold_treebank import Treebank
 from hf_synlm.evaluation.trees.parsing import ParsingScores, branching_baselines, unlabeled_f1
-from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
+from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded, parse_words
 from hf_synlm.training.engine.samplers import padded_batches
 from hf_synlm.training.engine.steps import map_rows, to_device
 from hf_synlm.training.tasks.tree_batches import TreeDataset
@@ -154,7 +156,7 @@ def search_trees(
         return parse_encoded(plain, sentences, batch_size=batch_size, **beam)
 
     found = map_rows(accelerator, [int(lengths[row]) for row in rows], batch_size, parse, "search")
-    return _score(gold, dataset.punctuation_by, found, beam, plain.config)
+    return score_parses(gold, dataset.punctuation_by, found, beam, plain.config)
 
 
 def induction_scores(
@@ -166,9 +168,10 @@ def induction_scores(
     return unlabeled_f1(spans, correct, sizes, keep=keep), branching_baselines(correct, sizes, keep=keep)["right"]
 
 
-def _score(
+def score_parses(
     gold: list[TreebankSentence], by: Punctuation, parsed: Sequence[ParsedSentence], beam: dict[str, Any], config: Any
 ) -> tuple[dict[str, Any], str]:
+    """The scores of `search_trees` of parsed sentences, by how punctuation is recognized; and the line."""
     with_labels = config.gives_labels
     best = [sentence.hypotheses[0] if sentence.hypotheses else None for sentence in parsed]
     trees = [(tree.labels or ["X"] * len(tree.spans), tree.spans) if tree else ((), ()) for tree in best]
@@ -189,13 +192,30 @@ def _score(
         "num_failures": best.count(None),
         "beam": beam,
     }
-    widths, text = ", ".join(f"{name} {value}" for name, value in beam.items()), ""
+    widths, text = "".join(f", {name} {value}" for name, value in beam.items()), ""
     if with_labels:
         precision, recall = numbers["labeled_precision"], numbers["labeled_recall"]
         text = f"labeled F1 {numbers['labeled_f1']:.2f} (precision {precision:.2f}, recall {recall:.2f}), "
     return numbers, (
-        f"search over {len(parsed)} sentences, {numbers['num_failures']} without a tree ({widths}): {text}unlabeled "
+        f"search over {len(parsed)} sentences, {numbers['num_failures']} without a tree{widths}: {text}unlabeled "
         f"F1 {numbers['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 {numbers['induction_sentence_f1']:.2f}, "
         f"right branching {numbers['right_branching_sentence_f1']:.2f} (convention {induction.convention}; "
         f"punctuation, recognized by {by}, not counted); word perplexity {numbers['word_perplexity']:.2f}"
     )
+
+
+def parse_together(
+    accelerator: Accelerator,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    treebank: Treebank,
+    batch_size: int = 32,
+    **options: Any,
+) -> list[list[Span]]:
+    """The best tree of each sentence of a treebank (`parse_words`); the processes share the work and all must call."""
+    plain = accelerator.unwrap_model(model)
+
+    def parse(rows: list[int]) -> list[list[Span]]:
+        return parse_words(plain, tokenizer, [treebank.words[row] for row in rows], batch_size=batch_size, **options)
+
+    return map_rows(accelerator, treebank.lengths, batch_size, parse, "parsing")

@@ -16,7 +16,7 @@ Source: Johnson, "PCFG Models of Linguistic Tree Representations" (1998); Klein 
 Parsing" (ACL 2003), section 2.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from torch import Tensor
 
 from hf_synlm import PCFGConfig, PCFGForCausalLM
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.training.tasks.span_batches import label_chains
+from hf_synlm.trees.spans import Span
 
 IMPOSSIBLE = -1e4
 """Score of a root that never occurs; its probability is 0."""
@@ -41,110 +43,80 @@ class Symbol(NamedTuple):
 Rule = tuple[Symbol, Symbol, Symbol]
 
 
-class _Node(NamedTuple):
-    labels: list[str]
-    """Of the constituents over the same words, from the top down, and the tag of a word."""
-    start: int
-    children: list["_Node"]
-
-    def symbol(self, parent: str) -> Symbol:
-        """The symbol of a child of the constituent `parent`, "" where it does not matter."""
-        known = f"(^{parent})" if parent and (self.children or len(self.labels) > 1) else ""
-        return Symbol(not self.children, " ".join(self.labels) + known)
-
-
-def _tree(sentence: TreebankSentence) -> _Node:
-    done: list[_Node] = []
-    num_words = 0
-    for label, start, end in sentence.labeled_spans:
-        done += [_Node([sentence.tags[k]], k, []) for k in range(num_words, end)]
-        num_words = max(num_words, end)
-        first = next(place for place, node in enumerate(done) if node.start >= start)
-        if first == len(done) - 1:
-            done[first].labels.insert(0, label)
-        else:
-            done[first:] = [_Node([label], start, done[first:])]
-    return done[0]
-
-
 def binary_rules(sentence: TreebankSentence, order: int, annotate: bool) -> tuple[Symbol, list[Rule], list[Symbol]]:
     """The symbol of the root, the rules of a tree in pre-order, and the preterminals of its words.
 
     `order` children are remembered; `annotate` tells constituents what they are children of.
     """
-    tree = _tree(sentence)
-    rules, preterminals, agenda = [], [], [(tree, "")]
-    while agenda:
-        node, parent = agenda.pop()
-        symbol, label = node.symbol(parent), node.labels[-1]
-        if not node.children:
-            preterminals.append(symbol)
-            continue
-        above = node.labels[-2] if annotate and len(node.labels) > 1 else parent
-        children = [child.symbol(label if annotate else "") for child in node.children]
-        for place in range(1, len(children) - 1):
-            seen = [child.labels[0] for child in node.children[max(0, place - order) : place]]
-            rest = Symbol(False, f"({' '.join([f'{label}^{above}' if above else label, *seen])})")
-            rules.append((symbol, children[place - 1], rest))
-            symbol = rest
-        rules.append((symbol, children[-2], children[-1]))
-        agenda += [(child, label if annotate else "") for child in reversed(node.children)]
-    return tree.symbol(""), rules, preterminals
+    labels = {span: chain.split() for span, chain in label_chains(sentence).items()}
+    for k, tag in enumerate(sentence.tags):
+        labels.setdefault((k, k + 1), []).append(tag)
+    children, symbols, parts_of, stack = defaultdict[Span, list[Span]](list), {}, {}, list[Span]()
+    for i, j in sorted(labels, key=lambda span: (span[0], -span[1])):
+        while stack and stack[-1][1] <= i:
+            stack.pop()
+        if stack:
+            children[stack[-1]].append((i, j))
+        outer = labels[stack[-1]][-1] if stack and annotate else ""
+        chain = labels[i, j]
+        known = f"(^{outer})" if outer and (j - i > 1 or len(chain) > 1) else ""
+        symbols[i, j] = Symbol(j - i == 1, " ".join(chain) + known)
+        above = [outer, *chain][-2] if annotate else ""
+        parts_of[i, j] = f"{chain[-1]}^{above}" if above else chain[-1]
+        stack.append((i, j))
+    rules = []
+    for span, found in children.items():
+        parent = symbols[span]
+        for place in range(1, len(found) - 1):
+            seen = [labels[one][0] for one in found[max(0, place - order) : place]]
+            rest = Symbol(False, f"({' '.join([parts_of[span], *seen])})")
+            rules.append((parent, symbols[found[place - 1]], rest))
+            parent = rest
+        rules.append((parent, symbols[found[-2]], symbols[found[-1]]))
+    return symbols[0, len(sentence.words)], rules, [symbols[k, k + 1] for k in range(len(sentence.words))]
 
 
 def count_grammar(
     sentences: Iterable[tuple[TreebankSentence, Sequence[int]]],
-    *,
     order: int,
     annotate: bool,
     smoothing: float,
     **fields: int | None,
 ) -> PCFGForCausalLM:
     """Count the grammar of trees of two or more words with their ids; `fields` are of the configuration."""
-    roots, rules, lexicon = Counter[Symbol](), Counter[Rule](), Counter[tuple[Symbol, int]]()
+    roots, rules, lexicon = list[Symbol](), list[Rule](), list[tuple[Symbol, int]]()
     for sentence, ids in sentences:
         root, found, preterminals = binary_rules(sentence, order, annotate)
-        roots[root] += 1
-        rules.update(found)
-        lexicon.update(zip(preterminals, ids, strict=True))
+        roots.append(root)
+        rules += found
+        lexicon += zip(preterminals, ids, strict=True)
     symbols = sorted({symbol for rule in rules for symbol in rule})
     number = {symbol: place for place, symbol in enumerate(symbols)}
     size = sum(not symbol.is_preterminal for symbol in symbols)
+    listed, counts = torch.tensor([[number[one] for one in rule] for rule in rules]).unique(dim=0, return_counts=True)
     config = PCFGConfig(
-        grammar="sparse",
-        num_nonterminals=size,
-        num_preterminals=len(symbols) - size,
-        num_rules=len(rules),
-        symbols=[symbol.name for symbol in symbols],
-        **fields,
-    )
+        grammar="sparse", num_nonterminals=size, num_preterminals=len(symbols) - size, num_rules=len(listed),
+        symbols=[symbol.name for symbol in symbols], **fields,
+    )  # fmt: skip
     words = torch.zeros(len(symbols) - size, config.vocab_size, dtype=torch.float64)
     places = torch.tensor([(number[symbol] - size, word) for symbol, word in lexicon])
-    words[places.unbind(1)] = torch.tensor([*lexicon.values()], dtype=words.dtype)
-    listed = sorted((*(number[symbol] for symbol in rule), count) for rule, count in rules.items())
-    *numbers, counts = torch.tensor(listed).unbind(1)
+    words.index_put_(places.unbind(1), torch.ones_like(words[0, 0]), accumulate=True)
+    tags = [labels[-1] for labels in config.labels[size:]]
     model = PCFGForCausalLM(config)
     grammar: Any = model.model.grammar
     with torch.no_grad():
-        grammar.rules.copy_(torch.stack(numbers))
+        grammar.rules.copy_(listed.t())
         grammar.rule_scores.copy_(counts.log())
-        grammar.root_scores.fill_(IMPOSSIBLE)
-        for symbol, count in roots.items():
-            grammar.root_scores[number[symbol]] = torch.tensor(count).log()
-        tags = [symbol.name.partition("(")[0].split()[-1] for symbol in symbols[size:]]
+        of_roots = torch.tensor([number[root] for root in roots]).bincount(minlength=size)
+        grammar.root_scores.copy_(of_roots.log().clamp(min=IMPOSSIBLE))
         grammar.emission_head[-1].weight.copy_(_smooth(words, tags, smoothing).log().t())
     return model
 
 
 def _smooth(counts: Tensor, tags: list[str], strength: float) -> Tensor:
     """p(word | X) [X, V] from counts."""
-    number = {tag: place for place, tag in enumerate(dict.fromkeys(tags))}
-    of = torch.tensor([number[tag] for tag in tags])
-    word = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
-    tag = _mix(counts.new_zeros(len(number), counts.shape[1]).index_add(0, of, counts), word, strength)
-    return _mix(counts, tag[of], strength)
-
-
-def _mix(counts: Tensor, expected: Tensor, strength: float) -> Tensor:
-    """Relative frequencies of counts [N, V], as if `strength` more had been seen, as `expected`."""
-    return (counts + strength * expected) / (counts.sum(1, keepdim=True) + strength)
+    is_same = torch.tensor([[tag == other for other in tags] for tag in tags], dtype=counts.dtype)
+    expected = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
+    for of in (is_same @ counts, counts):  # of the tag, of the preterminal
+        expected = (of + strength * expected) / (of.sum(1, keepdim=True) + strength)
+    return expected

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_synlm.data.arguments import option
+from hf_synlm.data.text import plural
 from hf_synlm.data.vocabulary import word_final_ids
-from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
+from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION, load_treebank
 from hf_synlm.hub.abilities import declared, tree_codec
 from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, refuse_trees
-from hf_synlm.training.engine.final_report import load_report_treebanks, report_saved_model
+from hf_synlm.training.engine.final_report import REPORT_REMEDY, report_saved_model
 from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
 from hf_synlm.training.engine.run import Run, new_or_pretrained
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
@@ -169,10 +170,11 @@ class GrammarRecipe(TreebankRecipe):
 
     def load(self) -> PreTrainedModel:
         """Read the trees, and those of the report; make or load tokenizer and model."""
-        files = self.data.test_files if self.evaluation.final_report else []
-        self.report_treebanks = load_report_treebanks(
-            next(iter(files), None), self.evaluation.report_punctuation, REPORT_SENTENCES, **self.data.reading
-        )
+        files = self.data.test_files[:1] if self.evaluation.final_report else []
+        self.report_treebanks = {
+            name: load_treebank(file, name, REPORT_SENTENCES, remedy=REPORT_REMEDY, **self.data.reading)
+            for file, name in product(files, self.evaluation.report_punctuation)
+        }
         model = super().load()
         self.objective = Objective(self.config, tree_codec(self.config) if self.is_grammar else None)
         return model
@@ -223,7 +225,7 @@ class GrammarRecipe(TreebankRecipe):
         sizes = (self.arguments.per_device_eval_batch_size, self.data.max_batch_actions)
         losses = evaluate_given_trees(self.accelerator, model, dataset, self.collate, self.objective, *sizes)
         result: dict[str, Any] = {"step": step, "losses": losses}
-        self.tell(step, name, f" of {len(dataset)} sentences", losses)
+        self.tell(step, name, f" of {plural(len(dataset), 'sentence')}", losses)
         if rows:
             size, beam = self.evaluation.search_batch_size, self.evaluation.beam(self.config)
             result["search"], text = search_trees(self.accelerator, model, dataset, rows, size, beam)
@@ -256,7 +258,7 @@ class GrammarRecipe(TreebankRecipe):
             widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
             methods = {f"search (beams {' and '.join(widths)})": beam}
             backbone = self.backbone if getattr(run.model, "adapts_backbone", False) else None
-            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, backbone=backbone)
+            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, "gpst", backbone)
             results["test"]["saved_model"] = report
         line, test = improvement(results, "nats_per_sentence"), results.get("test")
         if test is None:

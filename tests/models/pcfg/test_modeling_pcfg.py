@@ -58,7 +58,15 @@ def random_grammar(kind: str, num_words: int = 5, seed: int = 1) -> tuple[Gramma
         rank = 3 if kind == "simple" else 5
         head = None if kind == "simple" else torch.randn(3, rank, **double).softmax(1)
         rules = LowRankRules(head, *(torch.randn(7, rank, **double).mul(2).softmax(0) for _ in range(2)))
-    return Grammar(root, emission, rules), rules.table()
+    return Grammar(root, emission, rules), cube(rules)
+
+
+def cube(rules: Any) -> Tensor:
+    """The table of a grammar's rules."""
+    if not isinstance(rules, SparseRules):
+        return rules.table()
+    table = rules.log_probs.new_zeros(rules.size, rules.num_symbols, rules.num_symbols)
+    return table.index_put(tuple(rules.rules), rules.log_probs.exp())
 
 
 def listed(kind: str, table: Tensor) -> Any:
@@ -363,7 +371,7 @@ def test_drawn_derivations_follow_the_posterior(kind: str, own: bool) -> None:
     drawn, scores = trees.sample(grammar, grammar.of_words(ids), lengths, count)
     for row, size in enumerate(lengths.tolist()):
         words, part = ids[row, :size].tolist(), slice(row * count, (row + 1) * count)
-        alone, table = single[row], single[row].rules.table()
+        alone, table = single[row], cube(single[row].rules)
         probs = all_tree_probs(alone.root, table, alone.emission.exp(), words)
         total = math.fsum(probs.values())
         check_frequencies(
