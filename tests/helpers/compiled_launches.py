@@ -62,12 +62,6 @@ class FakeCUDA(device_interface.CudaInterface):
     is_triton_capable = staticmethod(lambda device=None: True)
 
 
-class _Driver:
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device=0: 0)
-
-
 class _Generated(Exception):  # the code is all that is needed
     pass
 
@@ -169,7 +163,8 @@ def main() -> None:
             stack.enter_context(mock.patch.object(*patch))
         with gpu:
             others, _ = count(gpu, CASES["gpst-train 8 x 1024"])
-    driver.set_active(_Driver())
+    answers = {"get_current_target": GPUTarget("cuda", 90, 32), "get_current_device": 0, "get_current_stream": 0}
+    driver.set_active(mock.Mock(**{f"{name}.return_value": answer for name, answer in answers.items()}))
     device_interface.get_registered_device_interfaces()  # or it would register its own afterwards
     for device in ("cuda", "cuda:0"):
         device_interface.register_interface_for_device(device, FakeCUDA)
