@@ -61,7 +61,7 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8470),
+    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8480),
     "rnng": (SHARED + SEARCH + LABELED, 9000),
     "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 6070),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3950),

@@ -68,8 +68,8 @@ class WeightGradients:
             groups = self.maps[name][1].shape[:-1]
             collected = self.rows[name]
             gradient = gradient.reshape(len(gradient), *groups, -1, gradient.shape[-1])
-            if self.on_cpu and len(gradient) > 1:  # elsewhere once for all levels
-                gradient = gradient.sum(0, keepdim=True)
+            if self.on_cpu:  # elsewhere once for all levels
+                gradient = _all_channels(gradient)[None]
             collected.append((inputs.reshape(*groups, -1, inputs.shape[-1]), gradient))
             if sum(inputs.shape[:-1].numel() for inputs, _ in collected) >= _COLLECTED_ROWS:
                 self._multiply(name)
@@ -83,7 +83,7 @@ class WeightGradients:
         if small:
             calls.append(tuple(torch.cat(tensors, -2) for tensors in zip(*small, strict=True)))  # type: ignore[arg-type]
         for inputs, gradient in calls:
-            gradient = gradient.sum(0) if len(gradient) > 1 else gradient[0]
+            gradient = _all_channels(gradient)
             bias_sum = gradient.sum(-2, dtype=dtype)
             if weight.dim() == 2:
                 inputs, gradient = inputs.flatten(0, -2), gradient.flatten(0, -2)
@@ -112,6 +112,11 @@ class WeightGradients:
             for name, tensors in self.maps.items()
             for total in self.sums.get(name) or [torch.zeros_like(tensor) for tensor in tensors]
         ]
+
+
+def _all_channels(gradient: Tensor) -> Tensor:
+    """Sum over the channels, in which a weight gradient is linear."""
+    return gradient[0] if len(gradient) == 1 else gradient[0] + gradient[1]
 
 
 # ---------------------------------------------------------------------------------------------- what both passes share
