@@ -61,6 +61,7 @@ class PCFGConfig(SyntacticConfig):
     """
 
     model_type = "pcfg"
+    is_grammar = True
     presets = PRESETS
     model_classes = ("Model", "ForCausalLM")
     attribute_map = {"hidden_size": "symbol_size"}
@@ -98,6 +99,11 @@ class PCFGConfig(SyntacticConfig):
     def gives_labels(self) -> bool:  # type: ignore[override]
         """Whether trees have the labels of a treebank."""
         return self.symbols is not None
+
+    @property
+    def parse_method(self) -> str:  # type: ignore[override]
+        """See `SyntacticConfig`; where symbols have names, trees are those of a treebank."""
+        return "mbr" if self.symbols is None else "viterbi"
 
     @property
     def silent_ids(self) -> list[int]:
