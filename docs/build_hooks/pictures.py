@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.viz import plot_bars, surprisals_in_bits, tree_to_svg
 
 ROOT = Path(__file__).resolve().parents[2]

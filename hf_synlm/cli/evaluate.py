@@ -19,7 +19,7 @@ from hf_synlm.viz import plot_bars, plot_effects
 from hf_synlm.viz.plots import plot_lines
 
 if TYPE_CHECKING:
-    from hf_synlm.evaluation.text.proposals import Proposals
+    from hf_synlm.evaluation.text.tree_files import Proposals
 
 Results = Annotated[list[Path], typer.Argument(help="JSON files of one evaluation.", **options.INPUT_FILE)]
 Plotted = Annotated[
@@ -56,7 +56,7 @@ class SentenceOptions:
     def trees(self) -> "Proposals | None":
         """The trees of --proposals; None = there are none."""
         if self.files:
-            from hf_synlm.evaluation.text.proposals import Proposals
+            from hf_synlm.evaluation.text.tree_files import Proposals
 
             return Proposals(self.files, self.max_trees)
         if self.max_trees is not None:
@@ -151,7 +151,7 @@ def perplexity(
     if trees is None and reading.file_format == "treebank":
         how["tokenize"] = sentences.tokenize or "words"
     if trees is not None:
-        from hf_synlm.evaluation.text.proposals import evaluate_proposals
+        from hf_synlm.evaluation.text.tree_files import evaluate_proposals
 
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")

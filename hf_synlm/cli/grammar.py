@@ -20,7 +20,7 @@ def grammar(
     style: options.ReportFormat = "table",
     plot: Annotated[
         Path | None,
-        typer.Option(help="Picture of the rules to write, too; its ending (.svg, .png, .pdf) is the format."),
+        typer.Option(help="File for a picture of the rules, in .svg, .png or .pdf."),
     ] = None,
     overwrite: options.Overwrite = False,
     revision: options.Revision = None,
@@ -40,7 +40,7 @@ def grammar(
         synlm grammar runs/pcfg --rules 100 --words 100 --format json > grammar.json
     """
     options.check_out(plot, overwrite, model=model, check=options.check_picture, flag="--plot")
-    from hf_synlm.hub.checkpoint import load_pretrained
+    from hf_synlm.hub.loading import load_pretrained
     from hf_synlm.viz.grammar import grammar_to_text, plot_grammar, read_grammar
 
     options.hide_bars_of_weights()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import find_model, read_json
+from hf_synlm.data.files import check_target, find_model, read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 from hf_synlm.models import ARCHITECTURES
 
@@ -18,8 +18,6 @@ OutFolder = Annotated[Path, typer.Option(help="Folder to write.")]
 
 
 def _check_folder(out: Path, overwrite: bool, *reads: Path | None, model: str | None) -> None:
-    from hf_synlm.hub.export import check_target
-
     options.check_out(out, overwrite, *reads, model=model, check=check_target, is_folder=True)
 
 
@@ -75,7 +73,7 @@ def convert(
         raise ValueError("give --config, or for pushdown --vocabulary")
     _check_folder(out, overwrite, weights, *configs, vocabulary, model=tokenizer)
     from hf_synlm.conversion.files import convert_files
-    from hf_synlm.hub.checkpoint import load_tokenizer
+    from hf_synlm.hub.loading import load_tokenizer
 
     options.hide_bars_of_weights()
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
@@ -176,8 +174,9 @@ def export(
     from transformers import PreTrainedConfig
 
     from hf_synlm.hub.card import read_facts
-    from hf_synlm.hub.checkpoint import STATE_FILE, load_pretrained, loaded_tensors, saved_auto_class
+    from hf_synlm.hub.checkpoint import STATE_FILE, loaded_tensors
     from hf_synlm.hub.export import export_model
+    from hf_synlm.hub.loading import load_pretrained, saved_auto_class
 
     options.hide_bars_of_weights()
     given = {} if facts is None else read_facts(facts)
@@ -307,7 +306,7 @@ def verify(
 
 def _check_trust(folder: Path, trust_remote_code: bool) -> None:
     """Raise ValueError before code is downloaded and run that nobody has read."""
-    from hf_synlm.hub.export import check_code, code_repositories
+    from hf_synlm.hub.checkpoint import check_code, code_repositories
 
     elsewhere = code_repositories(check_code(folder))
     if elsewhere and not trust_remote_code:

@@ -106,9 +106,9 @@ Context = Annotated[
 Tokenize = Annotated[
     Tokenization | None,
     typer.Option(
-        help="How the model reads ordinary text. ptb: words that are no token of the model are split as in the Penn "
-        "Treebank (end. becomes end and .), for a model of a treebank; no-punctuation: without the marks at the edges "
-        "of words, for a model that learned without them; words: as they are. Default: words, or what the model's "
+        help="How the model reads ordinary text. ptb splits words that the model lacks as in the Penn Treebank (end. "
+        "becomes end and .), for a model of a treebank. no-punctuation removes the marks at the edges of words, for a "
+        "model that learned without them. words leaves the words as they are. Default: words, or what the model's "
         "configuration says (text_style natural: ptb, without new spaces)."
     ),
 ]
@@ -138,7 +138,7 @@ TreeStyle = Annotated[
     parsed.TreeStyle | None,
     typer.Option(
         help="Brackets in a file: unlabeled, ((the cat) sleeps); labeled, (S (NP the cat) (VP sleeps)); treebank, with "
-        "a tag for each word. Default: told from their form; what is a guess is said. JSON lines do not need it."
+        "a tag for each word. Default: by their form, with a remark where this is a guess. JSON lines do not need it."
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
@@ -219,7 +219,7 @@ class TreebankReading:
     invalid: Annotated[
         Invalid | None,
         typer.Option(
-            help="Dependencies that are no tree (several roots, a cycle): refuse the file, or skip the sentences. "
+            help="Dependencies that form no tree (several roots, a cycle): refuse the file, or skip the sentences. "
             "Default: refuse.",
             **DEPENDENCIES,
         ),
@@ -250,7 +250,7 @@ class TextReading:
         str | None,
         typer.Option(
             help="Column of the words, or regions, in a table with one per row. The rows of an item (--item-column) "
-            "are one text, in their order; those of several conditions are one each."
+            "are one text, in their order; each condition of an item is a text of its own."
         ),
     ] = None
     sentence_column: Annotated[
@@ -399,7 +399,7 @@ class Parsing(Searching):
         """As of `Loading`, also of a parser that is no language model."""
         from transformers import AutoModelForTokenClassification
 
-        from hf_synlm.hub.checkpoint import saved_auto_class
+        from hf_synlm.hub.loading import saved_auto_class
 
         if saved_auto_class(model, self.revision, self.trust_remote_code) is AutoModelForTokenClassification:
             more["auto_class"] = AutoModelForTokenClassification
@@ -547,7 +547,7 @@ def check_with_meta(out: Path, overwrite: bool) -> None:
 def check_picture(out: Path, overwrite: bool) -> None:
     """As `check_output`, for a picture by matplotlib."""
     if out.suffix.lower() not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"{out} is no name of a picture: choose one in .svg, .png or .pdf")
+        raise ValueError(f"{out} is not a picture file: use a name that ends in .svg, .png or .pdf")
     check_output(out, overwrite)
 
 

@@ -59,7 +59,7 @@ class TimesOptions:
 class RegressionOptions:
     """The baseline, the words that are left out, and how times are predicted."""
 
-    spillover: Annotated[int, typer.Option(min=0, help="Words before a word that have columns, too.", **_WORDS)] = 2
+    spillover: Annotated[int, typer.Option(min=0, help="How many words before a word have columns.", **_WORDS)] = 2
     baseline: Annotated[
         str | None, typer.Option(help="Columns: length,frequency,punctuation,place (default), or some.", **_WORDS)
     ] = None

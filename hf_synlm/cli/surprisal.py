@@ -69,8 +69,8 @@ class MeasureOptions:
     entropy: Annotated[
         Literal["shannon", "renyi"] | None,
         typer.Option(
-            help="Add entropy_bits before each word: of the next token, thus of the first token of the word only. "
-            "renyi: renyi_entropy_bits, of order 1/2. GPST, RNNG and other models that search: of the stepwise "
+            help="Add entropy_bits: the entropy of the next token before each word, so of its first token only. renyi "
+            "adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it from the stepwise "
             "distribution, by a second search."
         ),
     ] = None
@@ -96,9 +96,9 @@ class MeasureOptions:
     frequencies: Annotated[
         str | None,
         typer.Option(
-            help="Table of words and their counts, or wordfreq:en, wordfreq:de, ... (counts in a billion words): adds "
-            "length and log_frequency of each word without punctuation at its ends (in lower case if the table lacks "
-            "it as it is), as `synlm evaluate reading` computes them. Needs the extra [reading].",
+            help="Add length and log_frequency of each word without punctuation at its ends, as `synlm evaluate "
+            "reading` computes them. Give a table of words and their counts, or wordfreq:en, wordfreq:de, ... (counts "
+            "in a billion words). A word that the table lacks is looked up in lower case. Needs the extra [reading].",
         ),
     ] = None
     first_word: Annotated[
@@ -173,8 +173,8 @@ class TreeOptions:
     unknown_labels: Annotated[
         str,
         typer.Option(
-            help="Labels of trees that the model lacks: error; drop leaves out their brackets; or a FILE of lines with "
-            "a label and another one that stands for it, or a label alone that is left out.",
+            help="What to do with labels that the model lacks: error; drop, which leaves out their brackets; or a FILE "
+            "of lines with a label and the one that replaces it, or with a label alone that is left out.",
             **_TREES,
         ),
     ] = "error"
@@ -204,7 +204,7 @@ class TreeOptions:
     def scores(self, scorer: "TextScorer", items: Sequence[TextItem]) -> "tuple[list[WordScores], dict[str, Any]]":
         """Surprisals of the words of texts with their trees, and what results say about these."""
         from hf_synlm.evaluation.text import given_trees
-        from hf_synlm.evaluation.text.proposals import Proposals, without_search
+        from hf_synlm.evaluation.text.tree_files import Proposals, without_search
 
         proposals = Proposals(self.trees or [])
         renamed = None
@@ -242,18 +242,17 @@ def surprisal(
 ) -> None:
     """Surprisal of every word of texts.
 
-    Rows are printed as soon as they are computed; a long file is read piece by piece. The table has one row per word
-    of the input. White space separates words; attached punctuation belongs to its word. With --word-column, the input
-    is a table with one word per row: its rows come out in their order, also where a word is empty (it has no measures)
-    or has white space inside, as a region of several words (the sum).
-    With --trees, surprisal is joint, of each word and the actions of its tree since the word before.
+    The table has one row per word of the input. White space separates words; attached punctuation belongs to its word.
+    With --word-column, the input is a table with one word per row, whose rows come out in their order. An empty word
+    has no measures. A region of several words has the sum of theirs.
+    With --trees, surprisal covers each word together with the tree actions taken since the previous word.
+    Rows are printed as soon as they are computed, and a long file is read piece by piece.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
     RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
     n_opened, n_closed (ON-LSTM, PRPN, PaLM), file (where there are several), and the other columns of an input table.
-    --entropy adds entropy_bits, --attention-entropy adds nae, --belief-update adds belief_update_bits and belief_cut;
-    --frequencies adds length and log_frequency. With several --num-beams there is a column for each, such as
-    surprisal_bits_b5; the other columns are of the widest beam. With several --model there is a column for each, such
-    as surprisal_bits_rnng-mini; the others are of the first model.
+    Options add entropy_bits, nae, belief_update_bits, belief_cut, length and log_frequency. Several --num-beams give a
+    column each, such as surprisal_bits_b5; the other columns are of the widest beam. Several --model give a column
+    each, such as surprisal_bits_rnng-mini; the other columns are of the first model.
     sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
 
     Examples:

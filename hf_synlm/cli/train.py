@@ -15,7 +15,7 @@ PROGRAMS = {
     "gpst": ("pretrain_gpst", "Pretrain GPST, or a GPT-2 of the same size, on raw text."),
     "rnng": ("train_rnng", "Train RNNG, or an LSTM or GPT-2, on a treebank."),
     "tree-lm": ("train_tree_lm", "Train a Tree LM or a Transformer Grammar on a treebank."),
-    "span-parser": ("train_span_parser", "Train a constituency parser on treebanks, for trees of text that has none."),
+    "span-parser": ("train_span_parser", "Train a constituency parser on treebanks, to parse other text."),
     "urnng": ("train_urnng", "Train a URNNG, which learns its trees from words."),
     "pcfg": ("train_pcfg", "Train a neural PCFG (C-PCFG, TN-PCFG, simple PCFG), which learns its trees from words."),
     "treebank-pcfg": ("train_treebank_pcfg", "Count a PCFG in a treebank: exact surprisals and labeled trees."),
@@ -45,6 +45,10 @@ def _add(name: str, module: str, text: str) -> None:
 
     @app.command(name, help=text, context_settings=settings)
     def run(context: typer.Context) -> None:
+        from hf_synlm.training.engine.arguments import list_configs
+
+        if list_configs(module, context.args):  # needs no model
+            return
         sys.argv = [f"synlm train {name}", *context.args]
         importlib.import_module("hf_synlm.hub.architectures")  # registers them
         importlib.import_module(f"hf_synlm.training.programs.{module}").main()

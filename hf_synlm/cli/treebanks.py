@@ -106,7 +106,7 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
     found = kind == "conllu" if kind else holds_dependencies(path)
     if found and brackets_only:
         raise ValueError(
-            f"{path} holds dependencies, for which there is no {brackets_only[0]}: leave it out. To make trees binary, "
+            f"{path} holds dependencies, but {brackets_only[0]} is for brackets. Leave it out. To make trees binary, "
             "take --structure left-first or right-first; to remove punctuation, --punctuation remove."
         )
     if given and not found:
@@ -126,7 +126,7 @@ def _read_trees_of(path: Path, left_out: Counter[str], **reading: Any) -> list[T
         if len(problems) < 2:
             raise
         listed = "\n  ".join([*problems[:20], *(["..."] if len(problems) > 20 else [])])
-        raise ValueError(f"{path}: {len(problems)} lines are no trees:\n  {listed}") from error
+        raise ValueError(f"{path}: {len(problems)} lines are not trees:\n  {listed}") from error
 
 
 def _read_parses(path: Path, left_out: Counter[str], **reading: Any) -> list[TreebankSentence]:
@@ -241,7 +241,7 @@ def silver(
     device: options.Device = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of sentences to parse together.")] = 50,
 ) -> None:
-    """Parse text with a span parser or with Stanza, to train on the trees where there is no treebank.
+    """Parse text with a span parser or with Stanza, to train on the trees.
 
     Writes one tree per sentence, without blank lines; `synlm treebank` turns them into training data. OUT.meta.json
     names the parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the

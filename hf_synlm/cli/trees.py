@@ -109,7 +109,7 @@ def parse(
     for name in model:
         options.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
-        raise ValueError(f"--{'tokenize' if tokenize else 'cache'}: of use with one --model only. Leave it out.")
+        raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
     opened = reading.open([texts], input_format, "--input-format")
     is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus or style in ("svg", "html")
     is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
@@ -313,7 +313,7 @@ class ChoosingOptions:
         sampling = ("temperature", "top_k", "top_p")
         unused = [name for name in sampling if getattr(self, name) is not None and not self.sample]
         if unused:
-            raise ValueError(f"{', '.join(unused)}: only of use with --sample")
+            raise ValueError(f"{', '.join(unused)}: works only with --sample")
         return options.parse_options(
             self.generate_option,
             "--generate-option",
@@ -353,9 +353,9 @@ def generate(
 ) -> None:
     """Continue prompts. Models of this library also give the tree of the whole text.
 
-    A blank line in the file of prompts stays blank (--num-sequences: that many lines), but tables and drawings leave it
-    out. Trees are over tokens, as the model composes them. The score of a text is the log-probability in nats that the
-    search adds up; beam search without --sample divides it by the number of new tokens (length_penalty).
+    A blank line in the file of prompts gives --num-sequences blank lines, but none in tables and drawings. Trees
+    are over tokens, as the model composes them. The score of a text is the log-probability in nats that the search
+    adds up. Beam search without --sample divides it by the number of new tokens (length_penalty).
 
     Examples:
         synlm generate --model model_cards/gpst-tiny --prompt "The state of our Union" --num-beams 5 --format tree

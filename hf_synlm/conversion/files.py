@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, pcfg, prpn, pushdown, rnng
-from hf_synlm.data.files import read_json
-from hf_synlm.hub.export import check_target, export_model
+from hf_synlm.data.files import check_target, read_json
+from hf_synlm.hub.export import export_model
 
 # What to do with a checkpoint that holds more than tensors.
 _PLAIN = "save the plain state dict first."
@@ -90,7 +90,7 @@ def convert_files(
     state, config = _read_checkpoint(arch, weights, configs, vocabulary is not None)
     if vocabulary is not None:
         if arch != "pushdown" or tokenizer is None:
-            raise ValueError("A vocabulary is for pushdown, with GPT-2's tokenizer. Pass --tokenizer gpt2, too.")
+            raise ValueError("--vocabulary is only for pushdown with GPT-2's tokenizer. Pass --tokenizer gpt2.")
         pieces = pushdown.read_vocabulary(vocabulary)
         tokenizer = pushdown.pushdown_tokenizer(pieces, tokenizer)
         config = {"vocab_size": len(pieces) + 2, "end_word_id": pieces.index(pushdown.END_WORD), **config}

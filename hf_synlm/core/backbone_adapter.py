@@ -111,7 +111,7 @@ class AdapterMixin(AdapterLoading):
         return digest.hexdigest()[:16]
 
     def saved_in_full(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What an adapter holds besides LoRA: all but the backbone."""
+        """Weights of an adapter besides LoRA: all outside the backbone."""
         return {name: value for name, value in weights.items() if not self.is_of_backbone(name)}
 
     def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
@@ -188,7 +188,7 @@ class AdapterMixin(AdapterLoading):
 def linear_layers(model: Any, kinds: Sequence[str] | None = None) -> str:
     """Layers of a backbone as a pattern of their names, for LoRA: those of `kinds`, by default all that are linear.
 
-    Raises ValueError for a kind that the backbone has not.
+    Raises ValueError for a layer name that the backbone does not have.
     """
     start = model.backbone_prefix
     layers = [name for name, layer in model.named_modules() if isinstance(layer, (Linear, Conv1D))]

@@ -37,7 +37,7 @@ def attended_tokens(
 def padding_mask(attention_mask: Tensor | None) -> Tensor | None:
     """The padding mask [B, T] that a causal mask [B, T, T] has as its last row; masks of other shapes stay.
 
-    BabyLM's fine-tuning writes causal masks. Raises ValueError for a mask [B, T, T] that is none.
+    BabyLM's fine-tuning writes causal masks. Raises ValueError for a mask [B, T, T] that is not causal.
     """
     if attention_mask is None or attention_mask.dim() != 3 or attention_mask.shape[1] != attention_mask.shape[2]:
         return attention_mask

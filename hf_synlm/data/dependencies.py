@@ -106,7 +106,7 @@ class _LineError(ValueError):
 
 
 class _TreeError(_LineError):
-    """Why the dependencies of a sentence are no tree."""
+    """Why the dependencies of a sentence do not form a tree."""
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -142,7 +142,7 @@ def read_conllu(
         The sentences.
 
     Raises:
-        ValueError: a sentence is not CoNLL-U or its dependencies are no tree; the message lists up to 20 of these as
+        ValueError: a sentence is not CoNLL-U or its dependencies form no tree; the message lists up to 20 of these as
             "file:line: what".
     """
     counts = Counter() if counts is None else counts
@@ -156,7 +156,7 @@ def read_conllu(
             problems.append(f"{path}:{error.line}: {error}")
     if no_trees and invalid == "skip":
         logger.warning(
-            f"left out, for their dependencies are no tree: {len(no_trees)} sentences, such as {no_trees[0]}"
+            f"left out, because their dependencies form no tree: {len(no_trees)} sentences, such as {no_trees[0]}"
         )
     elif no_trees:
         problems += [*no_trees[:-1], f"{no_trees[-1]}. `synlm treebank --invalid skip` leaves out such sentences"]

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -181,6 +181,24 @@ def check_output(path: PathLike, overwrite: bool = False) -> Path:
             f"{path} cannot be written: no files can be made in {folder} ({error.strerror}). Choose another folder."
         ) from error
     return path
+
+
+def check_target(output_dir: PathLike, overwrite: bool = False, inputs: Sequence[PathLike] = ()) -> None:
+    """Check, before anything is computed, that the folder of a model can be written; only such a folder is replaced.
+
+    `inputs` are files and folders that are read; they must not lie in it, nor the home folder or the current folder.
+    """
+    path = Path(output_dir)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{str(path)!r} is a file. Choose another name for the folder.")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{str(path)!r} exists. Choose another folder, or pass overwrite (--overwrite) to replace it.")
+    if path.exists() and any(path.iterdir()):
+        if not (path / CONFIG_FILE).is_file():
+            raise ValueError(f"{str(path)!r} is not the folder of a model (no {CONFIG_FILE}). Choose another one.")
+        for kept in (Path.home(), Path.cwd(), *map(Path, inputs)):
+            if path.resolve() in (kept.resolve(), *kept.resolve().parents):
+                raise ValueError(f"{str(path)!r} contains {str(kept)!r}, which would be lost. Choose another folder.")
 
 
 def lock_output(path: PathLike) -> None:

@@ -213,7 +213,7 @@ def read_dependency_trees(
         punctuation: "remove" removes what UPOS calls PUNCT (in CoNLL-X: a tag of punctuation of the Penn Treebank),
             before everything else.
         nonprojective: "lift" makes trees projective, "skip" leaves out sentences that are not, "refuse" is an error.
-        invalid: "skip" leaves out sentences whose dependencies are no tree, which are otherwise an error.
+        invalid: "skip" leaves out sentences whose dependencies form no tree, which are otherwise an error.
         mark_heads: add -HD to the label or tag of the part of a constituent that holds its head. Readers of function
             tags cut it off.
         left_out: counts the sentences that are left out.

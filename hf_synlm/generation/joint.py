@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from hf_synlm.search.next_tokens import Process, draw_index
 from hf_synlm.search.parsing import check_length, read_text, start_state
-from hf_synlm.search.proposals import Process, draw_index
 from hf_synlm.search.stack import Nodes
-from hf_synlm.search.state import NEG_INF, Candidates, SearchState, WordDecoder
+from hf_synlm.search.state import NEG_INF, Candidates, GeneratingSearch, SearchState
 
 
 def gumbel(scores: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def _take(chosen: Candidates, index: Tensor) -> Candidates:
     return Candidates(*(value.gather(1, index) for value in vars(chosen).values()))
 
 
-def keep_best(search: WordDecoder, state: SearchState, count: int, draw: bool = False) -> SearchState:
+def keep_best(search: GeneratingSearch, state: SearchState, count: int, draw: bool = False) -> SearchState:
     """Drop all but the best `count` hypotheses of a beam between two words, over the same pool.
 
     With `draw`, they are drawn in proportion to their probability, without replacement.
@@ -220,7 +220,7 @@ class JointDecoder:
         done = torch.zeros(len(self.sequences), dtype=torch.bool, device=device)
         while not bool(done.all()):
             was_done = done
-            chosen, ended, words = search.propose_words(self.state, self.process, config.output_scores)
+            chosen, ended, words = search.propose_tokens(self.state, self.process, config.output_scores)
             if config.output_scores:
                 words = F.pad(words, (0, 0, 0, count - words.shape[1]), value=NEG_INF)
                 self.scores += (words.flatten(0, 1),)
@@ -342,10 +342,10 @@ class JointDecoder:
     def _draw(self) -> Candidates:
         """Draw the next word of every row."""
         if self.num_beams == 1:
-            chosen, words = self.search.draw_word(self.state, self.process)
+            chosen, words = self.search.draw_token(self.state, self.process)
         else:
             keep = self.config.output_scores
-            chosen, ended, words = self.search.propose_words(self.state, self.process, keep)
+            chosen, ended, words = self.search.propose_tokens(self.state, self.process, keep)
             words = words.logsumexp(1) if keep else None
             chosen = draw_candidate(chosen, ended, self.num_beams)
         if self.config.output_scores:

@@ -25,17 +25,17 @@ from hf_synlm.core.cache import CACHE
 from hf_synlm.core.module_tools import also_takes, evaluation_mode
 from hf_synlm.core.outputs import GeneratedTrees, ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, first_token_mask
+from hf_synlm.generation.base import WordGenerationMixin, checked_prompts
 from hf_synlm.generation.given_trees import TreeScoringMixin
 from hf_synlm.generation.joint import JointDecoder
-from hf_synlm.generation.words import WordGenerationMixin, checked_prompts
 from hf_synlm.search.parsing import (
     check_length,
     checked_mask,
     marginal_logits,
     parse_with_search,
 )
-from hf_synlm.search.state import SyntacticCache, WordDecoder, check_count
-from hf_synlm.search.words import WordBeamSearch
+from hf_synlm.search.state import GeneratingSearch, SyntacticCache, check_count
+from hf_synlm.search.synchronous import SynchronousSearch
 
 # Kept on `generation_config`: saved in generation_config.json, and accepted by `generate`.
 SYNTACTIC_GENERATION_DEFAULTS: dict[str, Any] = {
@@ -115,7 +115,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
 
     def word_search(
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
-    ) -> WordDecoder:
+    ) -> GeneratingSearch:
         """Word-synchronous search with this model.
 
         Args:
@@ -127,9 +127,11 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             The search.
         """
         width = self.config.scoring_num_beams if num_beams is None else num_beams
-        return WordBeamSearch(self.stack_machine_class(self), width, eos_token_ids, renormalize)
+        return SynchronousSearch(self.stack_machine_class(self), width, eos_token_ids, renormalize)
 
-    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[WordDecoder, WordDecoder]:
+    def decoding_searches(
+        self, config: GenerationConfig, renormalize: bool
+    ) -> tuple[GeneratingSearch, GeneratingSearch]:
         """The search that reads prompts, and the one that generates, for a prepared generation config."""
         width = max(config.action_beam_size or self.config.scoring_num_beams, config.num_beams)
         return (
@@ -267,7 +269,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
                 an end token does; their probability counts. False leaves a forest.
             synchronous: False is the paper's baseline "w/o sync": at every step the best num_beams single actions (COMP
                 or any word) stay, also if their hypotheses differ in length; with do_sample, num_beams are drawn.
-                See generation/actions.py. Joint mode only.
+                See generation/action_decoder.py. Joint mode only.
             context_sentence_ids: [B, L], > 0 at tokens of complete sentences before the prompt. They are encoded with
                 their induced trees, and the stack starts empty after them. Joint mode only.
             **kwargs: Any argument of transformers that applies: prefix_allowed_tokens_fn, streamer (gets the words, for

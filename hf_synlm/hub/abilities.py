@@ -32,7 +32,7 @@ def tree_codec(config: PreTrainedConfig) -> TreeCodec:
 
 
 def joint_log_probs(model: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
-    """`joint_log_probs` of a batch of trees of one text, also by code of folders exported earlier, which lacks it."""
+    """`joint_log_probs` of a batch of trees of one text; folders exported earlier lack the method and use `forward`."""
     if not hasattr(model, "joint_log_probs"):
         return model(**batch).joint_log_prob
     return model.joint_log_probs(**{name: value for name, value in batch.items() if name != "attention_mask"})

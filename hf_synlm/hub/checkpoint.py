@@ -1,47 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved models of unknown origin: reading what they say about themselves, and loading them or refusing them clearly.
+"""Saved models of unknown origin: what their files say about them, read without torch. Nothing here runs their code."""
 
-Nothing here runs code that lies in a folder, and nothing unpickles more than tensors. What a folder promises is checked
-before memory is taken: shard names stay inside the folder, headers can be read, shapes are those of the configuration.
-"""
-
-import dataclasses
-import json
 import os
 import pickle
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save_file
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers.dynamic_module_utils import get_relative_imports
 
-from hf_synlm.core.backbone_adapter import ADAPTER_FOLDER
 from hf_synlm.data.files import CONFIG_FILE, TOKENIZER_FILES, file_sha256, find_model, read_json
-from hf_synlm.hub import architectures
 
 # Tokenizers of bytes and code points, which have no vocabulary to save.
 _WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 _LFS_POINTER = b"version https://git-lfs"
 INDEX_FILE = "model.safetensors.index.json"
 STATE_FILE = "training_state.json"  # of a checkpoint of a training run, which is no model
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_ADAPTER_WEIGHTS = "adapter/adapter_model.safetensors"  # as `core/backbone_adapter.py` writes them
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
-# Names that safetensors has for the types of weights.
-_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# "file.Class" in an auto_map, or "owner/name--file.Class" where the code lies in another repository of the Hub.
+_REFERENCE = re.compile(r"([\w.-]+/[\w.-]+--)?\w+\.\w+")
+# A line that imports this package, also one in `try`.
+_OF_PACKAGE = re.compile(r"^\s*(from|import)\s+hf_synlm\b", re.MULTILINE)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
 _DAMAGED = (OSError, RuntimeError, TypeError, KeyError, AttributeError, ValueError)
@@ -62,14 +48,14 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
     Those of an adapter of a backbone have the names that PEFT gives them.
     """
     tensors: dict[str, StoredTensor] = {}
-    for file in _weight_files(Path(folder)):
+    for file in weight_files(Path(folder)):
         with file.open("rb") as start:
             if start.read(len(_LFS_POINTER)) == _LFS_POINTER:
                 raise ValueError(
                     f"{str(file)!r} is a Git LFS pointer, not the weights. Get them by `git lfs pull` in this folder."
                 )
         try:
-            with safe_open(file, "pt") as weights:
+            with safe_open(file, "np") as weights:
                 # An open safetensors file is not a mapping: it cannot be iterated without `keys`.
                 for name in weights.keys():  # noqa: SIM118
                     part = weights.get_slice(name)
@@ -88,38 +74,16 @@ def loaded_tensors(name: str, revision: str | None = None) -> dict[str, StoredTe
     )
 
 
-def store_as(folder: Path, wanted: Mapping[str, StoredTensor]) -> None:
-    """Rewrite the weights of a folder in other types, of fewer bytes say. Loaded is still what config.json says."""
-    here = {name: tensor.dtype for name, tensor in stored_tensors(folder).items()}
-    there = {name: tensor.dtype for name, tensor in wanted.items() if name in here and tensor.dtype in _FLOATS}
-    other, size = {name for name, dtype in there.items() if dtype != here[name]}, 0
-    for file in _weight_files(folder) if other else ():
-        tensors = load(file.read_bytes())  # not `load_file`, which leaves them in the file that is replaced
-        tensors |= {name: tensors[name].to(_FLOATS[there[name]]) for name in tensors.keys() & other}
-        save_file(tensors, file, {"format": "pt"})
-        size += sum(tensor.nbytes for tensor in tensors.values())
-    if other and (folder / INDEX_FILE).is_file():
-        index = read_json(folder / INDEX_FILE)
-        index["metadata"]["total_size"] = size
-        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
 def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:
     """SHA-256 of the safetensors files in a folder, by file name."""
-    adapter = _adapter_file(Path(folder))
-    files = sorted(Path(folder).glob("*.safetensors")) if adapter is None else [adapter]
+    folder = Path(folder)
+    files = [folder / _ADAPTER_WEIGHTS] if is_adapter(folder) else sorted(folder.glob("*.safetensors"))
     return {path.name: file_sha256(path) for path in files}
 
 
-def is_adapter(name: str | os.PathLike, **options: Any) -> bool:
-    """Whether a model holds an adapter of a Tree LM on a backbone, by its configuration."""
-    return bool(PreTrainedConfig.get_config_dict(name, **options)[0].get("adapter_of"))
-
-
-def _adapter_file(folder: Path) -> Path | None:
-    """The weights of a folder that holds an adapter; None for others."""
-    adapts = (folder / CONFIG_FILE).is_file() and is_adapter(folder)
-    return folder / ADAPTER_FOLDER / "adapter_model.safetensors" if adapts else None
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter of a backbone, by its configuration."""
+    return (folder / CONFIG_FILE).is_file() and bool(read_json(folder / CONFIG_FILE).get("adapter_of"))
 
 
 def pickled_files(folder: str | os.PathLike) -> list[str]:
@@ -127,8 +91,9 @@ def pickled_files(folder: str | os.PathLike) -> list[str]:
     return sorted(file.name for pattern in PICKLES for file in Path(folder).glob(pattern))
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    single = _adapter_file(folder) or folder / "model.safetensors"
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder that hold its weights."""
+    single = folder / (_ADAPTER_WEIGHTS if is_adapter(folder) else "model.safetensors")
     return [single] if single.is_file() else _shards(folder)
 
 
@@ -147,39 +112,6 @@ def _shards(folder: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise ValueError(f"{str(folder)!r} lacks its shard {name!r}. Download it again.")
     return sorted({folder / name for name in names.values()})
-
-
-def check_checkpoint(folder: str | os.PathLike) -> None:
-    """Refuse a model folder that cannot be what it claims to be, before memory is taken for it.
-
-    The configuration must be valid and give every tensor its shape; shards must lie in the folder. The model is built
-    without memory for its weights. Of other architectures only configuration and headers are read.
-    """
-    folder = Path(folder)
-    values, tensors = read_json(folder / CONFIG_FILE), stored_tensors(folder)
-    named = values.get("architectures")
-    name = str(named[0]) if isinstance(named, list) and named else ""
-    model_class: Any = getattr(architectures, name) if name in architectures.__all__ else None
-    config_class = getattr(model_class, "config_class", None)
-    if config_class is None or config_class.model_type != values.get("model_type"):
-        return
-    try:
-        config = config_class.from_dict(values)
-    except (StrictDataclassError, TypeError) as error:
-        raise ValueError(f"{str(folder / CONFIG_FILE)!r} does not fit: {_one_line(error)}") from error
-    with torch.device("meta"):
-        expected = model_class(config).state_dict()
-    wrong = [
-        f"{key} {list(tensor.shape)} instead of {list(expected[key].shape)}"
-        for key, tensor in tensors.items()
-        if key in expected and tensor.shape != tuple(expected[key].shape)
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(
-            f"{str(folder)!r}: the weights do not fit config.json, which gives other shapes: "
-            f"{', '.join(wrong[:3])}{more}. One of the two files belongs to another model."
-        )
 
 
 def is_folder(name: str | os.PathLike) -> bool:
@@ -202,7 +134,7 @@ def check_model_source(
     A GGUF file holds its own configuration and tokenizer.
     """
     if not is_folder(name):
-        _check_hub(name, revision, (CONFIG_FILE, ADAPTER_FILE, gguf_file or CONFIG_FILE), subfolder)
+        check_hub(name, revision, (CONFIG_FILE, ADAPTER_FILE, gguf_file or CONFIG_FILE), subfolder)
         return
     if revision is not None:
         raise ValueError(
@@ -218,20 +150,9 @@ def check_model_source(
                 "FOLDER` makes one of the checkpoint. Or let the run end, which writes `model` into its folder."
             )
         raise ValueError(f"{str(folder)!r} is not a model folder: it has no {CONFIG_FILE}. Name a folder that has one.")
-    if (folder / CONFIG_FILE).is_file():
-        _check_nulls(folder / CONFIG_FILE)
 
 
-def _check_nulls(file: Path) -> None:
-    """Refuse a configuration with null for a number, a string or a boolean; fields of other libraries are not known."""
-    values = read_json(file)
-    kind = values.get("model_type")
-    for field in dataclasses.fields(CONFIG_MAPPING[kind]) if kind in CONFIG_MAPPING else ():
-        if field.type in (bool, int, float, str) and values.get(field.name, 0) is None:
-            raise ValueError(f"{str(file)!r}: {field.name} is null. It must be of type {field.type.__name__}.")
-
-
-def _check_hub(name: str | os.PathLike, revision: str | None, files: Iterable[str], subfolder: str = "") -> None:
+def check_hub(name: str | os.PathLike, revision: str | None, files: Iterable[str], subfolder: str = "") -> None:
     """Raise ValueError for a name of the Hub that is not in the cache if nobody answers there.
 
     The loaders of model and tokenizer would each try for half a minute, file by file.
@@ -267,66 +188,6 @@ def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None
         )
 
 
-def load_pretrained(
-    name: str,
-    auto_class: Any = AutoModelForCausalLM,
-    *,
-    dtype: str = "auto",
-    backbone: str | None = None,
-    merge: bool = True,
-    **options: Any,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer from a folder or the Hub, or say in one line why that fails.
-
-    `options` are those of `from_pretrained`, for both (`revision`, `trust_remote_code`, ...); None counts as not given.
-    `backbone` is the folder or Hub name of the backbone of an adapter, if not the one that the adapter names; `merge`
-    adds the adapter to the weights.
-    Raises ValueError if the model or tokenizer is missing, if files are damaged or do not fit together, and for pickled
-    weights that hold more than tensors. Of the output folder of a training run, its model is loaded.
-    """
-    name = find_model(name)
-    given: Mapping[str, Any] = {key: value for key, value in options.items() if value is not None}
-    subfolder = given.get("subfolder", "")
-    check_model_source(name, given.get("revision"), given.get("gguf_file"), subfolder)
-    if "gguf_file" not in given:
-        check_tokenizer_source(name, subfolder)
-    if (Path(name) / CONFIG_FILE).is_file():
-        check_checkpoint(name)
-    with one_line_errors(name, "model"):
-        tokenizer = AutoTokenizer.from_pretrained(name, **given)
-        of_adapter: dict[str, Any] = {}
-        if backbone is not None or not merge:
-            of_adapter = {"backbone": backbone, "merge": merge} if is_adapter(name, **given) else {}
-        if backbone is not None and not of_adapter:
-            raise ValueError(f"it is not an adapter of a backbone. Leave out the backbone {backbone!r} (--backbone).")
-        return auto_class.from_pretrained(name, dtype=dtype, **of_adapter, **given), tokenizer
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from a folder or the Hub, or say in one line why that fails."""
-    check_tokenizer_source(name)
-    if not is_folder(name):
-        _check_hub(name, None, TOKENIZER_FILES[:2])
-    with one_line_errors(name, "tokenizer"):
-        return AutoTokenizer.from_pretrained(name)
-
-
-def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The Auto class that loads a model as what it was saved: a language model, a classifier, or a bare model.
-
-    It is that of causal language models if the configuration does not tell.
-    """
-    name = find_model(name)
-    check_model_source(name, revision)
-    with one_line_errors(name, "model"):
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    saved = next(iter(config.architectures or ()), None)
-    auto_map = getattr(config, "auto_map", None) or {}
-    kinds = architectures.AUTO_CLASSES.values()
-    named = (kind for kind in kinds if str(auto_map.get(kind.__name__)).rpartition(".")[2] == saved)
-    return next(named, AutoModelForCausalLM)
-
-
 @contextmanager
 def one_line_errors(name: str, kind: str) -> Iterator[None]:
     """Turn what `from_pretrained` and the Hub raise into a ValueError of one line that names the model."""
@@ -345,3 +206,63 @@ def one_line_errors(name: str, kind: str) -> Iterator[None]:
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
+
+
+# ---------------------------------------------------------------------------------------------- code
+def check_complete(folder: str | os.PathLike) -> dict[str, str]:
+    """Check as `check_code` does, and for weights; returns the `auto_map`."""
+    auto_map = check_code(folder)
+    if not stored_tensors(folder):
+        raise ValueError(
+            f"{os.fspath(folder)!r} has no *.safetensors file, so it holds no weights. Export the model again."
+        )
+    return auto_map
+
+
+def check_code(folder: str | os.PathLike) -> dict[str, str]:
+    """The `auto_map` of a folder; ValueError if it lacks a configuration, or code that its Auto classes need."""
+    folder = Path(folder)
+    config_file = folder / CONFIG_FILE
+    if not config_file.is_file():
+        raise ValueError(f"{str(folder)!r} has no config.json, so it holds no saved model. Export the model again.")
+    auto_map = read_json(config_file).get("auto_map")
+    if not auto_map:
+        raise ValueError(
+            f"{str(config_file)!r} has no auto_map, so the folder cannot be loaded without this package. "
+            "Import hf_synlm before saving the model, then save it again."
+        )
+    for auto_class, reference in auto_map.items():
+        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
+            raise ValueError(
+                f"{auto_class} of {str(folder)!r} is {reference!r}. Code must lie in the folder itself, as "
+                "'file.Class', or in a repository of the Hub, as 'owner/name--file.Class'. Load the model and export "
+                "it again."
+            )
+        if "--" in reference:
+            continue
+        files = code_files(folder, reference)
+        missing = sorted(file.name for file in files if not file.is_file())
+        if missing:
+            raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
+        needing = [file.name for file in sorted(files) if _OF_PACKAGE.search(file.read_text(encoding="utf-8"))]
+        if needing:
+            raise ValueError(
+                f"{needing} in {str(folder)!r} import hf_synlm, so the folder does not load without it. Write one that "
+                f"does: synlm export {folder} --out FOLDER."
+            )
+    return dict(auto_map)
+
+
+def code_repositories(auto_map: Mapping[str, str]) -> list[str]:
+    """Names on the Hub of the repositories that hold code of an `auto_map`; empty if the folder holds all of it."""
+    return sorted({reference.partition("--")[0] for reference in auto_map.values() if "--" in reference})
+
+
+def code_files(folder: Path, reference: str) -> set[Path]:
+    """Files that "file.Class" of an `auto_map` needs, existing or not, as the loader of transformers finds them."""
+    files, unread = set(), {folder / f"{reference.partition('.')[0]}.py"}
+    while unread:
+        files |= unread
+        found = {folder / f"{name}.py" for file in unread if file.is_file() for name in get_relative_imports(file)}
+        unread = found - files
+    return files

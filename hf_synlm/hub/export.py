@@ -5,44 +5,46 @@ A folder appears under its name when all of it is written. An interrupted export
 """
 
 import copy
+import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
+from safetensors.torch import load, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.dynamic_module_utils import get_relative_imports
 
 from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, position_limit
-from hf_synlm.data.files import folder_writer, read_json
+from hf_synlm.data.files import check_target, folder_writer, read_json
 from hf_synlm.data.tokenizers import num_model_tokens, save_tokenizer
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
 from hf_synlm.hub.checkpoint import (
+    INDEX_FILE,
     PICKLES,
+    SPECIAL_IDS,
     StoredTensor,
+    check_complete,
     is_adapter,
-    load_tokenizer,
-    store_as,
     stored_tensors,
     weight_checksums,
+    weight_files,
 )
 from hf_synlm.hub.flatten import all_flat_files
+from hf_synlm.hub.loading import load_tokenizer
 
-# "file.Class" in an auto_map, or "owner/name--file.Class" where the code lies in another repository of the Hub.
-_REFERENCE = re.compile(r"([\w.-]+/[\w.-]+--)?\w+\.\w+")
-# A line that imports this package, also one in `try`.
-_OF_PACKAGE = re.compile(r"^\s*(from|import)\s+hf_synlm\b", re.MULTILINE)
+# Names that safetensors has for the types of weights.
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Refusals of the Hub, and what its client's HTTP library raises where nobody answers.
 _HUB_ERRORS = HfHubHTTPError.__bases__
 # Not pushed: settings of editors and environments (.env), and what Python left behind.
 _LEFT_OUT = [".*", "*/.*", "__pycache__/*", "*/__pycache__/*"]
-SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def export_model(
@@ -103,7 +105,7 @@ def export_model(
         finally:
             model.config = own
         if stored is not None:
-            store_as(folder, stored)
+            _store_as(folder, stored)
         if tokenizer is not None:
             positions = position_limit(model.config)
             tokenizer.model_max_length = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
@@ -116,6 +118,22 @@ def export_model(
         (folder / "requirements.txt").write_text(requirements("peft") if is_adapter(folder) else requirements())
         check_complete(folder)
     return output_dir
+
+
+def _store_as(folder: Path, wanted: Mapping[str, StoredTensor]) -> None:
+    """Rewrite the weights of a folder in other types, of fewer bytes say. Loaded is still what config.json says."""
+    here = {name: tensor.dtype for name, tensor in stored_tensors(folder).items()}
+    there = {name: tensor.dtype for name, tensor in wanted.items() if name in here and tensor.dtype in _FLOATS}
+    other, size = {name for name, dtype in there.items() if dtype != here[name]}, 0
+    for file in weight_files(folder) if other else ():
+        tensors = load(file.read_bytes())  # not `load_file`, which leaves them in the file that is replaced
+        tensors |= {name: tensors[name].to(_FLOATS[there[name]]) for name in tensors.keys() & other}
+        save_file(tensors, file, {"format": "pt"})
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    if other and (folder / INDEX_FILE).is_file():
+        index = read_json(folder / INDEX_FILE)
+        index["metadata"]["total_size"] = size
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def requirements(*more: str) -> str:
@@ -261,120 +279,6 @@ def check_login() -> None:
     except _HUB_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise ConnectionError(f"no login on the Hub: {reason} Log in by `hf auth login`, or set HF_TOKEN.") from error
-
-
-def check_complete(folder: str | os.PathLike) -> dict[str, str]:
-    """Check that a folder holds a configuration, weights, and every file of code that its Auto classes need.
-
-    Args:
-        folder: a model folder.
-
-    Returns:
-        The `auto_map` of its configuration: Auto class name -> "file.Class".
-
-    Raises:
-        ValueError: naming what is missing.
-    """
-    auto_map = check_code(folder)
-    if not stored_tensors(folder):
-        raise ValueError(
-            f"{os.fspath(folder)!r} has no *.safetensors file, so it holds no weights. Export the model again."
-        )
-    return auto_map
-
-
-def check_code(folder: str | os.PathLike) -> dict[str, str]:
-    """Check that a folder holds a configuration, and every file of code that its Auto classes need.
-
-    Args:
-        folder: a model folder.
-
-    Returns:
-        The `auto_map` of its configuration: Auto class name -> "file.Class".
-
-    Raises:
-        ValueError: naming what is missing.
-    """
-    folder = Path(folder)
-    config_file = folder / "config.json"
-    if not config_file.is_file():
-        raise ValueError(f"{str(folder)!r} has no config.json, so it holds no saved model. Export the model again.")
-    auto_map = read_json(config_file).get("auto_map")
-    if not auto_map:
-        raise ValueError(
-            f"{str(config_file)!r} has no auto_map, so the folder cannot be loaded without this package. "
-            "Import hf_synlm before saving the model, then save it again."
-        )
-    for auto_class, reference in auto_map.items():
-        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
-            raise ValueError(
-                f"{auto_class} of {str(folder)!r} is {reference!r}. Code must lie in the folder itself, as "
-                "'file.Class', or in a repository of the Hub, as 'owner/name--file.Class'. Load the model and export "
-                "it again."
-            )
-        if "--" in reference:
-            continue
-        files = code_files(folder, reference)
-        missing = sorted(file.name for file in files if not file.is_file())
-        if missing:
-            raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
-        needing = [file.name for file in sorted(files) if _OF_PACKAGE.search(file.read_text(encoding="utf-8"))]
-        if needing:
-            raise ValueError(
-                f"{needing} in {str(folder)!r} import hf_synlm, so the folder does not load without it. Write one that "
-                f"does: synlm export {folder} --out FOLDER."
-            )
-    return dict(auto_map)
-
-
-def code_repositories(auto_map: Mapping[str, str]) -> list[str]:
-    """Names on the Hub of the repositories that hold code of an `auto_map`; empty if the folder holds all of it."""
-    return sorted({reference.partition("--")[0] for reference in auto_map.values() if "--" in reference})
-
-
-def code_files(folder: Path, reference: str) -> set[Path]:
-    """Files of code that a class of an `auto_map` needs, as the loader of transformers finds them.
-
-    Args:
-        folder: where the files lie.
-        reference: "file.Class".
-
-    Returns:
-        The files, whether they exist or not.
-    """
-    files, unread = set(), {folder / f"{reference.partition('.')[0]}.py"}
-    while unread:
-        files |= unread
-        found = {folder / f"{name}.py" for file in unread if file.is_file() for name in get_relative_imports(file)}
-        unread = found - files
-    return files
-
-
-def check_target(
-    output_dir: str | os.PathLike, overwrite: bool = False, inputs: Sequence[str | os.PathLike] = ()
-) -> None:
-    """Check, before anything is computed, that `export_model` can make a folder.
-
-    Args:
-        output_dir: the folder.
-        overwrite: whether an existing folder may be replaced. Only a folder with a model is.
-        inputs: files and folders that are read; they must not lie in the folder.
-
-    Raises:
-        ValueError: it exists and is not to be replaced, is not a folder, or holds something else than a model, an
-            input, the home folder or the current folder.
-    """
-    path = Path(output_dir)
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{str(path)!r} is a file. Choose another name for the folder.")
-    if path.exists() and not overwrite:
-        raise ValueError(f"{str(path)!r} exists. Choose another folder, or pass overwrite (--overwrite) to replace it.")
-    if path.exists() and any(path.iterdir()):
-        if not (path / "config.json").is_file():
-            raise ValueError(f"{str(path)!r} is not the folder of a model (no config.json). Choose another one.")
-        for kept in (Path.home(), Path.cwd(), *map(Path, inputs)):
-            if path.resolve() in (kept.resolve(), *kept.resolve().parents):
-                raise ValueError(f"{str(path)!r} contains {str(kept)!r}, which would be lost. Choose another folder.")
 
 
 def _check_code(model: Any) -> None:

@@ -15,14 +15,17 @@ Hub with its own code has flat files already, which transformers copies.
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 from transformers.utils import logging
 
 import hf_synlm
-from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, SyntacticConfig
 from hf_synlm.data.files import write_text
 from hf_synlm.models import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from hf_synlm.core.configuration_base import SyntacticConfig
 
 logger = logging.get_logger(__name__)
 
@@ -65,14 +68,17 @@ def outdated_code(folder: str | os.PathLike) -> str | None:
     base = Path(folder) / "configuration_base.py"
     if not base.is_file():
         return None
-    found = _NEWEST.search(base.read_text(encoding="utf-8"))
-    newest = found[1] if found else "5.23"  # the last one before the code said so
-    if Version(newest) >= Version(NEWEST_TRANSFORMERS):
-        return None
-    return f"written for transformers up to {newest}: `synlm export` renews it"
+    newest, here = _newest(base), _newest(PACKAGE / "core" / base.name)
+    return f"written for transformers up to {newest}: `synlm export` renews it" if newest < here else None
 
 
-def write_code(config: SyntacticConfig, folder: str | os.PathLike) -> None:
+def _newest(file: Path) -> Version:
+    """The newest transformers that code was tested with."""
+    found = _NEWEST.search(file.read_text(encoding="utf-8"))
+    return Version(found[1] if found else "5.23")  # the last one before the code said so
+
+
+def write_code(config: "SyntacticConfig", folder: str | os.PathLike) -> None:
     """Write the code of a configuration and its models into a folder; files of the same names are replaced.
 
     A configuration of a user's subclass loads as the class of this package. Code of an earlier version that has other

@@ -9,11 +9,18 @@ from typing import Any
 
 from huggingface_hub import ModelCard, get_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 
 from hf_synlm.data.files import CONFIG_FILE, find_model, read_json
-from hf_synlm.hub.checkpoint import check_model_source, one_line_errors, pickled_files, stored_tensors
-from hf_synlm.hub.export import SPECIAL_IDS, check_code, code_repositories
+from hf_synlm.hub.checkpoint import (
+    SPECIAL_IDS,
+    check_code,
+    check_model_source,
+    code_repositories,
+    one_line_errors,
+    pickled_files,
+    stored_tensors,
+)
 from hf_synlm.hub.flatten import flat_files, outdated_code
 from hf_synlm.models import ARCHITECTURES
 

@@ -19,9 +19,9 @@ from transformers import AutoConfig, AutoTokenizer
 
 import hf_synlm
 from hf_synlm.hub.abilities import declared
-from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
-from hf_synlm.hub.export import check_complete, code_repositories
+from hf_synlm.hub.checkpoint import check_complete, code_repositories, pickled_files
 from hf_synlm.hub.flatten import all_flat_files, outdated_code
+from hf_synlm.hub.loading import check_checkpoint
 from hf_synlm.hub.probe import Call, answer_calls, run_without_package
 
 # Of unequal length, so that padding is part of the comparison.

@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from hf_synlm.core.outputs import GeneratedTrees
 from hf_synlm.core.token_batch import check_labels
-from hf_synlm.generation.words import WordGenerationMixin, checked_prompts, word_ends_of
+from hf_synlm.generation.base import WordGenerationMixin, checked_prompts, word_ends_of
 from hf_synlm.recurrent.sentences import frame_sentences
 from hf_synlm.trees.actions import PAD_ACTION
 from hf_synlm.trees.spans import Span

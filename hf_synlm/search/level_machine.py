@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, StackMachine, WordEdges
-from hf_synlm.search.word_head import PackedWordHead, WordHead, bounds_pay
+from hf_synlm.search.token_head import PackedTokenHead, TokenHead, bounds_pay
 from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION
 
 
@@ -46,14 +46,14 @@ class LevelMachine(StackMachine):
     ) -> int:
         """Hook: write nodes with their vectors to the pool; returns the id of the first one."""
 
-    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
+    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, predict: bool = True) -> None:
         """Hook: run the layers on nodes [B, P] that follow one another, behind paths [B, R, L] (-1 = no node).
 
-        Nodes that were read before may be read again. With `words`, layers that predict words run, too.
+        Nodes that were read before may be read again. With `predict`, layers that predict tokens run, too.
         """
 
     @abstractmethod
-    def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
+    def token_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Hook: inputs [B, R, D] of the word head, in states that were read."""
 
     # ---------------------------------------------------------------------------------------------------- actions
@@ -152,11 +152,11 @@ class LevelMachine(StackMachine):
         return spans, None
 
     @functools.cached_property
-    def word_head(self) -> WordHead:
+    def token_head(self) -> TokenHead:
         """The output layer."""
-        return WordHead(self.lm_head, self.config.vocab_size)
+        return TokenHead(self.lm_head, self.config.vocab_size)
 
     @functools.cached_property
-    def packed_word_head(self) -> PackedWordHead | None:
+    def packed_token_head(self) -> PackedTokenHead | None:
         """The output layer with bounds; None = they do not pay."""
-        return PackedWordHead(self.lm_head) if bounds_pay(self.lm_head) else None
+        return PackedTokenHead(self.lm_head) if bounds_pay(self.lm_head) else None

@@ -19,12 +19,12 @@ from hf_synlm.search.beliefs import BeliefUpdates
 from hf_synlm.search.state import (
     NEG_INF,
     Candidates,
+    GeneratingSearch,
+    Search,
     SearchState,
     StackMachine,
     SyntacticCache,
-    WordDecoder,
     WordEdges,
-    WordSearch,
     check_count,
 )
 
@@ -86,7 +86,7 @@ def checked_mask(config: Any, input_ids: Tensor, attention_mask: Tensor | None) 
 
 
 def start_state(
-    search: WordSearch,
+    search: Search,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     context_sentence_ids: Tensor | None = None,
@@ -109,7 +109,7 @@ def start_state(
 
 
 def cache_after_context(
-    search: WordDecoder,
+    search: GeneratingSearch,
     input_ids: Tensor,
     attention_mask: Tensor,
     context_sentence_ids: Tensor,
@@ -125,7 +125,7 @@ def cache_after_context(
     return cache
 
 
-def read_text(search: WordSearch, state: SearchState, text: Rows) -> SearchState:
+def read_text(search: Search, state: SearchState, text: Rows) -> SearchState:
     """Read all words of a text. Rows of different lengths have the state after their own last word."""
     for step in range(text.ids.shape[1]):
         active = text.active(step)
@@ -138,7 +138,7 @@ def read_text(search: WordSearch, state: SearchState, text: Rows) -> SearchState
 # ------------------------------------------------------------------------------------------------------- parsing
 @torch.no_grad()
 def parse_with_search(
-    search: WordSearch,
+    search: Search,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     context_sentence_ids: Tensor | None = None,
@@ -159,7 +159,7 @@ def parse_with_search(
     over the whole vocabulary at every word, the others score every word once more. The other arguments and what is
     refused: see `parse` of the models.
 
-    Cost: W words, each about one pass of the layers that predict words over up to 4 K rows.
+    Cost: about one pass of the layers that predict words for each of W words, over up to 4 K rows.
     Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
     the positions after the last word one too small; here they are right.
     """
@@ -202,7 +202,7 @@ def parse_with_search(
         active = None if text.active(step) is None else present[:, step]
         block = None
         if stepwise:
-            log_probs = search.next_token_log_probs(state)  # type: ignore[attr-defined]  # of a WordDecoder
+            log_probs = search.next_token_log_probs(state)  # type: ignore[attr-defined]  # of a GeneratingSearch
             notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1)[shared.place])
             block = state.block
         chosen = search.propose(state, tokens, block, active)
@@ -269,7 +269,7 @@ class _Notes:
 
     def add(
         self,
-        search: WordSearch,
+        search: Search,
         state: SearchState,
         chosen: Candidates,
         order: Tensor,
@@ -322,7 +322,7 @@ class _Notes:
 
 
 def _parse_output(
-    search: WordSearch,
+    search: Search,
     state: SearchState,
     text: Rows,
     offsets: list[int],
@@ -367,7 +367,7 @@ def _parse_output(
 # -------------------------------------------------------------------------------------------------- distributions
 @torch.no_grad()
 def marginal_logits(
-    search: WordDecoder,
+    search: GeneratingSearch,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     *,

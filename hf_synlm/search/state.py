@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State of a beam search over derivations: word edges, blocks, the beam, and the beam as a cache; and its contracts.
 
-`StackMachine`, `WordSearch` and `WordDecoder` say what shared code needs of a model and of its search.
+`StackMachine`, `Search` and `GeneratingSearch` say what shared code needs of a model and of its search.
 
 Shapes: B sentences, K hypotheses, R rows of a block, C levels, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
@@ -34,7 +34,7 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
 class WordEdges:
     """Where the words of a text begin and end when tokens are word pieces: a word end is the last piece of a word.
 
-    (That a beam is synchronized after a token is something else: see search/words.py.)
+    (That a beam is synchronized after a token is something else: see search/synchronous.py.)
 
     Fields:
         is_end: [B, T] True at the last piece of a word; T counts tokens of the derivation.
@@ -70,13 +70,13 @@ class Block:
     Fields:
         nodes: [B, R] node ids.
         scores: [B, R] joint log-probability of the derivation so far.
-        log_probs: [B, R, 2] log-probabilities of the next action: generate a word, take the structural action; -inf if
+        log_probs: [B, R, 2] log-probabilities of the next action: generate a token, take the structural action; -inf if
             illegal.
         origin: [B, R] which state of the beam the row descends from.
-        level: [R] structural actions since the last word.
+        level: [R] structural actions since the last token.
         levels: Which rows are state k after no structural action, after one, ..
         cut: Whether states of the last level may have structural successors that are not laid out.
-        word_log_probs: [B, R, V], kept if they were computed.
+        vocabulary_log_probs: [B, R, V], kept if they were computed.
         kept: [B] log of the share that a cut has left, if the search `keeps_scored` and cuts here.
     """
 
@@ -87,26 +87,26 @@ class Block:
     level: Tensor
     levels: Levels
     cut: bool = False
-    word_log_probs: Tensor | None = None
+    vocabulary_log_probs: Tensor | None = None
     kept: Tensor | None = None
 
 
 @dataclass
 class SearchState:
-    """Beam of B sentences between two words.
+    """Beam of B sentences between two tokens.
 
     Fields:
         nodes: [B, R] last node of every hypothesis, deepest stack first.
         scores: [B, R] joint log-probabilities; -inf = no hypothesis.
         num_tokens: [B] tokens generated in the current derivation, or [B, R] where hypotheses differ.
         level_sizes: Level c of the next block has at most this many rows.
-        origin: [B, R] state of the beam before this one in the same word; None right after a word.
-        level: Structural actions since the last word.
+        origin: [B, R] state of the beam before this one since the last token; None right after a token.
+        level: Structural actions since the last token.
         max_depth: Upper bound of all stack depths, known without asking the device.
         max_length: Upper bound of the nodes of a derivation, those before its start included, known likewise.
         block: All structural successors, if they are known already.
         particles: [B, R] number of particles of every hypothesis (particle filter only).
-        next_log_probs: [B, V] distribution of the next word, if it is known already.
+        next_log_probs: [B, V] distribution of the next token, if it is known already.
     """
 
     pool: NodePool
@@ -134,7 +134,7 @@ class SearchState:
             if getattr(self, name) is not None:
                 setattr(self, name, getattr(self, name).index_select(0, index))
         if self.block is not None:
-            for name in ("nodes", "scores", "log_probs", "origin", "word_log_probs"):
+            for name in ("nodes", "scores", "log_probs", "origin", "vocabulary_log_probs"):
                 value = getattr(self.block, name)
                 if value is not None:
                     setattr(self.block, name, value.index_select(0, index))
@@ -157,9 +157,9 @@ class Scored(NamedTuple):
     """Everything that a search has scored before it chose, each [B, C]."""
 
     before: Tensor
-    """Log-probability without the word."""
+    """Log-probability without the token."""
     after: Tensor
-    """Log-probability with the word; -inf = not scored."""
+    """Log-probability with the token; -inf = not scored."""
     origin: Tensor
     """Hypothesis of the beam that is continued."""
     kept: Tensor | None = None
@@ -168,14 +168,14 @@ class Scored(NamedTuple):
 
 @dataclass
 class Candidates:
-    """Chosen continuations by one word, best first.
+    """Chosen continuations by one token, best first.
 
     Fields:
-        scores: [B, K] joint log-probability including the word.
-        parents: [B, K] node from which the word is generated.
-        tokens: [B, K] the words.
+        scores: [B, K] joint log-probability including the token.
+        parents: [B, K] node from which the token is generated.
+        tokens: [B, K] the tokens.
         origin: [B, K] hypothesis of the beam that is continued.
-        num_structural: [B, K] structural actions before the word.
+        num_structural: [B, K] structural actions before the token.
     """
 
     scores: Tensor
@@ -187,7 +187,7 @@ class Candidates:
 
 @dataclass
 class BlockTable:
-    """Rows of all blocks of one word."""
+    """Rows of all blocks of one token."""
 
     blocks: list[Block] = field(default_factory=list)
 
@@ -260,7 +260,7 @@ class StackMachine(ABC):
 
     @functools.cached_property
     def device_type(self) -> str:
-        """Of the model, which looks it up among all its parameters."""
+        """Device type of the model, which searches all its parameters for it."""
         return self.model.device.type
 
     @abstractmethod
@@ -272,8 +272,8 @@ class StackMachine(ABC):
         return None
 
 
-class WordSearch(Protocol):
-    """A word-synchronous search for given words."""
+class Search(Protocol):
+    """A word-synchronous search for given tokens."""
 
     machine: Any
     """The model side, a `StackMachine`."""
@@ -284,13 +284,13 @@ class WordSearch(Protocol):
     scored: Scored | None = None
 
     def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
-        """State before the first word; `context` goes to the machine (complete sentences before the text)."""
+        """State before the first token; `context` goes to the machine (complete sentences before the text)."""
         pool, nodes = self.machine.begin(batch_size, device, **context)
         scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
         return SearchState(pool, nodes, scores, torch.zeros_like(nodes[:, 0]), [1], max_length=pool.size)
 
     def refresh(self, state: SearchState) -> None:
-        """Count again what the next word needs, after sentences or hypotheses were selected; by default nothing."""
+        """Count again what the next token needs, after sentences or hypotheses were selected; by default nothing."""
         return
 
     def keep(self, state: SearchState, index: Tensor) -> SearchState:
@@ -300,12 +300,12 @@ class WordSearch(Protocol):
     def propose(
         self, state: SearchState, tokens: Tensor, block: Block | None = None, active: Tensor | None = None
     ) -> Candidates:
-        """The best K derivations that generate one given word [B] per sentence."""
+        """The best K derivations that generate one given token [B] per sentence."""
 
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
     ) -> tuple[SearchState, Tensor]:
-        """Generate the chosen words: the new beam, and the candidate from which each hypothesis comes."""
+        """Generate the chosen tokens: the new beam, and the candidate from which each hypothesis comes."""
 
     def close(self, state: SearchState) -> SearchState:
         """Complete the trees: hypotheses best first, with their log-probabilities among texts of all lengths."""
@@ -314,29 +314,29 @@ class WordSearch(Protocol):
         """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
-        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+        """Log-probability [B, K] of the token of every candidate, without the actions before it."""
 
 
-class WordDecoder(WordSearch, Protocol):
-    """A word-synchronous search that also generates words."""
+class GeneratingSearch(Search, Protocol):
+    """A word-synchronous search that also generates tokens."""
 
     def next_token_log_probs(self, state: SearchState) -> Tensor:
-        """Log-probabilities [B, V] of the next word given the prefix, derivations summed out."""
+        """Log-probabilities [B, V] of the next token given the prefix, derivations summed out."""
 
-    def propose_words(
+    def propose_tokens(
         self, state: SearchState, process: Any, keep_scores: bool = False
     ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word; see `WordProposals`."""
+        """The best K derivations that generate one more token; see `NextTokens`."""
 
-    def draw_word(self, state: SearchState, process: Any) -> tuple[Candidates, Tensor]:
-        """Draw one derivation and its next word per sentence; see `WordProposals`."""
+    def draw_token(self, state: SearchState, process: Any) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next token per sentence; see `NextTokens`."""
 
 
 class SyntacticCache(StateCache):
     """The beam of derivations after a prefix, as `past_key_values`.
 
     It cannot be cropped: a beam forgets what it has dropped.
-    `eos_token_ids` are words that may only be generated when exactly one tree is on the stack.
+    `eos_token_ids` are tokens that may only be generated when exactly one tree is on the stack.
     """
 
     def __init__(self, num_beams: int, eos_token_ids: Tensor | None = None, **options: Any) -> None:

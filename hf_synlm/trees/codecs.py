@@ -50,11 +50,11 @@ class TreeCodec:
     """Of constituents, if the model reads labels."""
 
     def unknown(self, labeled_spans: Sequence[Constituent], num_words: int) -> list[Constituent]:
-        """Constituents whose label the model lacks: a tree that has some cannot be encoded."""
+        """Constituents whose label the model lacks. A tree with such constituents cannot be encoded."""
         return []
 
     def encode(self, ids: Sequence[int], word_ends: Sequence[bool], labeled_spans: Sequence[Constituent]) -> Row:
-        """The row of a sentence with its tree; ValueError if the spans are no tree over the words.
+        """The row of a sentence with its tree; ValueError if the spans do not form a tree over the words.
 
         Models of binary trees read the tree binarized to the right, with the tokens of a word as a constituent, and
         what ends a text behind it. Cost: O(n log n).
@@ -293,7 +293,7 @@ def binary_constituents(labeled_spans: Sequence[Constituent], num_words: int) ->
         The constituents of a binary tree, in post-order.
 
     Raises:
-        ValueError: a label of a part of the sentence is "@", one has a "+", or the spans are no tree over all words.
+        ValueError: a label of a part of the sentence is "@", one has a "+", or the spans do not form one tree.
 
     Cost: O(n log n).
     """

@@ -26,7 +26,7 @@ USED_BY = {
     "evaluation/suites/blimp.py": ("pairs",),
     "evaluation/suites/syntaxgym.py": ("syntaxgym",),
     "evaluation/text/given_trees.py": ("surprisal",),
-    "evaluation/text/proposals.py": WITH_PROPOSALS,
+    "evaluation/text/tree_files.py": WITH_PROPOSALS,
     "evaluation/text/text_items.py": (),  # some messages are of `surprisal` alone, some of `perplexity`
     "data/silver.py": ("silver",),
     "conversion/files.py": ("convert",),

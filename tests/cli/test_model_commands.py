@@ -14,7 +14,8 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
 from hf_synlm.cli import main
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.generation import generate_texts
-from hf_synlm.hub.export import check_complete, export_model
+from hf_synlm.hub.checkpoint import check_complete
+from hf_synlm.hub.export import export_model
 from hf_synlm.hub.info import shipped_files, shipped_table
 from hf_synlm.models import ARCHITECTURES as ARCHITECTURES_THAT_SHIP
 from tests.helpers.commands import fail, run
@@ -136,7 +137,7 @@ def test_generate_options(saved_models: Path, capsys):
     assert "no trees" in fail(capsys, *gpt2, "--format", "tree")
     assert "action_beam_size" in fail(capsys, *gpt2, "--action-beam-size", 3)
     assert "--num-beams 2" in fail(capsys, *gpt2, "--num-sequences", 2)
-    assert "only of use with --sample" in fail(capsys, *gpt2, "--top-k", 2)
+    assert "works only with --sample" in fail(capsys, *gpt2, "--top-k", 2)
     assert "act on words alone" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
     assert "write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")

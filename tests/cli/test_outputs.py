@@ -102,7 +102,7 @@ def _with_null(folder: Path) -> str:
     file = folder / "config.json"
     values = json.loads(file.read_text())
     file.write_text(json.dumps({**values, "hidden_size": None}))
-    return f"'{file}': hidden_size is null. It must be of type int."
+    return "Field 'hidden_size' expected int, got NoneType (value: None)"
 
 
 def _with_pointer(folder: Path) -> str:

@@ -12,7 +12,7 @@ from hf_synlm import PCFGConfig, PCFGForCausalLM
 from hf_synlm.cli import main
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.generation import generate_texts
-from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.loading import load_pretrained
 from tests.helpers.commands import fail, run
 
 SENTENCES = ["the cat sees a dog", "a bird sings"]

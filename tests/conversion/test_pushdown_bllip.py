@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(pair: Path, gpt
     (tmp_path / "config.json").write_text("{}")
     files = (pair / "model.pt", [], tmp_path / "out")
     for architecture, tokenizer in (("rnng", gpt2), ("pushdown", None)):
-        with pytest.raises(ValueError, match="A vocabulary is for pushdown.*--tokenizer gpt2"):
+        with pytest.raises(ValueError, match="--vocabulary is only for pushdown.*--tokenizer gpt2"):
             convert_files(architecture, *files, tokenizer, vocabulary=pair / "vocab.pkl")
     (tmp_path / "vocab.pkl").write_bytes(pickled(["<pad>", "<eos>", "a"]))
     with pytest.raises(ValueError, match="vocab_size"):

@@ -404,5 +404,5 @@ def test_treebank_command(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("(S (X a))\n(S (X a)\n\n(S (X b))\n(S a (X b))\n(S (X c))\n", encoding="utf-8")
     assert main([*command, "--overwrite"]) == 2
     listed = capsys.readouterr().err
-    assert "2 lines are no trees" in listed and "line 2: '(' is never closed" in listed and "line 5: " in listed
+    assert "2 lines are not trees" in listed and "line 2: '(' is never closed" in listed and "line 5: " in listed
     assert main(command) == 2

@@ -56,7 +56,7 @@ def test_malformed_files_are_refused_by_line(name: str, tmp_path: Path, caplog):
         return
     found = read_conllu(path, invalid="skip")
     assert len(found) == MALFORMED[name]["text"].strip().count("\n\n")
-    assert "their dependencies are no tree: 1 sentences" in caplog.text
+    assert "their dependencies form no tree: 1 sentences" in caplog.text
 
 
 def test_all_bad_sentences_are_listed(tmp_path: Path):
@@ -132,10 +132,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, capsys):
     mrg.write_text("\n".join(TREES["de.flat.X.surface.keep"]), encoding="utf-8")
     for command, message in (
         ((mrg, "--structure", "flat"), "holds bracketed trees, which are constituents already: leave out --structure"),
-        ((de, "--binarize", "right"), "for which there is no --binarize"),
-        ((de, "--words", "ptb-concat"), "for which there is no --words ptb-concat"),
+        ((de, "--binarize", "right"), "holds dependencies, but --binarize"),
+        ((de, "--words", "ptb-concat"), "holds dependencies, but --words ptb-concat"),
         ((de, "--nonprojective", "refuse"), "the arc to 'Hund' is not projective"),
-        ((de, "--punctuation-by", "form"), "for which there is no --punctuation-by form"),
+        ((de, "--punctuation-by", "form"), "holds dependencies, but --punctuation-by form"),
         ((de, "--from", "brackets"), "'#' stands outside of all trees"),
     ):
         assert message in fail(capsys, "treebank", *command, *out)

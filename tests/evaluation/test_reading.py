@@ -471,7 +471,7 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
         OF_TIMES,
     )
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
-    assert "bad.tsv: row 4 has 'fast' in 'mean_rt', which is no number" in error
+    assert "bad.tsv: row 4 has 'fast' in 'mean_rt', which is not a number" in error
     assert "--frequencies nothing is neither a file nor a column" in fail(capsys, *COMMON[:-1], "nothing")
     assert "no column 'subject'; rt.tsv has" in fail(capsys, *COMMON, "--by-subject")
 

@@ -25,7 +25,7 @@ from hf_synlm.cli import main
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
 from hf_synlm.hub import export
 from hf_synlm.hub.card import PAPERS, fill_card
-from hf_synlm.hub.checkpoint import INDEX_FILE, store_as, stored_tensors
+from hf_synlm.hub.checkpoint import INDEX_FILE, stored_tensors
 from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.engine.arguments import find_config
@@ -216,7 +216,7 @@ def test_weights_keep_the_type_in_which_they_are_stored(tmp_path: Path):
 def test_the_size_in_the_list_of_shards_is_that_of_the_files(tmp_path: Path):
     model = load("rnng-tiny")[0]
     model.save_pretrained(tmp_path, max_shard_size="100KB")
-    store_as(tmp_path, stored_tensors(CARDS / "rnng-tiny"))
+    export._store_as(tmp_path, stored_tensors(CARDS / "rnng-tiny"))
     stored = [load_file(file) for file in tmp_path.glob("*.safetensors")]
     size = sum(tensor.nbytes for tensors in stored for tensor in tensors.values())
     index = json.loads((tmp_path / INDEX_FILE).read_text())

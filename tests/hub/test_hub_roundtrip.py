@@ -21,7 +21,8 @@ from hf_synlm.cli import main
 from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
-from hf_synlm.hub.export import check_complete, export_model, push_to_hub
+from hf_synlm.hub.checkpoint import check_complete
+from hf_synlm.hub.export import export_model, push_to_hub
 from hf_synlm.hub.flatten import LICENSE, PACKAGE, flat_files
 from hf_synlm.hub.verify import verify_export
 from tests.helpers import warm_python

@@ -23,17 +23,10 @@ from hf_synlm.data.parsed import read_parse
 from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
 from hf_synlm.evaluation.suites.formulas import Formula
 from hf_synlm.evaluation.suites.syntaxgym import load_suite
-from hf_synlm.hub.checkpoint import (
-    check_checkpoint,
-    check_model_source,
-    check_tokenizer_source,
-    is_folder,
-    load_pretrained,
-    load_tokenizer,
-    saved_auto_class,
-)
-from hf_synlm.hub.export import check_complete, export_model
+from hf_synlm.hub.checkpoint import check_complete, check_model_source, check_tokenizer_source, is_folder
+from hf_synlm.hub.export import export_model
 from hf_synlm.hub.info import describe_model
+from hf_synlm.hub.loading import check_checkpoint, load_pretrained, load_tokenizer, saved_auto_class
 from hf_synlm.trees.actions import spans_to_actions
 from hf_synlm.trees.binary import actions_to_spans
 from hf_synlm.trees.transitions import TransitionSystem

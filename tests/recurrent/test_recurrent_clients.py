@@ -9,7 +9,7 @@ from peft import PromptTuningConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, pipeline
 
-from hf_synlm.generation.words import word_ends_of
+from hf_synlm.generation.base import word_ends_of
 from tests.helpers.recurrent_models import (
     ARCHITECTURES,
     BOUNDARY,

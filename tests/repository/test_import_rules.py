@@ -49,12 +49,12 @@ BUILDS_ON = {"urnng": {"rnng"}}
 SHARED = (
     "cache configuration_base hidden_states losses matrix_products module_tools outputs rows token_batch trees_spans "
 )
-SEARCH = "generation_given_trees generation_joint generation_mixin generation_words "
-SEARCH += "search_outputs search_parsing search_proposals search_stack search_state search_word_head "
-SEARCH += "search_words search_beliefs "
-BINARY = "trees_actions generation_actions search_actions search_level_machine "
+SEARCH = "generation_given_trees generation_joint generation_mixin generation_base "
+SEARCH += "search_outputs search_parsing search_next_tokens search_stack search_state search_token_head "
+SEARCH += "search_synchronous search_beliefs "
+BINARY = "trees_actions generation_action_decoder search_action_beam search_level_machine "
 STATES = "trees_given generation_tree_states "
-RECURRENT = "trees_actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
+RECURRENT = "trees_actions generation_base recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 LABELED = (
     "trees_transitions search_labeled_configuration search_labeled_machine search_labeled_fast_track "
@@ -63,7 +63,7 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8610),
+    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8640),
     "rnng": (SHARED + SEARCH + STATES + LABELED, 8800),
     "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6340),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3990),
@@ -72,11 +72,11 @@ SHIPPED = {
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3680),
     "tree_lm": (
         SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        8980,
+        8990,
     ),
     "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6250),
     "pcfg": (
-        SHARED + "binary_tree_crf generation_words recurrent_generation recurrent_sentences trees_actions trees_given",
+        SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
         4490,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3150),

@@ -1,6 +1,6 @@
 """What GPST and RNNG, the models with a search, promise alike: parsing, logits, caches, generation.
 
-Values are compared with enumerations and the authors' beams in `test_search_words`, `test_rnng_fast_track`,
+Values are compared with enumerations and the authors' beams in `test_synchronous`, `test_rnng_fast_track`,
 `test_generation_gpst` and `test_generation_rnng`.
 """
 
@@ -177,7 +177,7 @@ def test_beam_sampling_draws_from_the_beam(name: str) -> None:
     model = search_model(name)
     search = model.word_search(4)
     with torch.no_grad():
-        chosen, _, _ = search.propose_words(search.begin(1, torch.device("cpu")), None)
+        chosen, _, _ = search.propose_tokens(search.begin(1, torch.device("cpu")), None)
     prompts, size = torch.full((1500, 1), model.config.bos_token_id), model.config.vocab_size
     output = generate(model, prompts, do_sample=True, top_k=0, num_beams=4, max_new_tokens=1)
     counts = torch.bincount(output.sequences[:, -1], minlength=size)

@@ -218,7 +218,7 @@ def test_resumed_curriculum_reads_the_same() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--tokenizer-type characters", "tokenizer_type is 'characters', but a PCFG is over words. Leave it out"),
+        ("--tokenizer-type characters", "tokenizer_type is 'characters', but a PCFG reads words. Leave it out"),
         ("--curriculum-words 1", "curriculum_words is 1, .* Use 0 or at least 2"),
         ("--curriculum-words 2", "curriculum_words is 2, but the shortest training sentence has 3 words"),
         ("--parse-options methods=viterbi", "parse_options: methods: not an option of .*method, "),

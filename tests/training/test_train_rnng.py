@@ -17,7 +17,7 @@ from hf_synlm.cli import main
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers

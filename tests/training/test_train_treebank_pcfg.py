@@ -16,7 +16,7 @@ from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treeba
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.programs import train_treebank_pcfg
 from hf_synlm.training.tasks.treebank_grammar import binary_rules, count_grammar
 from tests.helpers.training_runs import sample_treebank
@@ -176,7 +176,7 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     for flag, value, message in (
         ("--horizontal-order", "-1", "horizontal_order must not be negative and is -1"),
         ("--lexicon-smoothing", "0", "lexicon_smoothing is 0.0: it must be finite and above 0"),
-        ("--tokenizer-name", "model_cards/rnng-mini", "splits words, but a PCFG is over words. Leave it out"),
+        ("--tokenizer-name", "model_cards/rnng-mini", "splits words, but a PCFG reads words. Leave it out"),
     ):
         with pytest.raises(ValueError, match=message):
             train_treebank_pcfg.main([flag, value, "--output-dir", str(tmp_path / "out")])

@@ -12,8 +12,8 @@ import hf_synlm
 from hf_synlm.core.cache import CACHE, CACHE_NAMES, name_cache
 from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS
 from hf_synlm.core.outputs import SyntacticClassifierOutput, SyntacticLMOutput
-from hf_synlm.generation import words
-from hf_synlm.generation.words import HOOKS, check_hooks
+from hf_synlm.generation import base
+from hf_synlm.generation.base import HOOKS, check_hooks
 from tests.helpers.architectures import ARCHITECTURES, build
 
 LANGUAGE_MODELS = [getattr(hf_synlm, name) for name in hf_synlm.__all__ if name.endswith("ForCausalLM")]
@@ -67,7 +67,7 @@ def test_a_changed_hook_is_told_in_one_line(name: str, removed: bool, monkeypatc
     kind = next(kind for kind in LANGUAGE_MODELS if name in replaced(kind))
     hooks = {hook: getattr(kind, hook) for hook in HOOKS if hook != name}
     monkeypatch.setattr(
-        words, "GenerationMixin", type("Stock", (), hooks | ({} if removed else {name: lambda other: 0}))
+        base, "GenerationMixin", type("Stock", (), hooks | ({} if removed else {name: lambda other: 0}))
     )
     with pytest.raises(
         ImportError, match=f"tested up to transformers {NEWEST_TRANSFORMERS}, .* needs the method {name} "

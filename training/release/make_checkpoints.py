@@ -37,7 +37,6 @@ from typing import Any
 import yaml
 from release.model_table import write_model_tables
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from transformers import AutoConfig
 
 import hf_synlm  # noqa: F401  # registers the architectures
@@ -47,7 +46,8 @@ from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_te
 from hf_synlm.evaluation.results import card_rows, load_result
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.card import facts_text, fill_card
-from hf_synlm.hub.checkpoint import load_pretrained, stored_tensors, weight_checksums
+from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
+from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.engine.arguments import find_config
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
 from hf_synlm.viz import tree_to_text
@@ -192,7 +192,10 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
                 tensors = load_file(copy).items()
                 save_file({k: t.half() if t.is_floating_point() else t for k, t in tensors}, copy, {"format": "pt"})
             elif copy.name == "tokenizer.json":
-                Tokenizer.from_file(str(copy)).save(str(copy), pretty=False)
+                content = json.loads(copy.read_text(encoding="utf-8"))
+                if merges := content["model"].get("merges"):  # "a b" is shorter than ["a", "b"], and the same
+                    content["model"]["merges"] = [" ".join(pair) for pair in merges]
+                write_text(copy, json.dumps(content, ensure_ascii=False, separators=(",", ":")))
         size, limit = sum(file.stat().st_size for file in partial.rglob("*.*")), checkpoint["max_bytes"]
         if size >= limit:
             raise ValueError(f"{name} has {size} bytes, of {limit} allowed. Make the model smaller.")

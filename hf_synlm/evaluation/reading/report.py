@@ -139,7 +139,7 @@ def _warnings(frame: Frame, analysis: Analysis, corpus: Corpus) -> list[str]:
         if total < 0:
             said.append(
                 f"warning: b of {effect.name} sums to {total:.3g}: times are shorter where it is higher, so a positive "
-                "Delta LL is no success. Are many words unknown, or is it a log-probability?"
+                "Delta LL does not speak for it. Are many words unknown, or is it a log-probability?"
             )
         following, before = early_times(frame, analysis.y, effect.name)
         if following > 4 and following > before:

@@ -79,7 +79,7 @@ def numbers(table: pd.DataFrame, column: str) -> np.ndarray:
     bad = np.flatnonzero(values.isna() & found.notna())
     if len(bad):
         value = found.iloc[bad[0]]
-        raise ValueError(f"{table.attrs['name']}: row {bad[0] + 1} has {value!r} in {column!r}, which is no number")
+        raise ValueError(f"{table.attrs['name']}: row {bad[0] + 1} has {value!r} in {column!r}, which is not a number")
     return values.to_numpy()
 
 

@@ -22,10 +22,10 @@ import torch
 
 from hf_synlm.data.text import PathLike, Tokenization, check_list
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
-from hf_synlm.evaluation.text.proposals import Proposals
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import NATS
 from hf_synlm.evaluation.text.text_items import file_format, find_files, need_columns, read_table
+from hf_synlm.evaluation.text.tree_files import Proposals
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.batches import batches_by_cost
 from hf_synlm.evaluation.text.processes import progress_bar
-from hf_synlm.evaluation.text.proposals import Proposals, batch_trees
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import WordScores, by_words, words_of
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.token_scores import TokenScores
+from hf_synlm.evaluation.text.tree_files import Proposals, batch_trees
 from hf_synlm.evaluation.text.words import EncodedText, Word
 from hf_synlm.hub.abilities import tree_codec
 from hf_synlm.trees.codecs import LabeledCodec, Row, TreeCodec

@@ -47,7 +47,7 @@ from hf_synlm.evaluation.text.readers import AttentionEntropy, Entropy, LogitRea
 from hf_synlm.evaluation.text.token_scores import TokenScores, joined
 from hf_synlm.evaluation.text.words import EncodedText, encode_sentences, has_words, word_starts
 from hf_synlm.hub.abilities import declared, parse_options
-from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.loading import load_pretrained
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
 # Most numbers in the logits of one call: 1 GiB in float32.

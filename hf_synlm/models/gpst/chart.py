@@ -109,10 +109,16 @@ class ChartPlan:
         children = self.children_P[self.first_message(level) : self.first_message(level + 1)]
         return children.view(2, last - first, width)
 
+    def message_receivers(self) -> Tensor:
+        """The cell that receives each outside message: the child beside the one that the message is made of."""
+        levels = [self.level_children(level).flip(0).flatten() for level in range(len(self.levels))]
+        return torch.cat([self.children_P[:0], *levels])
+
     def received(self, part: int) -> tuple[Tensor, Tensor, int, int]:
         """Outside messages to the leaves (part 0) or to a level (part level + 1).
 
-        Returns their numbers, the cells that receive them, and the first of the cells and the last + 1 of that part.
+        Returns their numbers, the positions in that part of the cells that receive them, and the first of the cells and
+        the last + 1 of that part.
         """
         begin, end = (0, *self.message_bounds)[part], self.message_bounds[part]
         cells = [0, self.num_leaves, *(self.num_leaves + last for _, last, _ in self.levels)]
@@ -420,14 +426,16 @@ def _message_lists(
 
     Messages are numbered as children are: level by level, left before right siblings, cell by cell, split by split. A
     sibling's message goes to the other child. Returned are the children, the message numbers sorted by receiving cell,
-    the receiving cell of each of them, and the positions in that list where the leaves end and where each level ends.
+    the place of that cell among the leaves or in its level, and the positions in that list where the leaves end and
+    where each level ends.
     """
     none = left_CM.new_zeros(0)
     sides = [(left_CM[i:j, :width].flatten(), right_CM[i:j, :width].flatten()) for i, j, width in levels]
     children = torch.cat([none, *(part for left, right in sides for part in (left, right))])
     child, order = torch.cat([none, *(part for left, right in sides for part in (right, left))]).sort(stable=True)
     ends = torch.tensor([num_leaves] + [num_leaves + last for _, last, _ in levels])
-    return children, order, child, tuple(torch.searchsorted(child, ends).tolist())
+    place = child - F.pad(ends, (1, 0))[torch.searchsorted(ends, child, right=True)]
+    return children, order, place, tuple(torch.searchsorted(child, ends).tolist())
 
 
 # ---------------------------------------------------------------------------------------------- trees
@@ -503,15 +511,13 @@ def induced_trees(plan: ChartPlan, best_C: Tensor) -> TreeNodes:
     known in advance (2n - 1 per sentence), which saves a host sync.
     """
     num_leaves, device = plan.num_leaves, best_C.device
-    left_C = plan.left_CM.gather(1, best_C[:, None]).squeeze(1)
-    right_C = plan.right_CM.gather(1, best_C[:, None]).squeeze(1)
+    child_2C = torch.stack([plan.left_CM, plan.right_CM]).gather(2, best_C[None, :, None].expand(2, -1, 1)).squeeze(2)
     used_N = torch.zeros(plan.num_cells, dtype=torch.bool, device=device)
     used_N[:num_leaves] = True
     used_N.index_fill_(0, plan.root_S, True)  # `used_N[...] = True` would copy a number to the GPU, and wait for it
     for first, last, _ in reversed(plan.levels):
         chosen = used_N[num_leaves + first : num_leaves + last]
-        for child in (left_C, right_C):  # unused cells point to leaf 0, which is used anyway
-            used_N.index_fill_(0, torch.where(chosen, child[first:last], 0), True)
+        used_N.index_fill_(0, (child_2C[:, first:last] * chosen).flatten(), True)  # leaf 0 is used anyway
     num_tokens = plan.leaf_BT.shape[1]
     key = (plan.context_N * (num_tokens + 1) + plan.end_N) * (num_tokens + 1) + num_tokens - plan.start_N
     key = torch.where(used_N, key, torch.iinfo(torch.long).max)

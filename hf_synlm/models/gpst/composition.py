@@ -27,7 +27,7 @@ Masks = tuple[Tensor | None, ...]
 """What dropout keeps at the four places of a layer; `None` for everything."""
 NO_MASKS: Masks = (None, None, None, None)
 Rows = dict[str, tuple[Tensor, Tensor]]
-"""Inputs of maps and gradients of their outputs, summed over the channels: what weight gradients are made of."""
+"""Inputs of maps, and gradients of their outputs by channel [K, ...]: what weight gradients are made of."""
 
 
 # ---------------------------------------------------------------------------------------------- operations
@@ -60,6 +60,14 @@ def _gelu_backward(gradient: Tensor, hidden: Tensor) -> Tensor:
     return gradient * torch.ops.aten.gelu_backward(torch.ones_like(hidden), hidden)
 
 
+def stack_two(first: Tensor, second: Tensor, dim: int) -> Tensor:
+    """`torch.stack` along a negative dimension; compiled a choice, which joins the operations around it."""
+    if not torch.compiler.is_compiling():
+        return torch.stack([first, second], dim)
+    is_second = torch.arange(2, device=first.device).bool().view(2, *[1] * (-dim - 1))
+    return torch.where(is_second, second.unsqueeze(dim), first.unsqueeze(dim))
+
+
 def keep_mask(shape: tuple[int, ...], rate: float, device: torch.device) -> Tensor | None:
     """Draw what dropout keeps; `None` for all."""
     return torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(1 - rate) if rate > 0 else None
@@ -74,12 +82,9 @@ def _product(gradient: Tensor, weight: Tensor, added: Tensor | None = None) -> T
     """The product with a weight over the last dimension, added to `added` if that is given."""
     if added is None:
         return gradient @ weight
+    if weight.dim() == 3:
+        return torch.baddbmm(added, gradient, weight)
     return torch.addmm(added.flatten(0, -2), gradient.flatten(0, -2), weight).view(added.shape)
-
-
-def _all_channels(gradient: Tensor) -> Tensor:
-    """Sum over the channels, in which a weight gradient is linear."""
-    return gradient[0] if len(gradient) == 1 else gradient[0] + gradient[1]
 
 
 # ---------------------------------------------------------------------------------------------- composition
@@ -154,13 +159,13 @@ class GPSTPairLayer(nn.Module):
         attention, mixed, first, middle, hidden, activated, second, masks = kept
         gradient = layer_norm_backward(gradient, second)
         branch = self._dropped(gradient, masks[3])
-        rows[f"{name}.linear2"] = (activated, _all_channels(branch))
+        rows[f"{name}.linear2"] = (activated, branch)
         branch = self._dropped(_product(branch, maps[f"{name}.linear2"][0]), masks[2])
         branch = _gelu_backward(branch, hidden)
-        rows[f"{name}.linear1"] = (middle, _all_channels(branch))
+        rows[f"{name}.linear1"] = (middle, branch)
         gradient = layer_norm_backward(_product(branch, maps[f"{name}.linear1"][0], gradient), first)
         branch = self._dropped(gradient, masks[1])
-        rows[f"{name}.out_proj"] = (mixed, _all_channels(branch))
+        rows[f"{name}.out_proj"] = (mixed, branch)
         branch = _product(branch, maps[f"{name}.out_proj"][0])
         return gradient, self._attend_backward(attention, branch, masks[0])
 
@@ -193,7 +198,7 @@ class GPSTPairLayer(nn.Module):
         gradient = gradient.unflatten(-1, query.shape[-2:])
         if both is None:
             by_first = (weight[..., None] * gradient).sum(1)
-            by_value = torch.stack([by_first, gradient.sum(1) - by_first], 1)
+            by_value = stack_two(by_first, gradient.sum(1) - by_first, -4)
             by_weight = (gradient * value_difference).sum(-1)
         else:
             gradient = gradient[:, None]
@@ -202,7 +207,8 @@ class GPSTPairLayer(nn.Module):
             by_weight = by_both[:, 0] - by_both[:, 1]
         by_logit = (torch.ops.aten.sigmoid_backward(by_weight, weight) * self.scale)[..., None]
         by_first = (by_logit * query).sum(1)
-        by_key = torch.stack([by_first, -by_first], 1)
+        signs = torch.linspace(1, -1, 2, dtype=qkv.dtype, device=qkv.device)
+        by_key = by_first[:, None] * signs[:, None, None, None]
         return torch.stack([by_logit * key_difference, by_key, by_value], -3).flatten(-3)
 
 
@@ -225,13 +231,15 @@ class GPSTScore(nn.Sequential):
         return apply_map(maps, f"{name}.2", activated), (vector, hidden, activated)
 
     @staticmethod
-    def backward(maps: Maps, name: str, kept: tuple, gradient: Tensor, rows: Rows) -> Tensor:
-        """Gradient of the vector; fills `rows`."""
+    def backward(
+        maps: Maps, name: str, kept: tuple, gradient: Tensor, rows: Rows, added: Tensor | None = None
+    ) -> Tensor:
+        """Gradient of the vector, added to `added` if that is given; fills `rows`."""
         vector, hidden, activated = kept
-        rows[f"{name}.2"] = (activated, gradient)
+        rows[f"{name}.2"] = (activated, gradient[None])
         gradient = torch.ops.aten.gelu_backward(_product(gradient, maps[f"{name}.2"][0]), hidden)
-        rows[f"{name}.0"] = (vector, gradient)
-        return _product(gradient, maps[f"{name}.0"][0])
+        rows[f"{name}.0"] = (vector, gradient[None])
+        return _product(gradient, maps[f"{name}.0"][0], added)
 
 
 class GPSTPairEncoder(nn.Module):
@@ -293,7 +301,7 @@ class GPSTPairEncoder(nn.Module):
     @staticmethod
     def project_backward(maps: Maps, name: str, pair: Tensor, gradient: Tensor, by_qkv: Tensor, rows: Rows) -> Tensor:
         """Add the gradient of `pair` that comes through the projections of the named layer."""
-        rows[f"{name}.in_proj"] = (pair, _all_channels(by_qkv))
+        rows[f"{name}.in_proj"] = (pair, by_qkv)
         return _product(by_qkv, maps[f"{name}.in_proj"][0], gradient)
 
 
@@ -339,11 +347,11 @@ class GPSTComposition(GPSTPairEncoder):
         score = (both[0] * both[1]).sum(-1, dtype=torch.promote_types(both.dtype, torch.float32))
         return score * self.scale, (both, kept)
 
-    def score_backward(self, maps: Maps, kept: tuple, gradient_R: Tensor, rows: Rows) -> Tensor:
-        """Gradient [2, R, d] of the pairs."""
+    def score_backward(self, maps: Maps, kept: tuple, gradient_R: Tensor, rows: Rows, added_2RD: Tensor) -> Tensor:
+        """Gradient [2, R, d] of the pairs, added to another one."""
         both, projections = kept
         by_both = both.flip(0) * (gradient_R[:, None] * self.scale).to(both.dtype)
-        return GPSTScore.backward(maps, "score", projections, by_both, rows)
+        return GPSTScore.backward(maps, "score", projections, by_both, rows, added_2RD)
 
     def composer(self) -> Callable[[Tensor, Tensor, list[int]], Tensor]:
         """Function that composes single pairs one after the other, as the left-to-right search does.

@@ -34,6 +34,7 @@ from hf_synlm.models.gpst.composition import (
     Rows,
     layer_norm,
     layer_norm_backward,
+    stack_two,
 )
 
 # Rows of weight gradients that are collected before they are multiplied: enough for efficient GEMMs, but a small part
@@ -57,6 +58,7 @@ class WeightGradients:
 
     def __init__(self, maps: Maps):
         self.maps = maps
+        self.on_cpu = next(iter(maps.values()))[0].device.type == "cpu"
         self.rows: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in maps}
         self.sums: dict[str, list[Tensor]] = {}
 
@@ -65,9 +67,10 @@ class WeightGradients:
         for name, (inputs, gradient) in rows.items():
             groups = self.maps[name][1].shape[:-1]
             collected = self.rows[name]
-            collected.append(
-                (inputs.reshape(*groups, -1, inputs.shape[-1]), gradient.reshape(*groups, -1, gradient.shape[-1]))
-            )
+            gradient = gradient.reshape(len(gradient), *groups, -1, gradient.shape[-1])
+            if self.on_cpu and len(gradient) > 1:  # elsewhere once for all levels
+                gradient = gradient.sum(0, keepdim=True)
+            collected.append((inputs.reshape(*groups, -1, inputs.shape[-1]), gradient))
             if sum(inputs.shape[:-1].numel() for inputs, _ in collected) >= _COLLECTED_ROWS:
                 self._multiply(name)
 
@@ -75,11 +78,12 @@ class WeightGradients:
         calls, self.rows[name] = self.rows[name], []
         weight, _ = self.maps[name]
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        small = [call for call in calls if weight.device.type != "cpu" or call[0].shape[-2] < _SMALL_CALL]
-        calls = [call for call in calls if weight.device.type == "cpu" and call[0].shape[-2] >= _SMALL_CALL]
+        small = [call for call in calls if not self.on_cpu or call[0].shape[-2] < _SMALL_CALL]
+        calls = [call for call in calls if self.on_cpu and call[0].shape[-2] >= _SMALL_CALL]
         if small:
             calls.append(tuple(torch.cat(tensors, -2) for tensors in zip(*small, strict=True)))  # type: ignore[arg-type]
         for inputs, gradient in calls:
+            gradient = gradient.sum(0) if len(gradient) > 1 else gradient[0]
             bias_sum = gradient.sum(-2, dtype=dtype)
             if weight.dim() == 2:
                 inputs, gradient = inputs.flatten(0, -2), gradient.flatten(0, -2)
@@ -266,7 +270,7 @@ def _inside_level(
     weight = F.one_hot(soft.argmax(-1), soft.shape[1]).to(soft.dtype) if options["hard"] else soft
     mixed = (weight.to(vector.dtype)[..., None] * vector).sum(1)
     highest = child_height.amax(0)
-    values = torch.stack([highest + 1, split_score])
+    values = stack_two(highest + 1, split_score, -3)
     value = (weight * values).sum(-1).T
     norm = None
     if options["normalize"]:
@@ -281,29 +285,29 @@ def _inside_gradient(
     maps: Maps,
     kept: tuple,
     gradient_KCD: Tensor,
-    by_value_C2: Tensor,
-) -> tuple[Tensor, Tensor, Rows]:
-    """Gradients of the children's vectors [K, 2, R, D] and values [2, C, M, 2], and rows for the weight gradients.
+    by_value_2C: Tensor,
+) -> tuple[list[Tensor], Tensor, Tensor, Rows]:
+    """Gradients of the children's vectors, K times [2, R, D], and of their heights [2, C, M].
 
-    Only the first channel reaches the split weights.
+    Also that of the scores [C, M] of splits, to which those of the children's scores are equal if they accumulate, and
+    rows for the weight gradients. Only the first channel reaches the split weights.
     """
     kept_score, kept_vector, vector, soft, weight, norm, values, highest = kept
     vector = vector.unflatten(0, soft.shape)
     gradient = gradient_KCD.to(vector.dtype)
     if norm is not None:
         gradient = layer_norm_backward(gradient, norm)
-    by_value = by_value_C2.T[..., None]
+    by_value = by_value_2C[..., None]
     by_weight = (vector * gradient[0][:, None]).sum(-1) + (values * by_value).sum(0)
     by_score = torch.ops.aten._softmax_backward_data(by_weight, soft, -1, soft.dtype) / options["temperature"]
     by_height, by_mean = weight * by_value
     by_score = by_score + by_mean
     by_height = highest * (by_height / highest.sum(0))  # equally high children share the gradient
-    by_child_score = by_score.expand_as(by_height) if options["accumulate"] else torch.zeros_like(by_height)
     by_vector = (weight.to(vector.dtype)[..., None] * gradient[:, :, None]).flatten(1, 2)
     rows: Rows = {}
-    by_pair = model.compose_backward(maps, kept_vector, by_vector, rows)
-    by_pair[0] += model.score_backward(maps, kept_score, by_score.flatten(), rows)
-    return by_pair, torch.stack([by_height, by_child_score], -1), rows
+    first, *others = model.compose_backward(maps, kept_vector, by_vector, rows)
+    first = model.score_backward(maps, kept_score, by_score.flatten(), rows, first)
+    return [first, *others], by_height, by_score, rows
 
 
 def _inside_values(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -312,7 +316,7 @@ def _inside_values(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _inside_again(
     model: GPSTComposition, options: dict[str, Any], maps: Maps, level: tuple, *gradients: Tensor
-) -> tuple[Tensor, Tensor, Rows]:
+) -> tuple[list[Tensor], Tensor, Tensor, Rows]:
     return _inside_gradient(model, options, maps, _inside_level(model, options, maps, *level)[1], *gradients)
 
 
@@ -352,18 +356,20 @@ class _Inside(torch.autograd.Function):
         plan, weights = run.plan, WeightGradients(run.maps)
         stop = run.options["stop_structure_gradient"]
         gradient = torch.stack([grad_vector, grad_language]) if stop else (grad_vector + grad_language)[None]
-        by_value = torch.stack([grad_height, grad_score], -1)
+        by_value = torch.stack([grad_height, grad_score])
         function, fixed = _inside_again if run.again else _inside_gradient, (run.model, run.options, run.maps)
         with torch.autocast(grad_vector.device.type, enabled=False):
             for level in reversed(range(len(plan.levels))):
                 first, last, _ = plan.levels[level]
                 cells = slice(plan.num_leaves + first, plan.num_leaves + last)
-                inputs = ctx.saved.pop(), gradient[:, cells], by_value[cells]
-                by_pair, by_child, rows = run.call(function, *inputs, fixed=fixed)
+                inputs = ctx.saved.pop(), gradient[:, cells], by_value[:, cells]
+                by_pair, by_height, by_score, rows = run.call(function, *inputs, fixed=fixed)
                 children = plan.level_children(level).flatten()
-                for channel, part in zip(gradient, by_pair.flatten(1, 2).to(gradient.dtype), strict=True):
-                    channel.index_add_(0, children, part)
-                by_value.index_add_(0, children, by_child.view(-1, 2))
+                for channel, part in zip(gradient, by_pair, strict=True):
+                    channel.index_add_(0, children, part.flatten(0, 1).to(gradient.dtype))
+                by_value[0].index_add_(0, children, by_height.flatten())
+                if run.options["accumulate"]:
+                    by_value[1].index_add_(0, children, by_score.expand_as(by_height).flatten())
                 weights.add(rows)
         return None, gradient[:, : plan.num_leaves].sum(0), *weights.results()
 
@@ -398,7 +404,7 @@ def outside(
     leaf_ND = leaf_ND.to(root_D.dtype)  # sums of messages are in float32, heads in the type of the weights
     if not return_all:
         return leaf_ND, {}
-    log_sum_exp_N = _log_sum_exp(message_score[plan.message_order], plan.message_child, plan.num_cells)
+    log_sum_exp_N = _log_sum_exp(message_score, plan.message_receivers(), plan.num_cells)
     return leaf_ND, {"outside_ND": outside_ND, "log_sum_exp_N": log_sum_exp_N, "message_score": message_score}
 
 
@@ -409,8 +415,11 @@ def _log_sum_exp(score_P: Tensor, cell_P: Tensor, num_cells: int) -> Tensor:
     return torch.where(total > 0, largest + total.log(), 0)
 
 
-def _combine(score_P: Tensor, vector_PD: Tensor, cell_P: Tensor, zero_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax weights of messages among those to the same cell, and the weighted vectors [P, D]."""
+def _combine(
+    message_score: Tensor, message_vector: Tensor, number_P: Tensor, cell_P: Tensor, zero_C: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Softmax weights of numbered messages among those to the same cell, and the weighted vectors [P, D]."""
+    score_P, vector_PD = message_score[number_P], message_vector[number_P]
     largest = zero_C.scatter_reduce(0, cell_P, score_P, "amax", include_self=False)
     weight = (score_P - largest[cell_P]).exp()
     total = zero_C.index_add(0, cell_P, weight)
@@ -420,13 +429,15 @@ def _combine(score_P: Tensor, vector_PD: Tensor, cell_P: Tensor, zero_C: Tensor)
 
 def _combine_gradient(
     weight_P: Tensor,
-    score_P: Tensor,
-    vector_PD: Tensor,
+    message_score: Tensor,
+    message_vector: Tensor,
+    number_P: Tensor,
     cell_P: Tensor,
     by_vector_CD: Tensor,
     by_mean_C: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the scores and vectors [P, D] of messages, from those of sums and, if they count, mean scores."""
+    score_P, vector_PD = message_score[number_P], message_vector[number_P]
     by_sum = by_vector_CD[cell_P]
     by_weight = (vector_PD * by_sum).sum(-1)
     if by_mean_C is not None:
@@ -493,11 +504,11 @@ class _Outside(torch.autograd.Function):
         def combine(part: int) -> None:
             numbers, cells, first, last = plan.received(part)
             if len(numbers):
-                received = message_score[numbers], message_vector[numbers]
-                weight, weighted = run.call(_combine, *received, cells - first, zero_N[: last - first])
-                vector_ND.index_add_(0, cells, weighted)
+                inputs = message_score, message_vector, numbers, cells, zero_N[: last - first]
+                weight, weighted = run.call(_combine, *inputs)
+                vector_ND[first:last].index_add_(0, cells, weighted)
                 if accumulate:
-                    mean_N.index_add_(0, cells, weight * received[0])
+                    mean_N[first:last].index_add_(0, cells, weight * message_score[numbers])
                 saved.append(weight)
 
         with torch.autocast(feature_NF.device.type, enabled=False):
@@ -533,7 +544,7 @@ class _Outside(torch.autograd.Function):
         size = grad_leaf.shape[1]
         by_vector, by_mean = grad_leaf.new_zeros(num_cells, size), grad_leaf.new_zeros(num_cells)
         by_vector[: plan.num_leaves] = grad_leaf
-        by_inside_score, by_bias = torch.zeros_like(by_mean), torch.zeros_like(ctx.fixed[-1], dtype=grad_leaf.dtype)
+        by_inside_score, by_biases = torch.zeros_like(by_mean), [torch.zeros_like(ctx.fixed[-1], dtype=grad_leaf.dtype)]
         by_feature = grad_leaf.new_zeros(num_cells, num_features)
         by_message_score, by_message_vector = torch.empty_like(message_score), grad_leaf.new_empty(message_vector.shape)
         function = _outside_again if run.again else _outside_gradient
@@ -541,7 +552,7 @@ class _Outside(torch.autograd.Function):
         def combine(part: int) -> None:
             numbers, cells, first, last = plan.received(part)
             if len(numbers):
-                inputs = ctx.saved.pop(), message_score[numbers], message_vector[numbers], cells - first
+                inputs = ctx.saved.pop(), message_score, message_vector, numbers, cells
                 by_means = by_mean[first:last] if accumulate else None
                 found = run.call(_combine_gradient, *inputs, by_vector[first:last], by_means)
                 by_message_score[numbers], by_message_vector[numbers] = found
@@ -559,7 +570,7 @@ class _Outside(torch.autograd.Function):
                 gradients = by_score, by_message_vector[messages].to(message_vector.dtype)
                 found = run.call(function, ctx.saved.pop(), *gradients, fixed=ctx.fixed)
                 bias, parent, sibling, own_score, rows = found
-                by_bias += bias
+                by_biases.append(bias)
                 by_vector[parents] += parent
                 sibling = sibling.flatten(0, 2).to(by_feature.dtype)
                 by_feature[:, : sibling.shape[1]].index_add_(0, children.flatten(), sibling)
@@ -568,4 +579,5 @@ class _Outside(torch.autograd.Function):
                     side.index_add_(0, children[0 if side is scores[0] else 1].flatten(), part)
                 weights.add(rows)
                 combine(level + 1)
-        return None, by_feature, by_inside_score, by_vector[plan.root_S].sum(0), by_bias, *weights.results()
+        by_root, by_bias = by_vector[plan.root_S].sum(0), torch.stack(by_biases).sum(0)
+        return None, by_feature, by_inside_score, by_root, by_bias, *weights.results()

@@ -31,7 +31,7 @@ from hf_synlm.core.hidden_states import (
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, also_takes, evaluation_mode, weight_of
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, check_labels
-from hf_synlm.generation.actions import ActionDecoder
+from hf_synlm.generation.action_decoder import ActionDecoder
 from hf_synlm.generation.given_trees import GivenTrees
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
 from hf_synlm.models.gpst.classification import GPSTClassifierMixin
@@ -42,7 +42,7 @@ from hf_synlm.models.gpst.objective import LOSS_PARTS, GPSTHeads, NodeSequence, 
 from hf_synlm.models.gpst.stack_machine import GPSTStackMachine
 from hf_synlm.models.gpst.tokens import ContextBatch
 from hf_synlm.models.gpst.trees import WHOLE_SENTENCE_METHODS, TreeInduction, chart_tensors
-from hf_synlm.search.actions import read_by_actions
+from hf_synlm.search.action_beam import read_by_actions
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids, parse_with_search
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions

@@ -104,7 +104,7 @@ class GPSTStackMachine(LevelMachine):
         is_gen = actions == GEN
         states, own = place[is_gen].unique(return_inverse=True)
         words = tokens[(taken == GEN).cumsum(1)[row, position][states]]
-        features = self.word_features(pool, states[None])[0]
+        features = self.token_features(pool, states[None])[0]
         _, loss = linear_cross_entropy(features, weight_of(self.lm_head), words, torch.ones_like(words))
         log_probs[is_gen] -= loss[own].to(log_probs.dtype)
         return log_probs.sum(1)
@@ -158,14 +158,14 @@ class GPSTStackMachine(LevelMachine):
         vector, inputs = vectors
         return pool.append(nodes, length=length, vector=vector, inputs=inputs + position)
 
-    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
+    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, predict: bool = True) -> None:
         """Run the layers; with `words` the token layers, too. See `LevelMachine`."""
         length = path.shape[2] + len(levels.sizes)
         width = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * length * len(path)))
         for lines, rows, part in levels.split(width):
-            self._read(pool, path[:, lines], nodes[:, rows], part, words)
+            self._read(pool, path[:, lines], nodes[:, rows], part, predict)
 
-    def _read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool) -> None:
+    def _read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, predict: bool) -> None:
         ids = torch.cat([path, levels.lines(nodes, -1)], 2)
         places, own = pool.places(ids).flatten(0, 1), pool.places(nodes).flatten()
         step = torch.arange(ids.shape[2], device=ids.device)
@@ -178,7 +178,7 @@ class GPSTStackMachine(LevelMachine):
         hidden = self._run(self.model.type_layers, pool, self._type_names, hidden, own, places, type_mask, levels)
         log_probs = self.heads.action(hidden).to(pool.features["actions"].dtype).log_softmax(-1)
         pool.features["actions"].flatten(0, 1).index_copy_(0, own, log_probs.flatten(0, 1))
-        if words:
+        if predict:
             made_by_gen = pool.fields[..., pool.names.index("action")].take(places) == GEN
             before_gen = F.pad(made_by_gen[:, 1:], (0, 1))[:, None, None]
             token_mask = torch.minimum(earlier, _additive(exists & before_gen, self.dtype)).masked_fill(itself, 0)
@@ -221,7 +221,7 @@ class GPSTStackMachine(LevelMachine):
             hidden = hidden + layer.mlp(layer.ln_2(hidden))
         return decoder.ln_f(hidden)
 
-    def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
+    def token_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Inputs [B, R, D] of the word head, in states that the token layers have read."""
         return self.heads.token(pool.feature("hidden", nodes))
 

@@ -29,17 +29,17 @@ from torch.nn import functional as F
 
 from hf_synlm.core.losses import linear_cross_entropy
 from hf_synlm.core.module_tools import unwrapped, weight_of
-from hf_synlm.search.proposals import Process, add_words, draw_index
+from hf_synlm.search.next_tokens import Process, add_block, draw_index
 from hf_synlm.search.stack import Levels, NodePool, Nodes, grown
 from hf_synlm.search.state import (
     NEG_INF,
     Block,
     BlockTable,
     Candidates,
+    GeneratingSearch,
     Scored,
     SearchState,
     StackMachine,
-    WordDecoder,
     check_count,
     in_full_precision,
     keep_frozen,
@@ -176,7 +176,7 @@ def _tree(actions: list[int], starts: list[int]) -> list[tuple[int, int]]:
     return spans
 
 
-class PushdownSearch(WordDecoder):
+class PushdownSearch(GeneratingSearch):
     """Word-synchronous beam search with a Pushdown language model; see the head of this file."""
 
     def __init__(self, machine: PushdownMachine, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
@@ -317,14 +317,14 @@ class PushdownSearch(WordDecoder):
             state.next_log_probs = (weights[..., None] + log_probs).logsumexp(1)
         return state.next_log_probs
 
-    def propose_words(
+    def propose_tokens(
         self, state: SearchState, process: Process | None, keep_scores: bool = False
     ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word; see `WordProposals`."""
+        """The best K derivations that generate one more word; see `NextTokens`."""
         block, ends, ended = self.expand(state), self.eos_token_ids, None
         words = self._word_log_probs(state, block)
         words = words if process is None else process(block.origin, words)
-        summed = add_words(None, state, block, block.scores, words) if keep_scores else None
+        summed = add_block(None, state, block, block.scores, words) if keep_scores else None
         if ends is not None:
             ended = self._best(block, words[..., ends], ends)
             words = words.index_fill(2, ends, NEG_INF)
@@ -345,10 +345,10 @@ class PushdownSearch(WordDecoder):
         scores, index = total.topk(min(self.num_beams, total.shape[1]))
         return BlockTable([block]).candidates(scores, index // len(tokens), tokens[index % len(tokens)])
 
-    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+    def draw_token(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
         """Draw an attachment of the last word from its posterior, then the next word.
 
-        Arguments and results: see `WordProposals.draw_word`.
+        Arguments and results: see `NextTokens.draw_token`.
         """
         block = self.expand(state, draw=True)
         log_probs = self._word_log_probs(state, block)

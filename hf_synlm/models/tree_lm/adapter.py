@@ -94,7 +94,7 @@ class BackboneAdapterMixin(AdapterMixin):
         return super().is_of_backbone(name) or name in ("model.embed_tokens.weight", "lm_head.weight")
 
     def saved_in_full(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What an adapter holds besides LoRA: all but the backbone, and once what is tied."""
+        """Weights of an adapter besides LoRA: all outside the backbone; tied weights once."""
         found = super().saved_in_full(weights)
         if self.config.tie_word_embeddings:
             found.pop("label_head.weight", None)

@@ -45,7 +45,7 @@ from hf_synlm.models.tree_lm.layers import TreeLMAttention, TreeLMLayer, positio
 from hf_synlm.models.tree_lm.linearization import Linearization, check_derivations, linearize, share_prefixes
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine, action_logits, split_words
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.word_head import rows_at_once
+from hf_synlm.search.token_head import rows_at_once
 from hf_synlm.trees.given import check_actions, counted_words
 from hf_synlm.trees.prefixes import distinct_prefixes
 from hf_synlm.trees.transitions import SHIFT

@@ -31,8 +31,8 @@ from hf_synlm.models.tree_lm.linearization import relative_depths
 from hf_synlm.search.labeled.machine import COUNTS, LINKS, LabeledStackMachine, Seen, first_true
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
+from hf_synlm.search.token_head import PackedTokenHead, rows_at_once
 from hf_synlm.search.tree_attention import PathCache, columns_of
-from hf_synlm.search.word_head import PackedWordHead, rows_at_once
 from hf_synlm.trees.transitions import REDUCE
 
 # Numbers that are gathered for one call of a layer: memory does not grow with the beam.
@@ -275,8 +275,8 @@ class TreeLMStackMachine(LabeledStackMachine):
 
     @functools.cached_property
     @in_full_precision
-    def _head(self) -> PackedWordHead:
-        return PackedWordHead(self.lm_head)
+    def _head(self) -> PackedTokenHead:
+        return PackedTokenHead(self.lm_head)
 
     # --------------------------------------------------------------------------------------------- probabilities
     def action_logits(self, seen: Seen) -> Tensor:

@@ -25,16 +25,16 @@ from transformers import initialization as init
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, check_tied_words
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.rows import at_places
-from hf_synlm.generation.actions import ActionDecoder
+from hf_synlm.generation.action_decoder import ActionDecoder
 from hf_synlm.generation.given_trees import GivenTrees
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
 from hf_synlm.generation.tree_states import TreeStates, score_parts
 from hf_synlm.models.urnng.configuration_urnng import URNNGConfig
 from hf_synlm.models.urnng.layers import BinaryTreeLSTM, URNNGStackLSTM
 from hf_synlm.models.urnng.plan import URNNGPlan, make_plan
-from hf_synlm.models.urnng.stack_machine import URNNGStackMachine, URNNGWordSearch
+from hf_synlm.models.urnng.stack_machine import URNNGSearch, URNNGStackMachine
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.words import WordBeamSearch
+from hf_synlm.search.synchronous import SynchronousSearch
 from hf_synlm.trees.actions import GEN, PAD_ACTION
 
 # Probabilities of actions lie in [1e-7, 1 - 1e-7], as in the authors' code.
@@ -60,10 +60,10 @@ class URNNGPreTrainedModel(SyntacticPreTrainedModel):
 
     def word_search(
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
-    ) -> WordBeamSearch:
+    ) -> SynchronousSearch:
         """See `SyntacticGenerationMixin`; the end token of the configuration always ends a sentence."""
         own = self.config.eos_token_id
-        search = WordBeamSearch if own is None else URNNGWordSearch
+        search = SynchronousSearch if own is None else URNNGSearch
         ends = None if own is None else torch.tensor([own], device=self.device)
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         return search(self.stack_machine_class(self), width, ends, renormalize)

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_synlm.search.level_machine import LevelMachine
-from hf_synlm.search.proposals import Process
+from hf_synlm.search.next_tokens import Process
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, Block, Candidates, SearchState, WordEdges
-from hf_synlm.search.words import Selection, WordBeamSearch
+from hf_synlm.search.synchronous import Selection, SynchronousSearch
 
 
 class URNNGStackMachine(LevelMachine):
@@ -88,34 +88,34 @@ class URNNGStackMachine(LevelMachine):
             pool.field("depth", nodes)[..., None] < 2, F.pad(log_probs.new_zeros(1), (0, 1), value=NEG_INF), log_probs
         )
 
-    def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
+    def token_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Inputs [B, R, h] of the word head."""
         size = self.config.hidden_size
         return pool.feature("state", nodes)[..., -2 * size : -size]
 
 
-class URNNGWordSearch(WordBeamSearch):
+class URNNGSearch(SynchronousSearch):
     """Word-synchronous beam search, in which COMP after the end token counts; `eos_token_ids` [E] are never None."""
 
     def _select_given(
         self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
     ) -> tuple[Selection, Tensor]:
-        """As `WordBeamSearch` does; the end token needs one tree."""
+        """As `SynchronousSearch` does; the end token needs one tree."""
         barred = torch.isin(tokens, self.eos_token_ids)[:, None] & ~self.machine.is_complete(state.pool, block.nodes)
         generated = block.log_probs[..., :1].masked_fill(barred[..., None], NEG_INF)
         block = replace(block, log_probs=torch.cat([generated, block.log_probs[..., 1:]], 2))
         return super()._select_given(state, block, tokens, synced, first_id)
 
-    def propose_words(
+    def propose_tokens(
         self, state: SearchState, process: Process | None, keep_scores: bool = False
     ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """As `WordBeamSearch` does; the scores of candidates that end have their COMP."""
-        chosen, ended, summed = super().propose_words(state, process, keep_scores)
+        """As `SynchronousSearch` does; the scores of candidates that end have their COMP."""
+        chosen, ended, summed = super().propose_tokens(state, process, keep_scores)
         return chosen, self._closed(state, ended), summed
 
-    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
-        """As `WordBeamSearch` does; the score of a candidate that ends has its COMP."""
-        chosen, scores = super().draw_word(state, process)
+    def draw_token(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+        """As `SynchronousSearch` does; the score of a candidate that ends has its COMP."""
+        chosen, scores = super().draw_token(state, process)
         is_end = torch.isin(chosen.tokens, self.eos_token_ids)
         return replace(chosen, scores=torch.where(is_end, self._closed(state, chosen).scores, chosen.scores)), scores
 

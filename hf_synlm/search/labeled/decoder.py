@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hf_synlm.search.labeled.fast_track import FastTrackSearch, Frontier, Limits, own_places
 from hf_synlm.search.labeled.machine import Phase, Seen
-from hf_synlm.search.proposals import NEGLIGIBLE, Process, draw_index
+from hf_synlm.search.next_tokens import NEGLIGIBLE, Process, draw_index
 from hf_synlm.search.state import NEG_INF, Candidates, SearchState
 from hf_synlm.trees.transitions import SHIFT
 
@@ -37,13 +37,13 @@ class FastTrackDecoder(FastTrackSearch):
     def _free_phase(self) -> Phase:
         return Phase.CONTINUE if self.eos_token_ids is None else Phase.EITHER
 
-    def propose_words(
+    def propose_tokens(
         self, state: SearchState, process: Process | None, keep_scores: bool = False
     ) -> tuple[Candidates, Candidates | None, Tensor | None]:
         """The best K derivations that generate one more word, of all words, and the best that end.
 
         As `propose`, with the K best words of every state as its continuations. The end counts as a word of probability
-        1 in the states where the tree may be closed. Arguments and results: see `WordProposals.propose_words`; the word
+        1 in the states where the tree may be closed. Arguments and results: see `NextTokens.propose_tokens`; the word
         scores are those that the states visited by the search give.
         """
 
@@ -63,11 +63,11 @@ class FastTrackDecoder(FastTrackSearch):
             ended = replace(ended, parents=self._ended(state, ended).nodes)
         return chosen, ended, summed
 
-    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+    def draw_token(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
         """Draw one derivation and its next word (or the end of the sentence) per sentence.
 
         A hypothesis is drawn in proportion to its probability, then action by action from the model, then the word
-        from p(w | state) under the processors: exact ancestral sampling. Results: see `WordProposals.draw_word`.
+        from p(w | state) under the processors: exact ancestral sampling. Results: see `NextTokens.draw_token`.
         """
         pool, machine = state.pool, self.machine
         origin = draw_index(state.scores)
@@ -111,7 +111,7 @@ class FastTrackDecoder(FastTrackSearch):
         """Draw the words of states [B, 1] that have `shifted` [B, 1], and end those that have `ended` [B, 1]."""
         scores, origin = reached.scores, reached.origin
         seen = self.machine.look(state.pool, reached.parents)
-        log_probs = self._without_specials(self.machine.word_log_probs(seen))
+        log_probs = self._without_specials(self.machine.vocabulary_log_probs(seen))
         words = self._processed_words(process, origin, log_probs)
         token = draw_index(words[:, 0])
         word_score = log_probs[:, 0].gather(1, token).masked_fill(words[:, 0].gather(1, token) == NEG_INF, NEG_INF)
@@ -136,7 +136,7 @@ class FastTrackDecoder(FastTrackSearch):
 
     def _words(self, seen: Seen, origin: Tensor, process: Process | None) -> Tensor:
         """Word scores [B, R, V], -inf at padding and end tokens."""
-        return self._processed_words(process, origin, self._without_specials(self.machine.word_log_probs(seen)))
+        return self._processed_words(process, origin, self._without_specials(self.machine.vocabulary_log_probs(seen)))
 
     def _processed_words(self, process: Process | None, origin: Tensor, words: Tensor) -> Tensor:
         """Word scores [B, R, V] after the processors, -inf at the words that they forbid."""

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from hf_synlm.search.labeled.machine import LabeledStackMachine, Phase, Seen
 from hf_synlm.search.stack import Nodes
-from hf_synlm.search.state import NEG_INF, Candidates, Scored, SearchState, WordSearch, check_count, keep_frozen
+from hf_synlm.search.state import NEG_INF, Candidates, Scored, Search, SearchState, check_count, keep_frozen
 from hf_synlm.trees.transitions import SHIFT
 
 # States whose word is scored at once besides those that matter for sure: rows cost less than another product.
@@ -187,8 +187,8 @@ class _GivenWords:
         return scores
 
 
-class FastTrackSearch(WordSearch):
-    """Word-synchronous search with fast-track for given words, with the interface of `WordBeamSearch`.
+class FastTrackSearch(Search):
+    """Word-synchronous search with fast-track for given words, with the interface of `SynchronousSearch`.
 
     After a word `num_beams` (K) hypotheses are kept, after an action `action_beam_size` (k >= K) states, and
     `fast_track_size` hypotheses may reach the next word although they are not among the best k. `eos_token_ids` [E]

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, StackMachine, WordEdges, in_full_precision
-from hf_synlm.search.word_head import PackedWordHead, WordHead
+from hf_synlm.search.token_head import PackedTokenHead, TokenHead
 from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT
 
 LINKS = ("open", "corner", "base", "outer")
@@ -100,7 +100,7 @@ class Seen(NamedTuple):
 
 
 def first_true(mask: Tensor, count: int) -> Tensor:
-    """Where a mask [R] is true, in order, if this is known to be `count` times: nothing waits."""
+    """Indices where a mask [R] is True. The known number of them, `count`, avoids a device sync."""
     return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
 
@@ -192,8 +192,8 @@ class LabeledStackMachine(StackMachine):
 
     @functools.cached_property
     @in_full_precision
-    def _words(self) -> PackedWordHead:
-        return PackedWordHead(self.lm_head, self.special_ids)
+    def _words(self) -> PackedTokenHead:
+        return PackedTokenHead(self.lm_head, self.special_ids)
 
     # ---------------------------------------------------------------------------------------------------- nodes
     def look(self, pool: NodePool, nodes: Tensor) -> Seen:
@@ -392,7 +392,7 @@ class LabeledStackMachine(StackMachine):
 
     def word_logits(self, predictor: Tensor) -> Tensor:
         """Logits [..., V] of the next word, float32; under "search" -inf at padding and end tokens."""
-        return WordHead(self.lm_head, self.config.vocab_size, self.special_ids).logits(predictor)
+        return TokenHead(self.lm_head, self.config.vocab_size, self.special_ids).logits(predictor)
 
     @functools.cached_property
     def special_ids(self) -> Tensor | None:
@@ -422,6 +422,6 @@ class LabeledStackMachine(StackMachine):
         """Upper bounds [B, R] of `log_probs_of`."""
         return self._words.bound(predictor, tokens)
 
-    def word_log_probs(self, seen: Seen) -> Tensor:
+    def vocabulary_log_probs(self, seen: Seen) -> Tensor:
         """Log-probabilities [B, R, V] of the next word."""
         return self.word_logits(seen.predictor).log_softmax(-1)

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from accelerate.tracking import get_available_trackers
-from accelerate.utils import LoggerType
-
 from hf_synlm.data.arguments import (
     ArgumentParser,
     config_flags,
@@ -130,6 +127,9 @@ class TrainingArguments:
         if self.push_to_hub and not self.hub_model_id:
             raise ValueError("push_to_hub needs a repository. Pass --hub-model-id OWNER/NAME.")
         if self.with_tracking:  # accelerate would ignore a tracker that is unknown or not installed
+            from accelerate.tracking import get_available_trackers  # imports torch, which --list-configs does not need
+            from accelerate.utils import LoggerType
+
             check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
             if self.report_to not in [str(item) for item in get_available_trackers()]:
                 name = self.report_to
@@ -187,7 +187,7 @@ class ModelArguments:
 def _number_of_words(text: str) -> int:
     """The number that 500K, 1.5M or 2000000 means."""
     if not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?[KMB]?", text):
-        raise ValueError(f"keep_at_words: {text!r} is no number of words. Write 500K, 1.5M or 2000000.")
+        raise ValueError(f"keep_at_words: {text!r} is not a number of words. Write 500K, 1.5M or 2000000.")
     return round(float(text.rstrip("KMB")) * {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1], 1))
 
 
@@ -250,11 +250,15 @@ def find_config(name: str) -> str:
     raise ValueError(f"There is no config file and no shipped configuration {name!r}. {hint}")
 
 
-def describe_configs(program: str) -> str:
-    """A line per shipped configuration of a program: its name, and what it trains."""
+def list_configs(program: str, argv: Sequence[str]) -> bool:
+    """Whether a command line has --list-configs; then the shipped configurations of the program are printed."""
+    if not {"--list-configs", "--list_configs"}.intersection(argv):
+        return False
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(CONFIGS.glob("*.yaml"))}
     found = {name: text for name, text in texts.items() if f"training/{program}.py" in text}
-    return "\n".join(f"{name:24} {text.partition(chr(10))[0].lstrip('# ')}" for name, text in found.items())
+    lines = [f"{name:24} {text.partition(chr(10))[0].lstrip('# ')}" for name, text in found.items()]
+    print("\n".join(lines) or f"{program} has no shipped configurations.")
+    return True
 
 
 def names_config(argv: Sequence[str]) -> bool:

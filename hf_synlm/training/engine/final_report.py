@@ -20,7 +20,7 @@ from hf_synlm.evaluation.trees.gold_treebank import (
     score_trees,
 )
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
-from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.engine.sample_texts import text_with_tree
 from hf_synlm.training.engine.steps import map_rows

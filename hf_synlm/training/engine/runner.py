@@ -24,7 +24,7 @@ from accelerate.utils import DistributedType, set_seed
 
 from hf_synlm.data.files import release_outputs, write_json
 from hf_synlm.evaluation.results import describe_hardware, library_versions
-from hf_synlm.training.engine.arguments import TrainingArguments, describe_configs, names_config, parse_arguments
+from hf_synlm.training.engine.arguments import TrainingArguments, list_configs, names_config, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
 from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
 from hf_synlm.training.engine.loop import TrainingLoop, start_or_resume
@@ -74,8 +74,7 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
     started = time.monotonic()
     description = (inspect.getdoc(recipe_type) or "").partition("\n")[0]
     words = list(sys.argv[1:] if argv is None else argv)
-    if {"--list-configs", "--list_configs"}.intersection(words):
-        print(describe_configs(recipe_type.program))
+    if list_configs(recipe_type.program, words):
         return
     parse = partial(parse_arguments, recipe_type.argument_types())
     parsed = parse(words, recipe_type.mappings, description)

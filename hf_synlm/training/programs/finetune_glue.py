@@ -105,7 +105,7 @@ class GlueArguments:
         if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
             raise ValueError("text_columns names one or two columns of a table of your own. Leave it out.")
         if self.max_length < 4:
-            raise ValueError(f"max_length must be at least 4 (a pair and its two marks) and is {self.max_length}.")
+            raise ValueError(f"max_length is {self.max_length}, but a pair and its two marks need at least 4.")
         check_minimum(self, 1, "max_train_tokens max_train_samples max_eval_samples")
 
     def describe(self) -> str:

@@ -79,8 +79,8 @@ class GPSTModelArguments(ModelArguments):
     )
     model_preset: str | None = option(
         None,
-        "Published size to start from: gpst-small or gpst-medium. Default: gpst-small; without --config, "
-        "--config-overrides and --model-name-or-path, what fits device and text.",
+        "Published size to start from: gpst-small or gpst-medium. Default: gpst-small, or a size that fits device and "
+        "text if --config, --config-overrides and --model-name-or-path are not given.",
     )
     document_end_token: bool = option(
         False, "End every document with the end token, so that the model learns when to stop."
@@ -108,8 +108,8 @@ class DataArguments(CorpusArguments):
 
     prepared: str | None = option(
         None,
-        "Folder of prepared text. Missing parts are prepared; without the name of a text, the folder must be "
-        "complete. Default: the folder 'text' in output_dir.",
+        "Folder of prepared text. Missing parts are prepared from the text that you name; if you name none, the folder "
+        "must be complete. Default: the folder 'text' in output_dir.",
     )
     verify_prepared: bool = option(False, "Check the checksums of the prepared text, not only its file sizes.")
     max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")

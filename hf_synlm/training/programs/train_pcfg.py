@@ -123,7 +123,7 @@ class PCFGRecipe(TextRecipe):
     def check(self) -> None:
         """Complete the arguments about trees; refuse characters."""
         if self.data.tokenizer_type != "words":
-            raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but a PCFG is over words. Leave it out.")
+            raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but a PCFG reads words. Leave it out.")
         self.parsing.complete(self.data, self.model_arguments.architecture)
 
     def make_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

@@ -18,13 +18,14 @@ from transformers import PreTrainedTokenizerBase
 from hf_synlm import PCFGForCausalLM
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import encode_words
+from hf_synlm.data.files import check_target
 from hf_synlm.data.tokenizers import load_tokenizer
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule
 from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-from hf_synlm.hub.export import check_target, export_model
+from hf_synlm.hub.export import export_model
 from hf_synlm.training.engine.arguments import check_minimum, parse_arguments
 from hf_synlm.training.engine.runner import tells_errors
 from hf_synlm.training.tasks.sentence_files import MIN_FREQUENCY, UNKNOWN_WORDS, SentenceFileArguments
@@ -82,7 +83,7 @@ def run(arguments: TreebankPCFGArguments) -> None:
     tokenizer = load_tokenizer(name) if name else arguments.make_tokenizer(words, end_token=True)
     ids = [encode_words(tokenizer, sentence)[0] for sentence in words]
     if any(len(tokens) != len(sentence) for tokens, sentence in zip(ids, words, strict=True)):
-        raise ValueError(f"tokenizer_name {name!r} splits words, but a PCFG is over words. Leave it out.")
+        raise ValueError(f"tokenizer_name {name!r} splits words, but a PCFG reads words. Leave it out.")
     model = count_grammar(
         zip(train, ids, strict=True),
         order=arguments.horizontal_order,

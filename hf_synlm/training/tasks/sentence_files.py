@@ -57,7 +57,7 @@ class DependencyArguments:
         None, "Crossing arcs of dependencies: 'lift' them (default), 'skip' the sentence, or 'refuse' the file."
     )
     tree_invalid: Invalid | None = option(
-        None, "Dependencies that are no tree (several roots, a cycle): 'refuse' the file (default), or 'skip' them."
+        None, "Dependencies that form no tree (several roots, a cycle): 'refuse' the file (default), or 'skip' them."
     )
 
     @property

@@ -9,7 +9,7 @@ from hf_synlm import GPSTForCausalLM
 from hf_synlm.search.state import SyntacticCache
 from tests.helpers.search_models import actions_of, assert_fits, ending_model, generate, gpst, padded
 from tests.reference import exhaustive_search as reference
-from tests.search.test_search_words import golden  # noqa: F401
+from tests.search.test_synchronous import golden  # noqa: F401
 
 EOS = 1
 

@@ -239,7 +239,7 @@ def test_a_draw_of_forbidden_words_is_impossible() -> None:
         """All words of the second sentence."""
         return log_probs.index_fill(0, torch.tensor([1]), NEG_INF)
 
-    chosen, words = search.draw_word(state, forbid)
+    chosen, words = search.draw_token(state, forbid)
     assert chosen.scores[0].isfinite().all() and (chosen.scores[1] == NEG_INF).all() and (words[1] == NEG_INF).all()
 
 

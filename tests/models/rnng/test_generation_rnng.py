@@ -274,7 +274,7 @@ def test_end_tokens_are_no_words() -> None:
         state = search.begin(1, torch.device("cpu"))
         state, _ = search.commit(state, search.propose(state, torch.tensor([4])))
         seen = search.machine.look(state.pool, state.nodes)
-        assert float(search.machine.word_log_probs(seen)[0, 0].exp().sum()) == pytest.approx(1)
+        assert float(search.machine.vocabulary_log_probs(seen)[0, 0].exp().sum()) == pytest.approx(1)
         distributions.append(search.next_token_log_probs(state)[0])
     assert torch.allclose(distributions[0], distributions[1], atol=1e-5)
 

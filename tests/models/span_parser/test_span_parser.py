@@ -27,7 +27,7 @@ from hf_synlm.data.collate import encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.evaluation.text.words import treebank_words
-from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.models.span_parser.chart import best_trees
 from hf_synlm.training.programs import train_span_parser
 from hf_synlm.training.tasks.span_batches import (

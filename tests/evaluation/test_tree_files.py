@@ -12,9 +12,9 @@ from hf_synlm.cli import main
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
-from hf_synlm.evaluation.text.proposals import Proposals, evaluate_proposals, read_proposals, score_proposals
 from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.text_items import TextItem
+from hf_synlm.evaluation.text.tree_files import Proposals, evaluate_proposals, read_proposals, score_proposals
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
 from hf_synlm.trees.codecs import binary_token_spans, tree_attachments
 from tests.helpers.commands import fail

@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Word-synchronous beam search over the derivations of a syntactic language model.
 
-A derivation builds a tree together with the words: between two words it may take structural actions. Here a state has
+A derivation builds a tree together with the tokens: between two tokens it may take structural actions. Here a state has
 one structural successor (COMP for GPST); `search/labeled/fast_track.py` is for systems with many. "Word-synchronous":
-the hypotheses of the beam are compared only when all of them have generated the same words, so that
+the hypotheses of the beam are compared only when all of them have generated the same tokens, so that
 
     m_t = logsumexp_k log p(x_1..t, y_k)
 
 over the K derivations y_k of the beam is a lower bound on the prefix log-probability, tight once K exceeds the number
 of derivations (Stern et al. 2017; for GPST the authors' `R2D2GenFastBeamSearcher`).
 
-Two things could be called the end of a word. The beam is *synchronized* after a token when no structural successor is
-among the best K (`WordBeamSearch.select`); it says nothing about spelling. A *word end* is a token that is the last
-piece of its word (`WordEdges` in search/state.py, `word_ends` in arguments): no constituent may cross it, which the
-stack machine's `legal_actions` sees to (Pushdown Layers have their own search). Elsewhere in this folder "word" means
-one token of the derivation.
+The "word" of this established term is a token of the derivation. The beam is *synchronized* after a token when no
+structural successor is among the best K (`SynchronousSearch.select`); it says nothing about spelling. Everywhere else a
+word is what the user writes, and a *word end* is the token that is the last piece of a word (`WordEdges` in
+search/state.py, `word_ends` in arguments). No constituent may cross it, which the stack machine's `legal_actions` sees
+to (Pushdown Layers have their own search).
 
 One token takes few calls of the model. The structural successors of the current states are laid out level by level (a
 *block*: row (c, k) is state k after c structural actions). One pass gives all rows the probabilities of their next
-action, another one those of their next word. Then the selection is replayed on the table of scores, level by level,
+action, another one those of their next token. Then the selection is replayed on the table of scores, level by level,
 exactly as if the states had been expanded one action at a time. Nodes live in a `NodePool`: hypotheses branch without
 copies. The model side is a `LevelMachine` (`search/level_machine.py`).
 
 A block of three states with 3, 2 and 1 trees on their stacks, and its selection for K = 2:
 
-    level   rows            entries (w: the word, C: COMP)      the best two    row that goes on
+    level   rows            entries (w: the token, C: COMP)     the best two    row that goes on
     0       k0  k1  k2      w0 C0  w1 C1  w2                    C0  w1          k0
     1       k0c k1c         w1 from above, w0c C0c              w0c w1          none: the beam is synchronized
     2       k0cc
@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.search.proposals import NEGLIGIBLE, WordProposals
+from hf_synlm.search.next_tokens import NEGLIGIBLE, NextTokens
 from hf_synlm.search.stack import Levels, NodePool, Nodes
 from hf_synlm.search.state import (
     NEG_INF,
@@ -51,35 +51,35 @@ from hf_synlm.search.state import (
     BlockTable,
     Candidates,
     Scored,
+    Search,
     SearchState,
-    WordSearch,
     check_count,
     keep_frozen,
 )
-from hf_synlm.search.word_head import PackedWordHead, rows_at_once
+from hf_synlm.search.token_head import PackedTokenHead, rows_at_once
 
 # Rows that cost hardly more than none: the layers are called for so many at once, and a block may have so many. Deep
 # stacks allow many actions in a row, of which few are taken: a CPU lays out fewer, a GPU saves the launches of a block.
 _SMALL_RUN, _SMALL_BLOCK, _SMALL_BLOCK_ON_CPU = 128, 256, 64
-# Rows of a block from which their words are selected by bounds, for which the output layer must be packed.
+# Rows of a block from which their tokens are selected by bounds, for which the output layer must be packed.
 _BOUNDED_ROWS = 32
 
 
 class Selection(NamedTuple):
     """What a synchronous selection leaves."""
 
-    words: tuple[Tensor, Tensor]
-    """Scores and ids [B, K'] of the continuations by a word that were selected; -inf = none."""
+    generated: tuple[Tensor, Tensor]
+    """Scores and ids [B, K'] of the continuations by a token that were selected; -inf = none."""
     pending: Tensor
     """[B, R] which rows were pending."""
     moved: Tensor
     """Scores of the structural successors of the last level, -inf where they do not survive."""
 
 
-class WordBeamSearch(WordProposals, WordSearch):
+class SynchronousSearch(NextTokens, Search):
     """Word-synchronous beam search with a `LevelMachine`.
 
-    `eos_token_ids` [E] are words that may only be generated when exactly one tree is on the stack. With `renormalize`,
+    `eos_token_ids` [E] are tokens that may only be generated when exactly one tree is on the stack. With `renormalize`,
     structural actions are forbidden before the softmax over actions instead of after it.
     """
 
@@ -104,13 +104,13 @@ class WordBeamSearch(WordProposals, WordSearch):
         *,
         max_rows: int | None = None,
         negligible: float | None = None,
-        words: bool = True,
+        predict: bool = True,
     ) -> Block:
         """Lay out the states and their structural successors, and run the layers on them.
 
         The new nodes stay in the pool. No levels are added beyond `max_rows` rows per sentence (None = all levels).
         Successors are left out that weigh less than exp(-negligible) of the mass collected in the sentence before them.
-        `words` tells whether the rows need next-word probabilities.
+        `predict` tells whether the rows need next-token probabilities.
         """
         pool, counts = state.pool, state.num_tokens
         sizes, cut = self._block_sizes(state.level_sizes, max_rows)
@@ -122,7 +122,7 @@ class WordBeamSearch(WordProposals, WordSearch):
             width = sizes[first]
             path, counts = path[:, :width], counts if counts.dim() == 1 else counts[:, :width]
             nodes = self._successors(pool, nodes, counts, levels, first == 0)
-            self.machine.read(pool, path, nodes, levels, words)
+            self.machine.read(pool, path, nodes, levels, predict)
             path = torch.cat([path, levels.lines(nodes, -1)], 2)
             repeated = counts if counts.dim() == 1 else counts.index_select(1, levels.line)
             log_probs = self.machine.action_log_probs(pool, nodes, repeated, state.edges, self.renormalize)
@@ -182,10 +182,10 @@ class WordBeamSearch(WordProposals, WordSearch):
             sizes.append(size)
         return sizes, False
 
-    def word_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
-        """Next-word log-probabilities of states [B, R, V], end tokens only where one tree is on the stack."""
-        features = self.machine.word_features(state.pool, nodes)
-        log_probs = self.machine.word_head.logits(features).log_softmax(-1)
+    def vocabulary_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
+        """Next-token log-probabilities of states [B, R, V], end tokens only where one tree is on the stack."""
+        features = self.machine.token_features(state.pool, nodes)
+        log_probs = self.machine.token_head.logits(features).log_softmax(-1)
         return self.mask_end(log_probs, self.machine.is_complete(state.pool, nodes))
 
     def mask_end(self, log_probs: Tensor, complete: Tensor) -> Tensor:
@@ -196,20 +196,20 @@ class WordBeamSearch(WordProposals, WordSearch):
         return log_probs
 
     def log_probs_of(self, state: SearchState, nodes: Tensor, tokens: Tensor) -> Tensor:
-        """Log-probability [B, R] of one next word per state, `tokens` [B, R]."""
-        features = self.machine.word_features(state.pool, nodes)
-        return self.machine.word_head.log_probs(features.flatten(0, 1), tokens.flatten()).view(nodes.shape)
+        """Log-probability [B, R] of one next token per state, `tokens` [B, R]."""
+        features = self.machine.token_features(state.pool, nodes)
+        return self.machine.token_head.log_probs(features.flatten(0, 1), tokens.flatten()).view(nodes.shape)
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
-        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+        """Log-probability [B, K] of the token of every candidate, without the actions before it."""
         return self.log_probs_of(state, chosen.parents, chosen.tokens)
 
-    def any_word_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
-        """Log-probability [B, R] that the next word is one that may be generated: no end token inside a tree."""
+    def any_token_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
+        """Log-probability [B, R] that the next token is one that may be generated: no end token inside a tree."""
         if self.eos_token_ids is None:
             return torch.zeros(nodes.shape, device=nodes.device)
-        head, complete = self.machine.word_head, self.machine.is_complete(state.pool, nodes).flatten()
-        features = self.machine.word_features(state.pool, nodes).flatten(0, 1)
+        head, complete = self.machine.token_head, self.machine.is_complete(state.pool, nodes).flatten()
+        features = self.machine.token_features(state.pool, nodes).flatten(0, 1)
         chunk = rows_at_once(features, head.vocab_size)
         parts = zip(features.split(chunk), complete.split(chunk), strict=True)
         sums = [self.mask_end(head.logits(part).log_softmax(1), ends).logsumexp(1) for part, ends in parts]
@@ -219,17 +219,17 @@ class WordBeamSearch(WordProposals, WordSearch):
     def select(self, block: Block, generated: Tensor, synced: tuple[Tensor, Tensor], first_id: int) -> Selection:
         """Replay the selection on a block: the beam is synchronized when no structural successor is among the best K.
 
-        At every level the pool is the best K among the continuations by a word that were selected before, the
-        continuations by a word of this level's pending states, and their structural successors; the successors that
+        At every level the pool is the best K among the continuations by a token that were selected before, the
+        continuations by a token of this level's pending states, and their structural successors; the successors that
         survive are the pending states of the next level.
 
-        `generated` [B, R, G] are the scores of the G words considered in each row, `synced` the scores and ids [B, k]
-        of the continuations selected in earlier blocks. Row r, word g has the id first_id + r G + g.
+        `generated` [B, R, G] are the scores of the G tokens considered in each row, `synced` the scores and ids [B, k]
+        of the continuations selected in earlier blocks. Row r, token g has the id first_id + r G + g.
         """
         scores, ids = synced
         width, device = generated.shape[2], ids.device
         chain = block.levels.line
-        # Words and the structural action of every row [B, G + 1, R]; the action of state k of a level has id -1 - k.
+        # Tokens and the structural action of every row [B, G + 1, R]; the action of state k of a level has id -1 - k.
         entries = torch.cat([generated, (block.scores + block.log_probs[..., 1])[..., None]], 2).transpose(1, 2)
         word_ids = torch.arange(first_id, first_id + len(chain) * width, device=device).view(-1, width).T
         entry_ids = torch.cat([word_ids, -1 - chain[None]]).expand(len(ids), -1, -1)
@@ -241,7 +241,7 @@ class WordBeamSearch(WordProposals, WordSearch):
             best, index = pool.topk(min(self.num_beams, pool.shape[1]))
             ids = torch.cat([ids, entry_ids[..., a:b].flatten(1)], 1).gather(1, index)
             scores = best.masked_fill(ids < 0, NEG_INF)
-            # Column 0 takes the words.
+            # Column 0 takes the tokens.
             moved = best.new_full((len(best), b - a + 1), NEG_INF)
             moved = moved.scatter_(1, (-ids).clamp(min=0), best)[:, 1:]
             dropped, ids = moved == NEG_INF, ids.clamp(min=0)
@@ -250,40 +250,40 @@ class WordBeamSearch(WordProposals, WordSearch):
     def _select_given(
         self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
     ) -> tuple[Selection, Tensor | None]:
-        """`select` for one given word per sentence [B], and scores with the word [B, R]; None = of few rows."""
+        """`select` for one given token per sentence [B], and scores with the token [B, R]; None = of few rows."""
         head = None
-        if block.word_log_probs is None and block.nodes.numel() >= _BOUNDED_ROWS and not self.keeps_scored:
-            head = self.machine.packed_word_head
+        if block.vocabulary_log_probs is None and block.nodes.numel() >= _BOUNDED_ROWS and not self.keeps_scored:
+            head = self.machine.packed_token_head
         if head is not None:
             return self._select_by_bounds(state, block, head, tokens, synced, first_id), None
         given = tokens[:, None].expand_as(block.nodes)
-        if block.word_log_probs is None:
-            words = self.log_probs_of(state, block.nodes, given)
+        if block.vocabulary_log_probs is None:
+            lexical = self.log_probs_of(state, block.nodes, given)
         else:
-            words = block.word_log_probs.gather(2, given[..., None]).squeeze(2)
-        scores = block.scores + block.log_probs[..., 0] + words
+            lexical = block.vocabulary_log_probs.gather(2, given[..., None]).squeeze(2)
+        scores = block.scores + block.log_probs[..., 0] + lexical
         return self.select(block, scores[..., None], synced, first_id), scores
 
     def _select_by_bounds(
         self,
         state: SearchState,
         block: Block,
-        head: PackedWordHead,
+        head: PackedTokenHead,
         tokens: Tensor,
         synced: tuple[Tensor, Tensor],
         first_id: int,
     ) -> Selection:
-        """The same, but few words are scored, which costs much of a search.
+        """The same, but few tokens are scored, which costs much of a search.
 
-        The selection begins with upper bounds. The rows whose word it has selected are scored, and it starts again,
-        until it has selected none by a bound. Then other words, with lower scores than their bounds, would change
+        The selection begins with upper bounds. The rows whose token it has selected are scored, and it starts again,
+        until it has selected none by a bound. Then other tokens, with lower scores than their bounds, would change
         nothing: those that had a place for some levels gave it up to K better entries, as did all that they kept out.
         """
-        features, base = self.machine.word_features(state.pool, block.nodes), block.scores + block.log_probs[..., 0]
+        features, base = self.machine.token_features(state.pool, block.nodes), block.scores + block.log_probs[..., 0]
         scores, open_rows = base + head.bound(features, tokens), base > NEG_INF
         while True:
             selection = self.select(block, scores[..., None], synced, first_id)
-            scored, ids = selection.words
+            scored, ids = selection.generated
             rows = (ids.masked_fill(scored == NEG_INF, -1) - first_id).clamp(min=-1) + 1
             wanted = open_rows & torch.zeros_like(F.pad(open_rows, (1, 0))).scatter_(1, rows, True)[:, 1:]
             chosen = wanted.nonzero(as_tuple=True)
@@ -317,11 +317,11 @@ class WordBeamSearch(WordProposals, WordSearch):
             state.max_length,
         )  # fmt: skip
 
-    # ------------------------------------------------------------------------------------------------ one word
+    # ------------------------------------------------------------------------------------------------ one token
     def propose(
         self, state: SearchState, tokens: Tensor, block: Block | None = None, active: Tensor | None = None
     ) -> Candidates:
-        """The best K derivations that generate one given word per sentence.
+        """The best K derivations that generate one given token per sentence.
 
         `block` holds all structural successors, if they are laid out already. `active` is not used: the levels leave
         out finished sentences.
@@ -335,7 +335,7 @@ class WordBeamSearch(WordProposals, WordSearch):
             if self.keeps_scored:
                 scored.append((block.scores + block.log_probs[..., 0], scores, block.origin))
             frontier = self.next_block_state(frontier, block, selection.moved) if block.cut else None
-            synced, block = selection.words, None
+            synced, block = selection.generated, None
         if self.keeps_scored:
             self.scored = Scored(*(torch.cat(values, 1) for values in zip(*scored, strict=True)))
         return table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
@@ -343,7 +343,7 @@ class WordBeamSearch(WordProposals, WordSearch):
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
     ) -> tuple[SearchState, Tensor]:
-        """Generate the chosen words: the new beam, and the candidate [B, R] from which each hypothesis comes.
+        """Generate the chosen tokens: the new beam, and the candidate [B, R] from which each hypothesis comes.
 
         Sentences that are not `active` [B] keep their beam; the next block matters only for those that are `wanted`
         [B].
@@ -362,7 +362,7 @@ class WordBeamSearch(WordProposals, WordSearch):
         keep = pool.in_use(parents, alive, state.max_length) if pool.is_full else None
         if keep is not None:
             counts = torch.cat([counts, keep.sum(1).amax()[None]])
-        # The one host sync of a word: number of hypotheses, rows of every level of the next block, nodes in use.
+        # The one host sync of a token: number of hypotheses, rows of every level of the next block, nodes in use.
         rows, *sizes = counts.tolist()
         order = order[:, : max(1, rows)]
         scores, parents, tokens = scores.gather(1, order), parents.gather(1, order), tokens.gather(1, order)
@@ -387,7 +387,7 @@ class WordBeamSearch(WordProposals, WordSearch):
         chain, deepest = chain.sort(dim=1, descending=True, stable=True)
         state = state.with_hypotheses(deepest)
         self.refresh(state)
-        block = self.expand(state, words=False)
+        block = self.expand(state, predict=False)
         # Row (c, k) of the block: hypothesis k takes as many actions as its stack allows.
         first = torch.arange(chain.shape[1], device=chain.device) * len(block.levels.sizes)
         row = block.levels.row[first + chain.clamp(min=0)]
@@ -416,14 +416,14 @@ class WordBeamSearch(WordProposals, WordSearch):
 
     # ------------------------------------------------------------------------------------------ distributions
     def closure(self, state: SearchState) -> Block:
-        """All structural successors of the beam, with their next-word log-probabilities."""
+        """All structural successors of the beam, with their next-token log-probabilities."""
         if state.block is None:
             state.block = self.expand(state, negligible=NEGLIGIBLE)
-            state.block.word_log_probs = self.word_log_probs(state, state.block.nodes)
+            state.block.vocabulary_log_probs = self.vocabulary_log_probs(state, state.block.nodes)
         return state.block
 
     def next_token_log_probs(self, state: SearchState) -> Tensor:
-        """Next-word log-probabilities [B, V] given the prefix, derivations summed out; uniform where the beam is empty.
+        """Next-token log-probabilities [B, V] given the prefix, derivations summed out; uniform if the beam is empty.
 
         log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(GEN | y_r) + log p(w | y_r) ] - log Z over all structural
         successors r of the hypotheses in the beam.
@@ -431,14 +431,14 @@ class WordBeamSearch(WordProposals, WordSearch):
         block = self.closure(state)
         weights = block.scores + block.log_probs[..., 0]
         weights = weights - weights.amax(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).min)
-        total = (weights[..., None] + block.word_log_probs).logsumexp(1)
+        total = (weights[..., None] + block.vocabulary_log_probs).logsumexp(1)
         return total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0).log_softmax(-1)
 
 
 def _without_negligible(scores: Tensor, gen: Tensor, mass: Tensor | None, negligible: float) -> tuple[Tensor, Tensor]:
-    """Scores [B, R, C] without rows that weigh less than exp(-negligible) of the words of the levels before them.
+    """Scores [B, R, C] without rows that weigh less than exp(-negligible) of the tokens of the levels before them.
 
-    `gen` are log-probabilities of a word after each row, `mass` [B] the log mass of the words of earlier levels.
+    `gen` are log-probabilities of a token after each row, `mass` [B] the log mass of the tokens of earlier levels.
     Returns the mass with these levels, too.
     """
     first = torch.full_like(scores[:, 0, 0], NEG_INF) if mass is None else mass

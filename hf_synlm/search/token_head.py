@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output layer of a model, as a search uses it: logits, and log-probabilities of given words with bounds of them.
+"""The output layer of a model, as a search uses it: logits, and log-probabilities of given tokens with bounds of them.
 
 Shapes: N vectors, B sentences, R states, D width, V vocabulary.
 """
@@ -25,14 +25,14 @@ _BOUNDS_FROM = 1 << 20
 
 
 def rows_at_once(features: Tensor, width: int) -> int:
-    """Of how many vectors a product of some width should be computed at once, if it is not kept."""
+    """How many vectors to multiply at a time with a matrix of some width when the product is not kept."""
     if features.device.type == "cpu":
         return max(_CPU_CHUNK_ROWS, _CPU_CHUNK_ELEMENTS // width)
     return max(1, _CHUNK_ELEMENTS // width)
 
 
-class WordHead:
-    """Logits of the next word by the layer itself; words `excluded` [E] get -inf."""
+class TokenHead:
+    """Logits of the next token by the layer itself; tokens `excluded` [E] get -inf."""
 
     def __init__(self, layer: Any, vocab_size: int, excluded: Tensor | None = None) -> None:
         self.layer, self.vocab_size, self.excluded = layer, vocab_size, excluded
@@ -42,14 +42,14 @@ class WordHead:
         logits = self.layer(features).float()
         return logits if self.excluded is None else logits.index_fill(-1, self.excluded, float("-inf"))
 
-    def log_probs(self, features: Tensor, words: Tensor) -> Tensor:
-        """Log-probabilities [N] of words [N] after vectors [N, D]."""
+    def log_probs(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities [N] of tokens [N] after vectors [N, D]."""
         chunk = rows_at_once(features, self.vocab_size)
-        parts = zip(features.split(chunk), words.split(chunk), strict=True)
+        parts = zip(features.split(chunk), tokens.split(chunk), strict=True)
         return -torch.cat([F.cross_entropy(self.logits(part), word, reduction="none") for part, word in parts])
 
 
-class PackedWordHead(WordHead):
+class PackedTokenHead(TokenHead):
     """Logits by the weights of a linear layer, laid out for many products: they must not change meanwhile."""
 
     def __init__(self, layer: Any, excluded: Tensor | None = None) -> None:
@@ -66,10 +66,10 @@ class PackedWordHead(WordHead):
         logits = self._map(features)
         return logits if self.bias is None else logits.add_(self.bias)
 
-    def bound(self, features: Tensor, words: Tensor) -> Tensor:
-        """Upper bounds [B, R] of the log-probabilities of one word per sentence [B] after vectors [B, R, D].
+    def bound(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """Upper bounds [B, R] of the log-probabilities of one token per sentence [B] after vectors [B, R, D].
 
-        The denominator is computed for a sixteenth of the vocabulary, F, and bounded for the n other words by their
+        The denominator is computed for a sixteenth of the vocabulary, F, and bounded for the n other tokens by their
         mean logit (Jensen's inequality):
 
             log sum_v exp(x_v) >= log [ sum_{v in F} exp(x_v) + n exp(1/n sum_{v not in F} x_v) ]
@@ -78,22 +78,22 @@ class PackedWordHead(WordHead):
         parts = features.flatten(0, 1).split(rows_at_once(features, len(few_bias)))
         denominator = torch.cat([few(part).float().add_(few_bias).logsumexp(1) for part in parts])
         denominator = denominator.view(features.shape[:2])
-        target = torch.bmm(features, self.weight[words, :, None]).squeeze(2).float()
+        target = torch.bmm(features, self.weight[tokens, :, None]).squeeze(2).float()
         # More than what sums in another order differ by.
         eps = max(torch.finfo(torch.float32).eps, torch.finfo(self.weight.dtype).eps)
         slack = 100 * eps * (1 + target.abs() + denominator.abs())
-        target = target if self.bias is None else target + self.bias[words, None]
+        target = target if self.bias is None else target + self.bias[tokens, None]
         return (target - denominator).clamp(max=0.0) + slack
 
     def _choose_few(self, feature: Tensor) -> tuple[Any, Tensor]:
-        """Take as F the words with the largest biases, without biases the most probable ones after a vector [1, D].
+        """Take as F the tokens with the largest biases, without biases the most probable ones after a vector [1, D].
 
         A last row stands for the others.
         """
         favour = self.logits(feature)[0] if self.bias is None else self.bias
         often = favour.topk(max(1, len(favour) // _BOUND_SHARE)).indices
         rest = (favour > float("-inf")).index_fill(0, often, False)
-        # In float32: halves cannot count the words of a large vocabulary.
+        # In float32: halves cannot count the tokens of a large vocabulary.
         count = rest.sum().float().clamp(min=1)
         outside = self.weight[~rest].sum(0, dtype=torch.float32)
         mean = (self.weight.sum(0, dtype=torch.float32) - outside) / count
@@ -107,7 +107,7 @@ class PackedWordHead(WordHead):
 
 
 def bounds_pay(layer: Any) -> bool:
-    """Whether to score only the words that bounds do not exclude.
+    """Whether to score only the tokens that bounds do not exclude.
 
     That takes a CPU, where choosing rows costs nothing, a large vocabulary, and a plain linear layer in float32: other
     layers may compute something else than their weights say, and bounds in lower precision are loose.

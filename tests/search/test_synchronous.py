@@ -8,10 +8,10 @@ import torch
 
 from hf_synlm import GPSTForCausalLM
 from hf_synlm.conversion import convert_state_dict
-from hf_synlm.search import words as search_words
-from hf_synlm.search.actions import read_by_actions
+from hf_synlm.search import synchronous
+from hf_synlm.search.action_beam import read_by_actions
 from hf_synlm.search.parsing import marginal_logits, parse_with_search
-from hf_synlm.search.word_head import PackedWordHead, WordHead
+from hf_synlm.search.token_head import PackedTokenHead, TokenHead
 from tests.helpers.goldens import read_case
 from tests.helpers.search_models import gpst, hypotheses, padded
 from tests.reference import exhaustive_search as reference
@@ -142,7 +142,7 @@ def test_negligible_successors_change_nothing() -> None:
             state, _ = search.commit(state, search.propose(state, token))
         full = search.expand(state)
         state.block = full
-        full.word_log_probs = search.word_log_probs(state, full.nodes)
+        full.vocabulary_log_probs = search.vocabulary_log_probs(state, full.nodes)
         exact = search.next_token_log_probs(state)
         state.block = None
         assert torch.allclose(search.next_token_log_probs(state), exact, atol=1e-5)
@@ -233,9 +233,9 @@ def test_prefixes_are_read_once(model: GPSTForCausalLM, monkeypatch: pytest.Monk
     ids, mask = padded(rows, left=False)
     ends = torch.tensor([[token == 9 for token in row] for row in ids.tolist()])
     sizes = []
-    propose = search_words.WordBeamSearch.propose
+    propose = synchronous.SynchronousSearch.propose
     monkeypatch.setattr(
-        search_words.WordBeamSearch, "propose",
+        synchronous.SynchronousSearch, "propose",
         lambda self, state, *args: sizes.append(state.pool.batch_size) or propose(self, state, *args),
     )  # fmt: skip
     for options in ({}, {"stepwise": True, "lexical": True}, {"word_ends": ends}):
@@ -300,8 +300,8 @@ def test_context_rows_are_independent(model: GPSTForCausalLM) -> None:
 def test_bounds_spare_words(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     """Of large vocabularies fewer words are scored, with the same n-best lists; layers that do more are called."""
     scored: list[int] = []
-    log_probs = WordHead.log_probs
-    monkeypatch.setattr(WordHead, "log_probs", lambda *args: scored.append(len(args[1])) or log_probs(*args))
+    log_probs = TokenHead.log_probs
+    monkeypatch.setattr(TokenHead, "log_probs", lambda *args: scored.append(len(args[1])) or log_probs(*args))
     model = gpst(vocab_size=1 << 16, gen_bias=2.0)
     ids, mask = padded([[9, 12, 9, 30, 5, 21, 8, 33], [7, 7, 22], [5, 31, 6, 6, 18]], left=True)
     found = parse(model, ids, 20, mask)
@@ -327,13 +327,13 @@ def test_bounds_of_words(bias: bool, excluded: list[int] | None, scale: float) -
     layer = torch.nn.Linear(8, 64, bias=bias).requires_grad_(False)
     layer.weight *= scale
     special = None if excluded is None else torch.tensor(excluded)
-    head, features, words = PackedWordHead(layer, special), torch.randn(2, 30, 8), torch.tensor([5, 60])
+    head, features, words = PackedTokenHead(layer, special), torch.randn(2, 30, 8), torch.tensor([5, 60])
     exact = head.log_probs(features.flatten(0, 1), words.repeat_interleave(30)).view(2, 30)
     logits = layer(features)
     if excluded is not None:
         logits[..., excluded] = -math.inf
     assert torch.allclose(exact, logits.log_softmax(-1)[[0, 1], :, words], atol=1e-5)
-    assert torch.allclose(WordHead(layer, 64, special).logits(features), logits, atol=1e-5)
+    assert torch.allclose(TokenHead(layer, 64, special).logits(features), logits, atol=1e-5)
     bound = head.bound(features, words)
     assert (bound >= exact).all()
     if scale == 0.1:
@@ -347,7 +347,7 @@ def test_bounds_hold_despite_rounding(dtype: torch.dtype, scale: float) -> None:
     layer = torch.nn.Linear(16, 70000, bias=False, dtype=dtype).requires_grad_(False)
     layer.weight *= scale
     layer.weight += 1.0
-    head, features, words = PackedWordHead(layer), torch.randn(1, 40, 16, dtype=dtype), torch.tensor([60000])
+    head, features, words = PackedTokenHead(layer), torch.randn(1, 40, 16, dtype=dtype), torch.tensor([60000])
     exact = head.log_probs(features[0], words.expand(40))
     bound = head.bound(features, words)[0]
     assert torch.isfinite(bound).all() and (bound >= exact).all()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beam search over single actions, the baseline "w/o sync" of the GPST paper.
 
-The hypotheses of a beam have taken equally many actions, but may have reached different words. Illegal actions are
+The hypotheses of a beam have taken equally many actions, but may have reached different tokens. Illegal actions are
 forbidden before the softmax over actions, so that forced actions cost nothing. The word-synchronous search is in
-`search/words.py`; states and stack machine are the same. The slow and obvious version is `action_beam` in
+`search/synchronous.py`; states and stack machine are the same. The slow and obvious version is `action_beam` in
 tests/reference/exhaustive_search.py.
 
 Shapes: B sentences, R hypotheses of a beam, M expansions, T tokens, V vocabulary.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hf_synlm.search.stack import Levels
 from hf_synlm.search.state import NEG_INF, SearchState
-from hf_synlm.search.words import WordBeamSearch
+from hf_synlm.search.synchronous import SynchronousSearch
 from hf_synlm.trees.actions import COMP, GEN
 
 STAY = 2
@@ -40,7 +40,7 @@ class Expansions(NamedTuple):
 
 
 def take_actions(
-    search: WordBeamSearch, state: SearchState, chosen: Expansions, active: Tensor | None = None
+    search: SynchronousSearch, state: SearchState, chosen: Expansions, active: Tensor | None = None
 ) -> SearchState:
     """Make expansions the new beam, in their order, and run the layers on their nodes; `num_tokens` is [B, R].
 
@@ -68,11 +68,11 @@ def take_actions(
     )  # fmt: skip
 
 
-def read_by_actions(search: WordBeamSearch, state: SearchState, tokens: Tensor, length: Tensor) -> SearchState:
-    """Parse given words [B, T]: the K best derivations with equally many actions, best first.
+def read_by_actions(search: SynchronousSearch, state: SearchState, tokens: Tensor, length: Tensor) -> SearchState:
+    """Parse given tokens [B, T]: the K best derivations with equally many actions, best first.
 
-    Every derivation of n words has 2n - 1 actions, so a sentence's hypotheses finish together. `length` [B] counts
-    words.
+    Every derivation of n tokens has 2n - 1 actions, so a sentence's hypotheses finish together. `length` [B] counts
+    tokens.
     """
     machine, pool = search.machine, state.pool
     state = replace(state, num_tokens=torch.zeros_like(state.nodes))
@@ -80,8 +80,8 @@ def read_by_actions(search: WordBeamSearch, state: SearchState, tokens: Tensor, 
         active, count = 2 * length - 1 > step, state.num_tokens
         log_probs = machine.action_log_probs(pool, state.nodes, count, state.edges, renormalize=True)
         next_token = tokens.gather(1, count.clamp(max=tokens.shape[1] - 1))
-        words = search.log_probs_of(state, state.nodes, next_token)
-        gen = (state.scores + log_probs[..., GEN] + words).masked_fill(count >= length[:, None], NEG_INF)
+        lexical = search.log_probs_of(state, state.nodes, next_token)
+        gen = (state.scores + log_probs[..., GEN] + lexical).masked_fill(count >= length[:, None], NEG_INF)
         comp = (state.scores + log_probs[..., COMP]).masked_fill(~active[:, None], NEG_INF)
         stay = state.scores.masked_fill(active[:, None], NEG_INF)
         expanded = torch.cat([gen, comp, stay], 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continue a word-synchronous beam when the next word is not given: the best words, or a drawn word.
+"""Continue a word-synchronous beam when the next token is not given: the best tokens, or a drawn token.
 
 Shapes: B sentences, K hypotheses, M candidates, R rows of a block, V vocabulary.
 """
@@ -19,37 +19,37 @@ Process = Callable[[Tensor, Tensor], Tensor]
 NEGLIGIBLE = 25.0
 
 
-class WordProposals:
-    """Methods of `WordBeamSearch` for words that are not given."""
+class NextTokens:
+    """Methods of `SynchronousSearch` for tokens that are not given."""
 
-    def propose_words(
+    def propose_tokens(
         self: Any, state: SearchState, process: Process | None, keep_scores: bool = False
     ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word.
+        """The best K derivations that generate one more token.
 
-        The selection is that of `WordBeamSearch.propose`, with the K best words of every row as its continuations. End
-        tokens do not compete for places in the beam; they are returned separately.
+        The selection is that of `SynchronousSearch.propose`, with the K best tokens of every row as its continuations.
+        End tokens do not compete for places in the beam; they are returned separately.
 
-        `process` maps hypotheses [B, R] and their word log-probabilities [B, R, V] to word scores; None = identity.
+        `process` maps hypotheses [B, R] and their token log-probabilities [B, R, V] to token scores; None = identity.
         Returns at most K candidates; at most K candidates that end (None without end tokens); and with `keep_scores`
-        log p(word | hypothesis) [B, K', V] with the structural actions before the word summed out.
+        log p(token | hypothesis) [B, K', V] with the structural actions before the token summed out.
         """
         table, frontier, ends = BlockTable(), state, self.eos_token_ids
         synced = state.scores.new_zeros(len(state.scores), 0), state.nodes.new_zeros(len(state.nodes), 0)
         tokens, ended, summed = [], [], None
         while frontier is not None:
             block = self.expand(frontier, max_rows=self.max_rows(frontier))
-            words = self.word_log_probs(frontier, block.nodes)
+            lexical = self.vocabulary_log_probs(frontier, block.nodes)
             if process is not None:
-                levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.levels.bounds]
-                words = self.mask_end(torch.cat(levels, 1), self.machine.is_complete(state.pool, block.nodes))
+                levels = [process(block.origin[:, a:b], lexical[:, a:b]) for a, b in block.levels.bounds]
+                lexical = self.mask_end(torch.cat(levels, 1), self.machine.is_complete(state.pool, block.nodes))
             base = block.scores + block.log_probs[..., 0]
             if keep_scores:
-                summed = add_words(summed, state, block, base, words)
+                summed = add_block(summed, state, block, base, lexical)
             if ends is not None:
-                ended.append(base[..., None] + words[..., ends])
-                words[..., ends] = NEG_INF
-            best, token = words.topk(min(self.num_beams, words.shape[2]), 2)
+                ended.append(base[..., None] + lexical[..., ends])
+                lexical[..., ends] = NEG_INF
+            best, token = lexical.topk(min(self.num_beams, lexical.shape[2]), 2)
             width = best.shape[2]
             tokens.append(token.flatten(1))
             generated = base[..., None] + best
@@ -66,24 +66,24 @@ class WordProposals:
         scores, ids = all_ended.topk(min(self.num_beams, all_ended.shape[1]))
         return chosen, table.candidates(scores, ids // len(ends), ends[ids % len(ends)]), summed
 
-    def draw_word(self: Any, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
-        """Draw one derivation and its next word per sentence.
+    def draw_token(self: Any, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next token per sentence.
 
         First a structural successor r of the hypotheses is drawn with probability proportional to
-        p(x, y_r) p(GEN | y_r), then the word from p(w | y_r) under the processors. Without processors, words follow
-        `WordBeamSearch.next_token_log_probs` exactly. Where the processors forbid all words of the drawn r, another one
-        is drawn: r follows its distribution among those after which some word is allowed.
+        p(x, y_r) p(GEN | y_r), then the token from p(w | y_r) under the processors. Without processors, tokens follow
+        `SynchronousSearch.next_token_log_probs` exactly. Where the processors forbid all tokens of the drawn r, another
+        one is drawn: r follows its distribution among those after which some token is allowed.
 
         Returns one candidate per sentence, its score the log-probability under the model (without the processors; -inf
-        where no word is possible), and the word scores [B, V] it was drawn from.
+        where no token is possible), and the token scores [B, V] it was drawn from.
         """
         block = self.expand(state, negligible=NEGLIGIBLE)
         base = block.scores + block.log_probs[..., 0]
-        weights = base + self.any_word_log_probs(state, block.nodes)
+        weights = base + self.any_token_log_probs(state, block.nodes)
         row = draw_index(weights)
         while True:
             nodes = block.nodes.gather(1, row)
-            log_probs = scores = self.word_log_probs(state, nodes)
+            log_probs = scores = self.vocabulary_log_probs(state, nodes)
             if process is None:
                 break
             scores = process(block.origin.gather(1, row), log_probs.clone())
@@ -101,18 +101,18 @@ class WordProposals:
         return BlockTable([block]).candidates(score, row, token), scores[:, 0]
 
 
-def add_words(summed: Tensor | None, state: SearchState, block: Block, base: Tensor, words: Tensor) -> Tensor:
-    """Add the rows of a block to log p(word | hypothesis) [B, K, V]."""
+def add_block(summed: Tensor | None, state: SearchState, block: Block, base: Tensor, lexical: Tensor) -> Tensor:
+    """Add the rows of a block to log p(token | hypothesis) [B, K, V]."""
     if summed is None:
-        summed = words.new_full((*state.scores.shape, words.shape[2]), NEG_INF)
+        summed = lexical.new_full((*state.scores.shape, lexical.shape[2]), NEG_INF)
     relative = base - state.scores.gather(1, block.origin)
     relative = relative.masked_fill(base == NEG_INF, NEG_INF)
     # One more row collects the rows that no hypothesis needs.
     summed = F.pad(summed, (0, 0, 0, 1), value=NEG_INF)
     for a, b in block.levels.bounds:
         origin = block.origin[:, a:b].masked_fill(base[:, a:b] == NEG_INF, summed.shape[1] - 1)
-        index = origin[..., None].expand(-1, -1, words.shape[2])
-        more = relative[:, a:b, None] + words[:, a:b]
+        index = origin[..., None].expand(-1, -1, lexical.shape[2])
+        more = relative[:, a:b, None] + lexical[:, a:b]
         summed = summed.scatter(1, index, torch.logaddexp(summed.gather(1, index), more))
     return summed[:, :-1]
 

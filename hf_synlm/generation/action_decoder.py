@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding action by action, the baseline "w/o sync" of the GPST paper (`generate(..., synchronous=False)`).
 
-At every step each hypothesis has V + 1 expansions, COMP and GEN of any word, and all expansions compete:
+At every step each hypothesis has V + 1 expansions, COMP and GEN of any token, and all expansions compete:
 
     score(COMP) = score + log p(COMP),    score(w) = score + log p(GEN) + log p(w),
 
 where COMP is forbidden before the softmax over {GEN, COMP} while the stack holds fewer than two trees. The best K stay,
-so that a beam holds derivations with different numbers of words. The prompt is always read word by word. The slow and
-obvious version is `action_beam` in tests/reference/exhaustive_search.py.
+so that a beam holds derivations with different numbers of tokens. The prompt is always read token by token. The slow
+and obvious version is `action_beam` in tests/reference/exhaustive_search.py.
 
 With `do_sample`, K expansions are drawn without replacement in proportion to exp(score) (Gumbel-top-K; stock beam
-sampling does the same with words). The processed word scores are normalized first, so that warpers move no mass from
-words to COMP. K = 1 is exact ancestral sampling, one action at a time.
+sampling does the same with tokens). The processed token scores are normalized first, so that warpers move no mass from
+tokens to COMP. K = 1 is exact ancestral sampling, one action at a time.
 
 Shapes: B prompts, K hypotheses, R <= K hypotheses of a beam, M expansions, L columns of a sequence, V vocabulary.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_synlm.generation.joint import FinishedSequences, JointDecoder, gumbel, keep_best
-from hf_synlm.search.actions import Expansions, take_actions
+from hf_synlm.search.action_beam import Expansions, take_actions
 from hf_synlm.search.stack import Levels
 from hf_synlm.search.state import NEG_INF
 from hf_synlm.trees.actions import COMP, GEN
@@ -98,14 +98,14 @@ class ActionDecoder(JointDecoder):
         """
         state, search, ends = self.state, self.search, self.search.eos_token_ids
         log_probs = search.machine.action_log_probs(state.pool, state.nodes, state.num_tokens, None, renormalize=True)
-        words, model_words = self._word_scores()
-        size, base = words.shape[2], (state.scores + log_probs[..., GEN])[..., None]
-        comp, num_gen = state.scores + log_probs[..., COMP], words[0].numel()
-        scores = keys = torch.cat([(base + words).flatten(1), comp], 1)
+        lexical, model_lexical = self._word_scores()
+        size, base = lexical.shape[2], (state.scores + log_probs[..., GEN])[..., None]
+        comp, num_gen = state.scores + log_probs[..., COMP], lexical[0].numel()
+        scores = keys = torch.cat([(base + lexical).flatten(1), comp], 1)
         if self.config.do_sample:
             keys = gumbel(keys)
             if self.num_beams == 1:  # one draw: its score is that of the model, without processors
-                scores = torch.cat([(base + model_words).flatten(1), comp], 1)
+                scores = torch.cat([(base + model_lexical).flatten(1), comp], 1)
 
         def best(keys: Tensor, columns: Tensor | None = None) -> tuple[Tensor, Expansions]:
             keys, index = keys.topk(min(self.num_beams, keys.shape[1]))
@@ -118,7 +118,7 @@ class ActionDecoder(JointDecoder):
         if ends is None:
             best_keys, chosen = best(keys)
             return chosen, None, torch.ones_like(best_keys, dtype=torch.bool)
-        columns = (torch.arange(words.shape[1], device=ends.device)[:, None] * size + ends).flatten()
+        columns = (torch.arange(lexical.shape[1], device=ends.device)[:, None] * size + ends).flatten()
         end_keys, ended = best(keys[:, columns], columns)
         best_keys, chosen = best(keys.index_fill(1, columns, NEG_INF))
         both = torch.cat([best_keys, end_keys], 1)
@@ -126,17 +126,17 @@ class ActionDecoder(JointDecoder):
         return chosen, ended._replace(scores=ended.scores.masked_fill(end_keys < bar, NEG_INF)), best_keys >= bar
 
     def _word_scores(self) -> tuple[Tensor, Tensor]:
-        """Word scores under the processors and those of the model [B, R, V]; end tokens only after one tree."""
+        """Token scores under the processors and those of the model [B, R, V]; end tokens only after one tree."""
         state, search, machine = self.state, self.search, self.search.machine
         complete = machine.is_complete(state.pool, state.nodes)
-        words = model_words = search.word_log_probs(state, state.nodes)
+        lexical = model_lexical = search.vocabulary_log_probs(state, state.nodes)
         if len(self.processors):
             for own, ids in self._by_length(state.scores > NEG_INF):
-                words = torch.where(own[..., None], self._processed(ids, model_words.clone()), words)
-            words = search.mask_end(words, complete)
+                lexical = torch.where(own[..., None], self._processed(ids, model_lexical.clone()), lexical)
+            lexical = search.mask_end(lexical, complete)
         if self.config.do_sample:
-            words = words - words.logsumexp(2, keepdim=True).clamp(min=torch.finfo(words.dtype).min)
-        return words, model_words
+            lexical = lexical - lexical.logsumexp(2, keepdim=True).clamp(min=torch.finfo(lexical.dtype).min)
+        return lexical, model_lexical
 
     def _written(self, chosen: Expansions) -> Tensor:
         """Sequences [B, M, L] of expansions."""
@@ -147,10 +147,10 @@ class ActionDecoder(JointDecoder):
         return sequences.scatter(2, column[..., None], token[..., None])
 
     def _by_length(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Group hypotheses [B, R] by length, for callers that need words without padding.
+        """Group hypotheses [B, R] by length, for callers that need tokens without padding.
 
-        Yields which hypotheses have one length [B, R], and words [B, R, length]. All rows keep their place: rows of
-        other lengths hold the words of another hypothesis of the prompt, so ignore their results.
+        Yields which hypotheses have one length [B, R], and tokens [B, R, length]. All rows keep their place: rows of
+        other lengths hold the tokens of another hypothesis of the prompt, so ignore their results.
         """
         lengths, places = self.lengths, torch.arange(rows.shape[1], device=rows.device)
         for length in lengths[rows].unique().tolist():
@@ -160,7 +160,7 @@ class ActionDecoder(JointDecoder):
             yield own, self.sequences[:, :, :length].take_along_dim(origin[..., None], 1)
 
     def _stopped(self, at_word: Tensor) -> Tensor:
-        """Which of the hypotheses that have just generated a word meet a stopping criterion [B, R]."""
+        """Which of the hypotheses that have just generated a token meet a stopping criterion [B, R]."""
         stops = torch.zeros_like(at_word)
         for own, ids in self._by_length(at_word):
             stops |= own & self._stops(ids)
