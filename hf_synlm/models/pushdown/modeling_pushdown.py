@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from hf_synlm.core.hidden_states import kept_states
+from hf_synlm.core.losses import widened
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, also_takes
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.rows import after_columns, check_rows, tokens_first
@@ -240,7 +241,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         states = self.model.run(ids, tape)
         hidden = states[-1]
         scores, attached = self._attachment_scores(hidden, ids, tape), decisions[:, 1:] >= 0
-        loss = F.cross_entropy(scores[attached].float(), decisions[:, 1:][attached], reduction="none")
+        loss = F.cross_entropy(widened(scores[attached]), decisions[:, 1:][attached], reduction="none")
         before, place = hidden[:, :-1][tokens_first(mask, mask)], mask.nonzero(as_tuple=True)
         output = score_parts(self, given, loss, attached.nonzero()[:, 0], before, place)
         if given.wanted:
