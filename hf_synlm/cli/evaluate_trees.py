@@ -2,7 +2,6 @@
 """`synlm evaluate parsing` and `compare`: scores of trees against a treebank."""
 
 import dataclasses
-import inspect
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -322,6 +321,7 @@ def _evaluate_model(
     """Parse the sentences that are scored, write their trees, and score them."""
     from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+    from hf_synlm.hub.abilities import declared
 
     chosen, scorer = parsing.chosen(), parsing.scorer(model)
     if consensus:
@@ -341,9 +341,7 @@ def _evaluate_model(
     found = dict(zip(numbers, parsed, strict=True))
     _write_trees(save_trees, [found.get(number, ParsedSentence(())) for number in range(count)])
     scores, tables = _score(bank, {scorer.name: parsed}, rule)
-    method = inspect.signature(scorer.model.parse).parameters.get("method")
-    usual = "search" if scorer.searches else "CKY"
-    chosen = {"method": usual if method is None else method.default, **chosen}
+    chosen = {"method": declared(scorer.model.config, "parse_method"), **chosen}
     unused = ["estimator", "begin_token", *([] if chosen["method"] == "search" else ["num_beams"])]
     settings = {**settings, **dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
     return EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)

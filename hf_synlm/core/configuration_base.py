@@ -42,6 +42,14 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     gives_labels: ClassVar[bool] = False
     gives_tags: ClassVar[bool] = False
     measures_attention: ClassVar[bool] = False
+    # Whether it is a grammar over words: no token is a piece of a word, and nothing follows the end of a sentence.
+    is_grammar: ClassVar[bool] = False
+    # How `parse` finds a tree where its `method` is not given.
+    parse_method: ClassVar[str] = "search"
+    # Ids behind the words of a text that ends, where they are others than the end token.
+    closing: ClassVar[Mapping[int, int] | None] = None
+    # What divides the loss of given trees; None = every part is a mean over what it counts.
+    loss_normalization: ClassVar[str | None] = None
     # How trees are given to `forward`, by a name in `trees/codecs.py`; None = they are not.
     tree_codec: ClassVar[str | None] = None
     # The longest text, in tokens, that every model was tested with. Clients look for it (lm-eval reads longer texts in

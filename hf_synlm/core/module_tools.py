@@ -12,7 +12,7 @@ and recognizes adapters by their attributes (PEFT may be missing). Offloading fe
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -34,6 +34,22 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def also_takes(common: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a method that passes its `**options` on to `common`, whose keyword-only arguments its signature names.
+
+    Trainer, `generate` and PEFT look for the arguments of a model in the signature of `forward`.
+    """
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        signature, more = inspect.signature(method), inspect.signature(common).parameters.values()
+        *own, options = signature.parameters.values()
+        named = [one for one in more if one.kind is one.KEYWORD_ONLY and one.name not in signature.parameters]
+        method.__signature__ = signature.replace(parameters=[*own, *named, options])  # type: ignore[attr-defined]
+        return method
+
+    return decorate
 
 
 def saved_whole(lstm: nn.LSTM) -> nn.LSTM:
@@ -58,6 +74,10 @@ class SyntacticPreTrainedModel(PreTrainedModel):
     _no_split_modules: list[str] = []
     _skip_keys_device_placement = list(CACHE_NAMES)
     _input_embed_layer = "embed_tokens"
+
+    def word_ends_of(self, input_ids: Tensor) -> Tensor | None:
+        """Hook: which tokens end a word, for ids of any shape; None where every token does."""
+        return None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -4,8 +4,10 @@
 Shapes: B rows, T columns of the input, W tokens of the longest row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,3 +116,10 @@ def next_tokens(labels: Tensor, mask_BT: Tensor | None) -> Tensor:
     if mask_BT is None:
         return following
     return after_columns(F.pad(following, (1, 0), value=-100), mask_BT).masked_fill(~mask_BT, -100)
+
+
+def at_places(values_RX: Tensor, place: Any, shape: Sequence[int]) -> Tensor:
+    """Put values [R, X] to their places, an index into a tensor of this shape; 0 elsewhere."""
+    found = values_RX.new_zeros(*shape, values_RX.shape[1])
+    found[place] = values_RX
+    return found

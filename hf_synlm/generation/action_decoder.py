@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.generation.joint import FinishedSequences, JointDecoder, keep_best
-from hf_synlm.search.action_beam import Expansions, gumbel, take_actions
+from hf_synlm.generation.joint import FinishedSequences, JointDecoder, gumbel, keep_best
+from hf_synlm.search.action_beam import Expansions, take_actions
 from hf_synlm.search.stack import Levels
 from hf_synlm.search.state import NEG_INF
 from hf_synlm.trees.actions import COMP, GEN

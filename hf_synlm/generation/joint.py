@@ -15,11 +15,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from hf_synlm.search.action_beam import Expansions, gumbel
 from hf_synlm.search.next_tokens import Process, draw_index
 from hf_synlm.search.parsing import check_length, read_text, start_state
 from hf_synlm.search.stack import Nodes
 from hf_synlm.search.state import NEG_INF, Candidates, GeneratingSearch, SearchState
+
+
+def gumbel(scores: Tensor) -> Tensor:
+    """Add standard Gumbel noise: the K largest are K draws without replacement in proportion to exp(scores).
+
+    Source: Kool et al. 2019, "Stochastic beams and where to find them".
+    """
+    return scores - torch.empty_like(scores).exponential_().log()
 
 
 def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int) -> Candidates:
@@ -241,8 +248,8 @@ class JointDecoder:
         self,
         finished: FinishedSequences,
         running: Tensor,
-        chosen: Candidates | Expansions,
-        ended: Candidates | Expansions | None,
+        chosen: Any,
+        ended: Any,
         given: Tensor | None = None,
     ) -> Tensor:
         """File the sequences so far of prompts without a possible next word and without a finished sequence.

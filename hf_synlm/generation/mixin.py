@@ -22,11 +22,11 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from hf_synlm.core.cache import CACHE
-from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.core.module_tools import also_takes, evaluation_mode
 from hf_synlm.core.outputs import GeneratedTrees, ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, first_token_mask
-from hf_synlm.generation.action_decoder import ActionDecoder
 from hf_synlm.generation.base import WordGenerationMixin, checked_prompts
+from hf_synlm.generation.given_trees import TreeScoringMixin
 from hf_synlm.generation.joint import JointDecoder
 from hf_synlm.search.parsing import (
     check_length,
@@ -98,7 +98,7 @@ class _SearchLogits(torch.autograd.Function):
 
 
 # --------------------------------------------------------------------------------------------------------- the mixin
-class SyntacticGenerationMixin(WordGenerationMixin):
+class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
     """`generate`, the marginal `forward` and the search of a syntactic language model.
 
     The class that inherits it sets `stack_machine_class`; see `LevelMachine` in search/level_machine.py. Its config
@@ -106,6 +106,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
     """
 
     stack_machine_class: type[Any]
+    action_decoder_class: type[JointDecoder] | None = None
+    """The loop of `generate(..., synchronous=False)`."""
     generation_options = SYNTACTIC_GENERATION_DEFAULTS
     predicts_special_tokens = False
     """Whether padding and begin token have a probability as words, from which `generate` must be kept."""
@@ -148,6 +150,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: SyntacticCache | None = None,
+        *,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         word_ends: Tensor | None = None,
@@ -177,27 +180,15 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         keep = past_key_values is not None if use_cache is None else use_cache
         return SyntacticLMOutput(logits=logits, **{CACHE: cache if keep else None})
 
-    def wants_logits_beside(self, asked: bool | None) -> bool:
-        """Whether to compute next-token logits beside the loss; in training only if the call says so."""
-        return self.config.output_marginal_logits and not self.training if asked is None else asked
-
-    def logits_beside(self, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Tensor:
-        """Next-token log-probabilities beside a loss [B, T, V], of the model in evaluation mode."""
-        with torch.no_grad(), evaluation_mode(self):
-            return self._marginal_forward(input_ids, attention_mask, **options).logits
-
     @torch.no_grad()
+    @also_takes(parse_with_search)
     def parse(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        word_ends: Tensor | None = None,
         num_beams: int | None = None,
-        num_return_sequences: int = 1,
-        stepwise: bool = False,
-        lexical: bool = False,
-        belief_update: tuple[Any, ...] | None = None,
+        **options: Any,
     ) -> ParseOutput:
         """Parse given text: n-best binary trees, and prefix probabilities.
 
@@ -206,13 +197,12 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         Args:
             input_ids: [B, T], one sentence per row; a begin token is the beginning itself.
             attention_mask: [B, T], 1 = token; None = all but padding.
-            word_ends: [B, T], True at the last piece of every word: no constituent crosses a word.
             num_beams: width of the search; None = `config.scoring_num_beams`.
-            num_return_sequences: trees per sentence, at most `num_beams`.
-            stepwise: also compute `stepwise_log_probs`.
-            lexical: also compute `lexical_log_probs`.
-            belief_update: kind ("old" or "new") and order, and [B, T] True at the last token of every word (default:
-                `word_ends`, or every token): also compute `belief_update` and `belief_cut`.
+            **options: `word_ends` [B, T], True at the last piece of every word: no constituent crosses a word.
+                `num_return_sequences`: trees per sentence, at most `num_beams`. `stepwise`, `lexical`: also compute
+                the `log_probs` of these names. `belief_update`: kind ("old" or "new") and order, and [B, T] True at the
+                last token of every word (default: `word_ends`, or every token): also compute `belief_update` and
+                `belief_cut`.
 
         Returns:
             `ParseOutput`.
@@ -222,48 +212,7 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
         with evaluation_mode(self):
-            return parse_with_search(
-                self.word_search(num_beams),
-                input_ids,
-                mask,
-                word_ends=word_ends,
-                num_return_sequences=num_return_sequences,
-                stepwise=stepwise,
-                lexical=lexical,
-                belief_update=belief_update,
-            )
-
-    @torch.no_grad()
-    def joint_log_probs(self, input_ids: Tensor, **trees: Any) -> Tensor:
-        """Log p(text, tree) [K] of several trees of one text, as `forward` gives it.
-
-        Args:
-            input_ids: [K, T], the text K times, without padding and begin token.
-            **trees: the trees as `forward` takes them: actions, attachments or spans; RNNG, Tree LM and GPST take
-                `word_ends` [K, T], too.
-
-        Returns:
-            The values in nats, without dropout.
-
-        Raises:
-            ValueError: as `forward`; and for rows that are not one text, or have a begin token.
-
-        Cost: as `forward`. RNNG reads each distinct beginning of the trees once; so do the layers and heads of Tree LM,
-        Pushdown Layers and GPST where the trees share enough. Tree LM then has numbers for all pairs of beginnings.
-        """
-        input_ids = input_ids.long()
-        mask = attended_tokens(self.config, input_ids, torch.ones_like(input_ids))
-        if not bool(mask.all()) or bool((input_ids != input_ids[:1]).any()):
-            raise ValueError(
-                f"joint_log_probs: the rows of input_ids {input_ids.tolist()} must be one text without a begin token."
-            )
-        with evaluation_mode(self):
-            found = self._joint_log_probs(input_ids, **trees)
-            return self(input_ids, attention_mask=mask.long(), **trees).joint_log_prob if found is None else found
-
-    def _joint_log_probs(self, input_ids: Tensor, *_: Any, **trees: Any) -> Tensor | None:  # models name their trees
-        """Hook: `joint_log_probs` of checked ids, each beginning read once; None where this does not pay."""
-        return None
+            return parse_with_search(self.word_search(num_beams), input_ids, mask, None, None, None, **options)
 
     def set_generation_defaults(self) -> None:
         """Add the options of this library to `generation_config`, so that they are saved and loaded with it."""
@@ -492,7 +441,9 @@ class SyntacticGenerationMixin(WordGenerationMixin):
         if any(isinstance(processor, SynthIDTextWatermarkLogitsProcessor) for processor in logits_processor):
             raise ValueError(_NO_SYNTHID)
         inputs = [value if value is None else value.to(self.device) for value in (attention_mask, context_sentence_ids)]
-        decoder_class = JointDecoder if config.synchronous else ActionDecoder
+        decoder_class = JointDecoder if config.synchronous else self.action_decoder_class
+        if decoder_class is None:
+            raise ValueError(f"synchronous=False: {type(self).__name__} writes word by word only. Leave it out.")
         decoder = decoder_class(
             self, config, logits_processor, stopping_criteria, input_ids.to(self.device), streamer, *inputs
         )

@@ -19,6 +19,8 @@ class SyntacticDistanceConfig(RecurrentConfig):
         syntactic_distance_scale: factor of the distances before they are compared (those of ON-LSTM lie in [0, 1)).
     """
 
+    parse_method = "distance"
+
     language_model_weight: float | int = 1.0
     syntactic_distance_weight: float | int = 0.75
     syntactic_distance_margin: float | int = 1.0

@@ -4,14 +4,13 @@
 Shapes: B sentences, T columns, V vocabulary. Losses are in nats.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 from transformers.utils import can_return_tuple
 
+from hf_synlm.core.module_tools import also_takes
 from hf_synlm.core.outputs import ParseOutput
-from hf_synlm.recurrent.cache import RecurrentCache
 from hf_synlm.recurrent.distances import Decoder, check_gold_distances, count_pairs, distance_losses, distance_trees
 from hf_synlm.recurrent.language_model import (
     RecurrentLanguageModel,
@@ -45,18 +44,14 @@ class DistanceLanguageModel(RecurrentLanguageModel):
         return distance_losses(self.config, input_ids, output.token_mask, output.syd_distances, gold)
 
     @can_return_tuple
+    @also_takes(RecurrentLanguageModel.score_text)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         distances: Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        loss_shares: Mapping[str, float] | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> RecurrentLMOutput:
         """Next-token log-probabilities, and with `labels` the training loss.
 
@@ -72,41 +67,19 @@ class DistanceLanguageModel(RecurrentLanguageModel):
             distances: [B, T] gold distances, value t of the gap before token t; NaN where there is none. They need
                 labels, and a model with supervised distances. Without them nothing is learned from trees. What ends
                 with `eos_token_id` is a sentence.
-            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
-            use_cache: return the state; default: only if one is given.
-            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
-            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
-                replace `labels`); `output_hidden_states` and `output_attentions` of the bare network.
+            **options: see `RecurrentLanguageModel.score_text`.
 
         Returns:
-            `RecurrentLMOutput` with `distances` [B, L, T] (and `syd_distances` [B, S, T]) and `logits` [B, T, V], log
-            p(next token | prefix), which are exact and carry gradients. With labels also `loss`, `losses`
-            ("language_model", "activation", "temporal_activation", "syntactic_distance", as far as the model has them;
-            without their weights) and `joint_log_prob` [B]; in training mode no `logits` then.
+            `RecurrentLMOutput` with `distances` [B, L, T] (and `syd_distances` [B, S, T]). The parts of the loss are
+            "language_model", "activation", "temporal_activation" and "syntactic_distance", as far as the model has them
 
         Raises:
-            ValueError: see the bare network; for bad labels, and for gold distances that nothing is trained on.
-            TypeError: for other keyword arguments.
-
-        Cost: see the bare network, and one row of V numbers per token; in training never all of them at once.
+            ValueError: see `score_text`; and for gold distances that nothing is trained on.
         """
-        labeled = labels is not None or kwargs.get("shift_labels") is not None
+        labeled = labels is not None or options.get("shift_labels") is not None
         remedy = None if self.learns_from_trees else self.supervision_remedy
-        return self.score_text(
-            input_ids,
-            labels,
-            logits_to_keep,
-            loss_shares,
-            kwargs,
-            check_gold_distances(input_ids, distances, labeled, remedy),
-            inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
+        gold = check_gold_distances(input_ids, distances, labeled, remedy)
+        return self.score_text(input_ids, attention_mask, labels, gold, **options)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).

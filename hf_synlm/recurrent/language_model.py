@@ -274,22 +274,50 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
     def score_text(
         self,
         input_ids: Tensor | None,
+        attention_mask: Tensor | None,
         labels: Tensor | None,
-        logits_to_keep: int | Tensor,
-        loss_shares: Mapping[str, float] | None,
-        more: dict[str, Any],
         gold: Any = None,
+        *,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
         inputs_embeds: Tensor | None = None,
-        **text: Any,
+        **more: Any,
     ) -> RecurrentLMOutput:
-        """Next-token log-probabilities, and the loss if there are labels: the common part of every `forward`.
+        """Next-token log-probabilities, and with `labels` the training loss: the common part of every `forward`.
 
-        The arguments are those of `forward`; `more` are its remaining keyword arguments, `gold` goes to
-        `supervised_losses`, `text` to the bare network. The output holds `logits` except in training with labels.
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are.
+            labels: [B, T] = `input_ids` with -100 where the loss does not count; they are shifted here.
+            gold: what `supervised_losses` gets.
+            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
+            **more: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
+                replace `labels`); `output_hidden_states` and `output_attentions` of the bare network.
+
+        Returns:
+            `RecurrentLMOutput` with `logits` [B, T, V], log p(next token | prefix), which are exact and carry
+            gradients. With labels also `loss`, `losses` (without their weights) and `joint_log_prob` [B]; in training
+            mode no `logits` then.
+
+        Raises:
+            ValueError: see the bare network; and for bad labels.
+            TypeError: for other keyword arguments.
+
+        Cost: see the bare network, and one row of V numbers per token; in training never all of them at once.
         """
         columns = columns_of(input_ids, inputs_embeds)
         given, shifted = self._given_labels(columns, labels, logits_to_keep, more)
-        output = self.model(input_ids, inputs_embeds=inputs_embeds, return_dict=True, **text, **asked_of_layers(more))
+        output = self.model(
+            input_ids, attention_mask, past_key_values, use_cache,
+            inputs_embeds=inputs_embeds, return_dict=True, **asked_of_layers(more),
+        )  # fmt: skip
         features = self.output_features(output)
         names = (CACHE, "hidden_states", "attentions", "distances", "syd_distances", "span_scores")
         result = RecurrentLMOutput(**{name: output.get(name) for name in names})

@@ -38,14 +38,6 @@ class Expansions(NamedTuple):
     tokens: Tensor
 
 
-def gumbel(scores: Tensor) -> Tensor:
-    """Add standard Gumbel noise: the K largest are K draws without replacement in proportion to exp(scores).
-
-    Source: Kool et al. 2019, "Stochastic beams and where to find them".
-    """
-    return scores - torch.empty_like(scores).exponential_().log()
-
-
 def take_actions(
     search: SynchronousSearch, state: SearchState, chosen: Expansions, active: Tensor | None = None
 ) -> SearchState:

@@ -5,6 +5,7 @@ Shapes: B sentences, T input columns, W words (tokens that count, moved to the l
 V vocabulary. Log-probabilities in nats, float32.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch.nn import functional as F
 from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.rows import Rows, check_rows
 from hf_synlm.core.token_batch import check_aligned, check_tokens, first_token_mask, padding_mask
-from hf_synlm.search.action_beam import read_by_actions
 from hf_synlm.search.beliefs import BeliefUpdates
 from hf_synlm.search.state import (
     NEG_INF,
@@ -141,23 +141,22 @@ def parse_with_search(
     search: Search,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
+    context_sentence_ids: Tensor | None = None,
+    read_words: Callable[..., SearchState] | None = None,
+    bos_token_id: int | None = None,
     *,
     word_ends: Tensor | None = None,
-    context_sentence_ids: Tensor | None = None,
-    bos_token_id: int | None = None,
     num_return_sequences: int = 1,
-    synchronous: bool = True,
     stepwise: bool = False,
     lexical: bool = False,
     belief_update: tuple[Any, ...] | None = None,
 ) -> ParseOutput:
     """n-best trees of given text with their joint probabilities, and prefix probabilities.
 
-    `synchronous=False` selects among actions instead of words (the paper's "w/o sync"): the K best derivations with
-    equally many actions, COMP forbidden before the softmax; only `log_probs` and trees are returned then. `stepwise`,
-    `lexical` and `belief_update` fill the fields of `ParseOutput` of these names: the first computes the distribution
-    over the whole vocabulary at every word, the others score every word once more. The other arguments and what is
-    refused: see `parse` of the models.
+    `read_words` replaces the word-synchronous search by another one, such as `read_by_actions` (GPST): only `log_probs`
+    and trees are returned then. `stepwise`, `lexical` and `belief_update` fill the fields of `ParseOutput` of these
+    names: the first computes the distribution over the whole vocabulary at every word, the others score every word once
+    more. The other arguments and what is refused: see `parse` of the models.
 
     Cost: about one pass of the layers that predict words for each of W words, over up to 4 K rows.
     Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
@@ -167,7 +166,7 @@ def parse_with_search(
     if num_return_sequences > search.num_beams:
         raise ValueError(f"num_return_sequences={num_return_sequences} must be at most num_beams={search.num_beams}")
     for name, value in (("stepwise", stepwise), ("lexical", lexical), ("belief_update", belief_update)):
-        if value and not synchronous:
+        if value and read_words is not None:
             raise ValueError(f"{name}={value} needs a word-synchronous beam; leave synchronous=True")
     check_aligned(input_ids, word_ends=word_ends)
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
@@ -185,13 +184,13 @@ def parse_with_search(
         check_aligned(input_ids, belief_update=ends)
         ends = torch.ones_like(text.present) if ends is None else text.align(ends.bool())
         notes.beliefs = BeliefUpdates(kind, order, ends, search.num_beams)
-    if synchronous:
+    if read_words is None:
         alone = context_sentence_ids is not None
         state = search.close(_read_by_tokens(search, state, text, notes, alone, stepwise, lexical))
     else:
-        state = read_by_actions(search, state, text.ids, text.count)  # type: ignore[arg-type]  # GPST only
+        state = read_words(search, state, text.ids, text.count)
     output = _parse_output(search, state, text, text.first.tolist(), num_return_sequences, word_ends)
-    if synchronous:
+    if read_words is None:
         notes.write(output, text)
     output.input_ids = input_ids
     return output

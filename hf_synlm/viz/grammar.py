@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.text import PathLike
+from hf_synlm.hub.abilities import declared
 from hf_synlm.viz.layout import clean_text
 from hf_synlm.viz.plots import plot_panels
 
@@ -125,7 +126,7 @@ def read_grammar(
     is at least as likely as the best child left out. No table over all pairs is built for grammars of low rank.
     """
     config = model.config
-    if config.model_type != "pcfg":
+    if not declared(config, "is_grammar"):
         raise ValueError(
             f"{type(model).__name__}: a model of the type {config.model_type!r} has no rules to read. Name a PCFG, "
             "which `synlm train pcfg` makes; of other models, `synlm parse` prints trees."

@@ -8,7 +8,8 @@ import torch
 from hf_synlm.hub.abilities import declared, parse_options
 from tests.helpers.scoring_models import MODELS, model_and_tokenizer
 
-ABILITIES = ("searches", "gives_trees", "gives_labels", "measures_attention", "reads_context", "sentence_end")
+ABILITIES = "searches gives_trees gives_labels measures_attention reads_context sentence_end parse_method is_grammar"
+ABILITIES = (*ABILITIES.split(), "closing", "loss_normalization")
 OURS = [name for name in MODELS if name != "gpt2"]
 
 
@@ -26,6 +27,8 @@ def test_a_model_can_do_what_it_declares_and_nothing_else(name):
         assert not says["gives_trees"] and not parse_options(model)
         return
     output = model.parse(ids)
+    if "method" in parse_options(model):
+        assert model.parse(ids, method=says["parse_method"]).spans == output.spans
     assert says["gives_trees"] == any(output.spans[0])
     assert says["gives_labels"] == (output.labels is not None)
     if "context_sentence_ids" in parse_options(model):

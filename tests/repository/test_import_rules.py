@@ -49,38 +49,40 @@ BUILDS_ON = {"urnng": {"rnng"}}
 SHARED = (
     "cache configuration_base hidden_states losses matrix_products module_tools outputs rows token_batch trees_spans "
 )
-SEARCH = "trees_actions generation_action_decoder generation_joint generation_mixin generation_base "
-SEARCH += "search_action_beam search_outputs search_parsing search_next_tokens search_stack search_state "
-SEARCH += "search_token_head search_synchronous search_beliefs "
+SEARCH = "generation_given_trees generation_joint generation_mixin generation_base "
+SEARCH += "search_outputs search_parsing search_next_tokens search_stack search_state search_token_head "
+SEARCH += "search_synchronous search_beliefs "
+BINARY = "trees_actions generation_action_decoder search_action_beam search_level_machine "
+STATES = "trees_given generation_tree_states "
 RECURRENT = "trees_actions generation_base recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 LABELED = (
-    "trees_given trees_transitions search_labeled_configuration search_labeled_machine search_labeled_fast_track "
+    "trees_transitions search_labeled_configuration search_labeled_machine search_labeled_fast_track "
     "search_labeled_best_first search_labeled_decoder generation_labeled_mixin generation_labeled_classification "
 )
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + "search_level_machine trees_prefixes", 8480),
-    "rnng": (SHARED + SEARCH + LABELED, 9000),
-    "urnng": (SHARED + SEARCH + "trees_given search_level_machine rnng_forest_lstm", 6070),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3950),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4390),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3510),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3640),
+    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8650),
+    "rnng": (SHARED + SEARCH + STATES + LABELED, 8800),
+    "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6340),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3990),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4430),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3540),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3680),
     "tree_lm": (
-        SHARED + SEARCH + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        9180,
+        SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
+        8980,
     ),
-    "pushdown": (SHARED + SEARCH + "trees_given search_tree_attention trees_prefixes", 6250),
+    "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6250),
     "pcfg": (
         SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
-        4440,
+        4480,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3110),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3150),
     "span_parser": (
         "backbone_adapter cache configuration_base module_tools outputs rows token_batch trees_spans",
-        1890,
+        1930,
     ),
 }
 

@@ -9,6 +9,7 @@ import torch
 from hf_synlm import GPSTForCausalLM
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.search import synchronous
+from hf_synlm.search.action_beam import read_by_actions
 from hf_synlm.search.parsing import marginal_logits, parse_with_search
 from hf_synlm.search.token_head import PackedTokenHead, TokenHead
 from tests.helpers.goldens import read_case
@@ -28,6 +29,8 @@ def parse(
     model: GPSTForCausalLM, ids: list[int] | torch.Tensor, num_beams: int, mask: Any = None, **kwargs: Any
 ) -> Any:
     """All trees of the beam."""
+    if not kwargs.pop("synchronous", True):
+        kwargs["read_words"] = read_by_actions
     ids = torch.tensor([ids]) if isinstance(ids, list) else ids
     return parse_with_search(model.word_search(num_beams), ids, mask, num_return_sequences=num_beams, **kwargs)
 

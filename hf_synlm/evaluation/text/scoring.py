@@ -265,7 +265,8 @@ class TextScorer:
     @property
     def closing_ids(self) -> list[int]:
         """What a search reads behind the words of a text that ends: the end token, and before it an end word."""
-        return list(getattr(self.model.config, "closing", self.end_ids))
+        own = declared(self.model.config, "closing")
+        return self.end_ids if own is None else list(own)
 
     @property
     def max_tokens(self) -> int | None:

@@ -200,7 +200,7 @@ def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence
     places = [list(dict.fromkeys(text.word_of_token)) for text in texts]
     full = [k for k, text in enumerate(texts) if text.ids]
     # A grammar has no pieces of words: constituents that cut a word of several tokens are left out of its tree.
-    is_grammar = scorer.model.config.model_type == "pcfg"
+    is_grammar = declared(scorer.model.config, "is_grammar")
     sentences = []
     for k in full:
         owner = texts[k].word_of_token
@@ -239,7 +239,7 @@ def can_correct_words(scorer: TextScorer) -> bool:
 
 def why_sentences_alone(scorer: TextScorer) -> str | None:
     """Why a model does not read documents, or has not learned to; None if it has."""
-    is_grammar = scorer.model.config.model_type == "pcfg"  # nothing follows its end token
+    is_grammar = declared(scorer.model.config, "is_grammar")
     if is_grammar or (scorer.searches and not scorer.reads_context):
         return f"{type(scorer.model).__name__} reads one sentence"
     if scorer.end_of_text == "not modeled" or scorer.reads_context == "plain text":

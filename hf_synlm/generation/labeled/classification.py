@@ -7,13 +7,13 @@ Shapes: B sentences, T tokens, A actions, h width of a state.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import HiddenStateChoice, refuse_arguments
-from hf_synlm.core.outputs import SyntacticClassifierOutput
-from hf_synlm.core.token_batch import attended_tokens
-from hf_synlm.generation.labeled.mixin import best_derivations
+from hf_synlm.core.hidden_states import HiddenStateChoice, refuse_arguments, wanted_states
+from hf_synlm.core.outputs import SyntacticClassifierOutput, SyntacticLMOutput
+from hf_synlm.generation.given_trees import GivenTrees
+from hf_synlm.generation.tree_states import best_actions
 from hf_synlm.search.parsing import only_token_ids
 
 
@@ -23,16 +23,29 @@ class TreeReading(NamedTuple):
     final: Tensor
     """[B, h] states when the trees are closed."""
     hidden_states: tuple[Tensor | None, ...] | None
-    losses: Callable[[], tuple[Tensor, Tensor, Tensor]]
-    """Negative log-probability of texts and trees per item, and its parts "action" and "word" (detached)."""
+    num_items: int
+    """Number of items over which the loss of the language model is a mean."""
+    score: Callable[[], SyntacticLMOutput]
+    """Loss and probability of texts and trees."""
 
 
 class TreeClassifierMixin:
     """A classifier on the state of a language model when the tree of the sentence is closed.
 
-    A model that inherits it has the classifier, `score`, and a method `_read_trees`, which gives a `TreeReading` of
-    given trees.
+    A model that inherits it has the classifier, `score`, and a method `read_trees`, which gives a `TreeReading` of
+    `GivenTrees`.
     """
+
+    bare_class: type[Any]
+    """The bare model, whose `_add_heads` the classifier has, too."""
+
+    def __init__(self: Any, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.num_labels = config.num_labels
+        self.model = self.bare_class(config, add_heads=False)
+        self._add_heads()
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -73,17 +86,20 @@ class TreeClassifierMixin:
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
-        wanted = self.model.wanted_states(output_hidden_states)
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
+        wanted = wanted_states(self.config, output_hidden_states, self.model.num_states)
+        given = GivenTrees(self.config, input_ids, attention_mask, actions, word_ends, wanted=wanted)
+        mask = given.mask
+        if word_ends is None:
+            given.word_ends = self.word_ends_of(input_ids)
         if actions is None:
-            actions = best_derivations(self, input_ids, mask, word_ends)
-        read = self._read_trees(input_ids, mask, actions, word_ends, wanted)
+            given.trees = best_actions(self, input_ids, mask, given.word_ends)
+        read = self.read_trees(given)
         logits = self.score(read.final)
         result = SyntacticClassifierOutput(logits=logits, hidden_states=read.hidden_states)
         if labels is not None:
             classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-            loss, action, word = read.losses()
-            result.loss = classification + loss
-            result.losses = {"classification": classification.detach(), "action": action, "word": word}
+            given.weights = dict.fromkeys(("action", "word"), 1 / read.num_items)
+            scores = read.score()
+            result.loss = classification + scores.loss
+            result.losses = {"classification": classification.detach(), **scores.losses}
         return result

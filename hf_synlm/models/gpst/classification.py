@@ -87,16 +87,11 @@ class GPSTClassifierMixin:
             result.losses = {"classification": classification.detach(), **losses}
         return result
 
-    def count_loss_items(
-        self: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        sentence_ids: Tensor | None = None,
-        **others: Any,
-    ) -> dict[str, int]:
+    def count_loss_items(self: Any, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """Count the items over which each part of the loss is a mean, as `GPSTForCausalLM.count_loss_items` does."""
-        mask = attended_tokens(self.config, input_ids, attention_mask)
+        sentence_ids = others.get("sentence_ids")
         if sentence_ids is None:
+            mask = attended_tokens(self.config, input_ids, others.get("attention_mask"))
             sentence_ids = self.sentence_ids(input_ids, mask)
         text = ContextBatch.read(self.config, input_ids, None, sentence_ids, None)
         return {"classification": len(input_ids), **count_items(text, input_ids)}

@@ -13,7 +13,6 @@ Source: the authors' `model/generative_r2d2_fast.py`, `r2d2_insideoutside.py`, `
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,10 +28,11 @@ from hf_synlm.core.hidden_states import (
     wanted_states,
     wants_attentions,
 )
-from hf_synlm.core.losses import check_shares
-from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, weight_of
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, also_takes, evaluation_mode, weight_of
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, check_labels
+from hf_synlm.generation.action_decoder import ActionDecoder
+from hf_synlm.generation.given_trees import GivenTrees
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
 from hf_synlm.models.gpst.classification import GPSTClassifierMixin
 from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition, GPSTParser
@@ -42,6 +42,7 @@ from hf_synlm.models.gpst.objective import LOSS_PARTS, GPSTHeads, NodeSequence, 
 from hf_synlm.models.gpst.stack_machine import GPSTStackMachine
 from hf_synlm.models.gpst.tokens import ContextBatch
 from hf_synlm.models.gpst.trees import WHOLE_SENTENCE_METHODS, TreeInduction, chart_tensors
+from hf_synlm.search.action_beam import read_by_actions
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.parsing import only_token_ids, parse_with_search
 from hf_synlm.trees.actions import PAD_ACTION, spans_to_actions
@@ -238,7 +239,7 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         asked_for = asked_of_layers(kwargs)
-        wanted = wanted_states(self.config, asked_for["output_hidden_states"], self.config.num_hidden_layers + 1)
+        wanted = wanted_states(self.config, asked_for["output_hidden_states"], self.num_states)
         attend = self._check_attentions(asked_for["output_attentions"])
         text = ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
         scores = self.parser(text.ids, text.sentence_ids)
@@ -277,6 +278,11 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
             attentions=(*types.attentions, *tokens.attentions) if attend else None,
         )
 
+    @property
+    def num_states(self) -> int:
+        """Number of hidden states."""
+        return self.config.num_hidden_layers + 1
+
     def _check_attentions(self, output_attentions: bool | None) -> bool:
         """Whether the caller wants attention weights, which only the eager implementation computes."""
         attend = wants_attentions(self.config, output_attentions)
@@ -309,32 +315,28 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     stack_machine_class = GPSTStackMachine
+    action_decoder_class = ActionDecoder
+    tree_field, loss_parts = "spans", LOSS_PARTS
 
     def __init__(self, config: GPSTConfig):
-        super().__init__(config)
+        GPSTPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]  # its bare model has no heads
         self.model = GPSTModel(config)
         self.heads = GPSTHeads(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @can_return_tuple
+    @also_takes(SyntacticGenerationMixin.forward_with_trees)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         sentence_ids: Tensor | None = None,
-        word_ends: Tensor | None = None,
         merge_order: Tensor | None = None,
         spans: list[list[tuple[int, int]]] | None = None,
-        past_key_values: Any | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
         output_chart: bool = False,
         output_spans: bool = False,
-        output_marginal_logits: bool | None = None,
-        loss_shares: Mapping[str, float] | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> SyntacticLMOutput:
         """Training objective with `labels`, next-token log-probabilities without.
 
@@ -349,22 +351,13 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             attention_mask: [B, T], 1 = token; padding left or right.
             labels: [B, T] = `input_ids` with -100 where the token loss does not count.
             sentence_ids: [B, T] 1, 2, ... for the sentences of a context, 0 = padding; for the objective.
-            word_ends: [B, T], True at the last piece of every word, which keeps word pieces together.
             merge_order: [B, T - 1] merge order to replay.
             spans: given binary trees, per row the inner nodes `(i, j)`.
-            past_key_values: search state to continue from.
-            use_cache: return the search state.
-            logits_to_keep: compute `logits` for the last so many positions only (0 = all).
             output_chart: return the chart tensors.
             output_spans: with labels or given trees, list the trees in `spans`.
-            output_marginal_logits: with labels or given trees, compute `logits` as well, at the cost of those alone;
-                default: `config.output_marginal_logits`, in evaluation mode.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
-                that the first token, which only the beginning predicts, does not count); they replace `labels`.
-                `output_hidden_states` and `output_attentions`, as for `GPSTModel.forward`, with labels or given trees:
-                next-token logits come from many trees at once.
+            **options: see `TreeScoringMixin.forward_with_trees`; `word_ends` keep word pieces together. `shift_labels`
+                [B, T], labels already shifted: position t holds the target of token t + 1 (so that the first token,
+                which only the beginning predicts, does not count); they replace `labels`.
 
         Returns:
             `SyntacticLMOutput`.
@@ -376,89 +369,56 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         Cost: objective: one pass over 2 T slots. Logits: T sequential steps, each a few passes over the beam.
         """
         # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
-        shift_labels = kwargs.pop("shift_labels", None)
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        asked = asked_of_layers(kwargs)
-        check_shares(loss_shares, LOSS_PARTS)
+        shift_labels = options.pop("shift_labels", None)
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
         one_tree = output_chart or any(value is not None for value in (labels, merge_order, spans))
-        marginal = not one_tree or self.wants_logits_beside(output_marginal_logits)
+        marginal = not one_tree or self.wants_logits_beside(options.get("output_marginal_logits"))
         if sentence_ids is not None and marginal:
             raise ValueError(
                 "sentence_ids cannot be used with next-token logits, which treat a row as one running text with "
                 "unknown sentence ends. Leave sentence_ids out, or output_marginal_logits; without it pass labels, "
                 "spans, merge_order or output_chart."
             )
-        if not one_tree:
-            return self._marginal_forward(
-                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
-            )
-        trees = {"sentence_ids": sentence_ids, "word_ends": word_ends, "merge_order": merge_order, "spans": spans}
-        outputs = {"output_chart": output_chart, "output_spans": output_spans, **asked}
-        result = self._of_one_tree(input_ids, attention_mask, labels, loss_shares, **trees, **outputs)
-        if marginal:
-            result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
-        return result
+        trees = {"sentence_ids": sentence_ids, "merge_order": merge_order, "spans": spans}
+        trees |= {"output_chart": output_chart, "output_spans": output_spans}
+        return self.forward_with_trees(input_ids, attention_mask, trees if one_tree else None, labels=labels, **options)
 
-    def _of_one_tree(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        labels: Tensor | None,
-        loss_shares: Mapping[str, float] | None,
-        **options: Any,
-    ) -> SyntacticLMOutput:
+    def score_trees(self, given: GivenTrees) -> SyntacticLMOutput:
         """One pass over induced or given trees: the training objective, or without labels their probabilities."""
-        if labels is not None:
-            check_labels(self.config, labels, input_ids)
+        labels, counts = given.labels, given.labels is not None
+        if counts:
+            check_labels(self.config, labels, given.input_ids)
         output = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            output_outside=labels is not None,
+            given.input_ids,
+            attention_mask=given.attention_mask,
+            word_ends=given.word_ends,
+            output_outside=counts,
             output_structure=True,
+            output_hidden_states=sorted(given.wanted),
+            output_attentions=given.output_attentions,
             return_dict=True,
-            **options,
+            **given.trees,
         )
         result = SyntacticLMOutput(
             spans=output.spans, chart=output.chart, hidden_states=output.hidden_states, attentions=output.attentions
         )
-        if labels is None:
+        if given.output_logits or not counts:
             self._add_given_tree(result, output)
-        else:
+        if counts:
             result.loss, result.losses, result.joint_log_prob = self.heads.objective(
-                self.config, weight_of(self.lm_head), output, labels, loss_shares
+                self.config, weight_of(self.lm_head), output, labels, given.loss_shares
             )
         return result
 
-    def count_loss_items(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        attention_mask: Tensor | None = None,
-        sentence_ids: Tensor | None = None,
-        **others: Any,
-    ) -> dict[str, int]:
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """Count the items over which each part of the objective is a mean: tokens, sentences, nodes, labels, slots.
 
-        `training.engine.steps.to_shares` divides them by those of all calls of a step: the `loss_shares` of a call.
         Two properties of a batch are not such means: the product of `config.height_loss` "shipped", whose second factor
-        stays that of the call, and noise, which every call draws for itself.
-
-        Args:
-            input_ids: [B, T], as for `forward`.
-            labels: [B, T].
-            attention_mask: [B, T] or `None`.
-            sentence_ids: [B, T] or `None`.
-            **others: further arguments of `forward`; they change no count.
-
-        Returns:
-            Counts by the names of `losses`.
-
-        Raises:
-            ValueError: see `forward`.
+        stays that of the call, and noise, which every call draws for itself. See `TreeScoringMixin`.
         """
-        return count_items(ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, None), labels)
+        given = others.get("attention_mask"), others.get("sentence_ids")
+        return count_items(ContextBatch.read(self.config, input_ids, *given, None), others["labels"])
 
     def _add_given_tree(self, result: SyntacticLMOutput, output: SyntacticModelOutput) -> None:
         """Set the probabilities of the text under the trees of one pass."""
@@ -471,10 +431,9 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         result.action_logits = self.heads.action(output.type_hidden_state)
         result.token_logits_given_tree = structure.text.restore(logits)
 
-    def _joint_log_probs(
-        self, input_ids: Tensor, spans: list[list[tuple[int, int]]], word_ends: Tensor | None = None
-    ) -> Tensor | None:
-        text = ContextBatch.read(self.config, input_ids, torch.ones_like(input_ids), None, word_ends)
+    def score_prefixes(self, given: GivenTrees) -> Tensor | None:
+        """Log-probabilities of trees of one text; see `TreeScoringMixin`."""
+        spans, text = given.trees, ContextBatch.read(self.config, given.input_ids, given.mask, None, given.word_ends)
         plan = self.model.plan_given(text, spans)
         actions = torch.tensor([spans_to_actions(row, text.width) for row in spans], device=text.ids.device)
         prefixes = distinct_prefixes(F.pad(actions[:, :-1], (1, 0), value=-1))
@@ -484,29 +443,23 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         return GPSTStackMachine(self).log_probs_of_trees(text.ids[0], sequence.inputs, actions, prefixes)
 
     @torch.no_grad()
+    @also_takes(SyntacticGenerationMixin.parse)
     def parse(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        word_ends: Tensor | None = None,
-        num_beams: int | None = None,
-        num_return_sequences: int = 1,
         method: str = "search",
         context_sentence_ids: Tensor | None = None,
         synchronous: bool = True,
-        stepwise: bool = False,
-        lexical: bool = False,
-        belief_update: tuple[Any, ...] | None = None,
+        num_beams: int | None = None,
+        **options: Any,
     ) -> ParseOutput:
         """Parse given text.
 
         Args:
             input_ids: [B, T], one sentence per row. A leading `bos_token_id` is the beginning, not a token.
             attention_mask: [B, T], 1 = token; padding left or right.
-            word_ends: [B, T], True at the last piece of every word: words stay whole.
-            num_beams: width of the search; default `config.scoring_num_beams`.
-            num_return_sequences: number of trees per sentence (search only).
             method: "search" parses left to right by word-synchronous search over the generative model; "inside" takes
                 the tree of the inside pass over the whole sentence; "mbr" that with the largest expected number of
                 correct spans in a chart of three times the window (minimum Bayes risk); "merge_order" the tree in
@@ -514,10 +467,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             context_sentence_ids: [B, T], 1, 2, ... at the tokens of complete sentences before the one to parse
                 (search only).
             synchronous: `False` searches action by action instead of word by word (the paper's "w/o sync" rows).
-            stepwise: also return `stepwise_log_probs`.
-            lexical: also return `lexical_log_probs`.
-            belief_update: kind ("old" or "new") and order, and [B, T] True at the last token of every word (default:
-                `word_ends`, or every token): also return `belief_update` and `belief_cut`.
+            num_beams: width of the search; default `config.scoring_num_beams`.
+            **options: see `SyntacticGenerationMixin.parse`; methods other than "search" take `word_ends` alone.
 
         Returns:
             `ParseOutput`; only "search" fills in probabilities.
@@ -530,23 +481,14 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if method == "search":
             with evaluation_mode(self):
-                return parse_with_search(
-                    self.word_search(num_beams),
-                    input_ids,
-                    mask,
-                    word_ends=word_ends,
-                    context_sentence_ids=context_sentence_ids,
-                    num_return_sequences=num_return_sequences,
-                    synchronous=synchronous,
-                    stepwise=stepwise,
-                    lexical=lexical,
-                    belief_update=belief_update,
-                )
+                search = self.word_search(num_beams)
+                read = None if synchronous else read_by_actions
+                return parse_with_search(search, input_ids, mask, context_sentence_ids, read, None, **options)
         if method not in WHOLE_SENTENCE_METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {['search', *WHOLE_SENTENCE_METHODS]}.")
-        if stepwise or lexical or belief_update:
+        if any(options.get(name) for name in ("stepwise", "lexical", "belief_update")):
             raise ValueError(f"method {method!r} takes no search options; it gives one tree per sentence.")
-        return self._parse_whole(input_ids, mask, word_ends, method)
+        return self._parse_whole(input_ids, mask, options.get("word_ends"), method)
 
     def _parse_whole(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None, method: str) -> ParseOutput:
         """Trees that need whole sentences: of the inside pass, or of the parser's merges alone."""

@@ -246,14 +246,9 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         check_shares(loss_shares, ("word",))
         given, shifted = self._given_labels(columns_of(input_ids, inputs_embeds), labels, logits_to_keep, kwargs)
         output = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **asked_of_layers(kwargs),
-        )
+            input_ids, attention_mask, past_key_values, use_cache,
+            inputs_embeds=inputs_embeds, return_dict=True, **asked_of_layers(kwargs),
+        )  # fmt: skip
         result = SyntacticLMOutput(**{CACHE: output.get(CACHE)}, hidden_states=output.hidden_states)
         if given is None or not self.training:
             result.logits = self._log_probs(
@@ -271,34 +266,15 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         result.losses = {"word": result.loss.detach()}
         return result
 
-    def count_loss_items(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
-        **others: Any,
-    ) -> dict[str, int]:
-        """How many words the loss is a mean over.
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """How many words the loss is a mean over; it takes the arguments of `forward`, without a cache.
 
         `training.engine.steps.to_shares` divides it by the count of all calls of a step: the `loss_shares` of a call.
-
-        Args:
-            input_ids: [B, T], as for `forward`, without a cache.
-            attention_mask: [B, T] or `None`.
-            labels: [B, T] or `None`.
-            shift_labels: [B, T] or `None`.
-            **others: further arguments of `forward`; they change no count.
-
-        Returns:
-            The count, named "word".
-
-        Raises:
-            ValueError: see `forward`.
         """
-        mask = self.model._read_columns(input_ids, attention_mask)
-        if shift_labels is not None:
-            labels, mask = shift_labels, _with_beginnings(mask)
+        labels, shifted = others.get("labels"), others.get("shift_labels")
+        mask = self.model._read_columns(input_ids, others.get("attention_mask"))
+        if shifted is not None:
+            labels, mask = shifted, _with_beginnings(mask)
         return {"word": int((labels[mask] != -100).sum())}
 
     def _objective(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

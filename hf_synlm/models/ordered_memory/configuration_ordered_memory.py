@@ -35,6 +35,7 @@ class OrderedMemoryConfig(SyntacticConfig):
     """
 
     model_type = "ordered_memory"
+    parse_method = "distance"
     presets = PRESETS
     attribute_map = {"embedding_size": "hidden_size"}
     # Clients of transformers ask for it; there is one layer.

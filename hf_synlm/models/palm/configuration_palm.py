@@ -61,6 +61,7 @@ class PaLMConfig(AWDConfig):
     """
 
     model_type = "palm"
+    parse_method = "attention"
     presets = PRESETS
     published_layer_size = 1020
     span_attention: bool = True

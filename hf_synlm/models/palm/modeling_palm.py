@@ -20,7 +20,7 @@ Shapes: B sentences, T tokens, K spans, H hidden size, E embedding size, D width
 are in nats.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,11 @@ from transformers.utils import can_return_tuple
 
 from hf_synlm.core.hidden_states import state_at_columns
 from hf_synlm.core.matrix_products import OneDNNLinear
+from hf_synlm.core.module_tools import also_takes
 from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.models.palm.configuration_palm import PaLMConfig
 from hf_synlm.models.palm.span_attention import SpanAttention, attention_loss, gold_attention, split_by_scores
-from hf_synlm.recurrent.cache import RecurrentCache, columns_of
+from hf_synlm.recurrent.cache import columns_of
 from hf_synlm.recurrent.language_model import (
     RecurrentLanguageModel,
     RecurrentLMOutput,
@@ -230,18 +231,14 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         return {"span_attention": (self.config.span_attention_weight, loss)}
 
     @can_return_tuple
+    @also_takes(RecurrentLanguageModel.score_text)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         spans: Sequence[Sequence[Span]] | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        loss_shares: Mapping[str, float] | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> RecurrentLMOutput:
         """Next-token log-probabilities, and with `labels` the training loss.
 
@@ -258,42 +255,18 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
                 after it, so that the row should go on with the end of the sentence. A span that begins in an earlier
                 segment has a negative i. Spans of one token, and longer than `config.num_spans`, do not count. In the
                 paper constituents are not binarised, and the whole sentence is left out.
-            past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
-            use_cache: return the state; default: only if one is given.
-            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
-            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
-                replace `labels`); `output_hidden_states` and `output_attentions`, as for `PaLMModel.forward`.
+            **options: see `RecurrentLanguageModel.score_text`.
 
         Returns:
-            `RecurrentLMOutput` with `span_scores` [B, T, K] and `logits` [B, T, V], log p(next token | prefix), which
-            are exact and carry gradients. With labels also `loss`, `joint_log_prob` [B] and `losses` ("language_model",
-            "activation", "temporal_activation", "span_attention", without their weights); in training mode no `logits`
-            then.
+            `RecurrentLMOutput` with `span_scores` [B, T, K]. The parts of the loss are "language_model", "activation",
+            "temporal_activation" and "span_attention".
 
         Raises:
-            ValueError: see `PaLMModel.forward`; for bad labels and bad spans.
-            TypeError: for other keyword arguments.
-
-        Cost: see `PaLMModel.forward`, and one row of V numbers per token; in training never all of them at once.
+            ValueError: see `score_text`; and for bad spans.
         """
         if spans is not None:
-            columns = columns_of(input_ids, inputs_embeds)
-            self._check_spans(spans, columns)
-        return self.score_text(
-            input_ids,
-            labels,
-            logits_to_keep,
-            loss_shares,
-            kwargs,
-            spans,
-            inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
+            self._check_spans(spans, columns_of(input_ids, options.get("inputs_embeds")))
+        return self.score_text(input_ids, attention_mask, labels, spans, **options)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`)."""

@@ -61,6 +61,7 @@ class PCFGConfig(SyntacticConfig):
     """
 
     model_type = "pcfg"
+    is_grammar = True
     presets = PRESETS
     model_classes = ("Model", "ForCausalLM")
     attribute_map = {"hidden_size": "symbol_size"}
@@ -109,6 +110,11 @@ class PCFGConfig(SyntacticConfig):
     def labels(self) -> list[list[str]]:
         """What trees show of all symbols; see `symbols`."""
         return [name.partition("(")[0].split() for name in self.names]
+
+    @property
+    def parse_method(self) -> str:  # type: ignore[override]
+        """See `SyntacticConfig`; where symbols have names, trees are those of a treebank."""
+        return "mbr" if self.symbols is None else "viterbi"
 
     @property
     def silent_ids(self) -> list[int]:

@@ -463,7 +463,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         Cost: an inside pass, and for "mbr" its gradient; see `viterbi` and `sample` in `trees.py`.
         Source: section 3.3 of Kim et al. (2019) for "viterbi", the program of Yang et al. for "mbr".
         """
-        method = method or ("mbr" if self.config.symbols is None else "viterbi")
+        method = method or self.config.parse_method
         if method not in METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {list(METHODS)}.")
         if num_return_sequences < 1 or (num_return_sequences > 1 and method != "sample"):

@@ -33,6 +33,7 @@ class PushdownConfig(SyntacticConfig):
         attachment_depth_size: width of the depth embedding of "mlp".
     Search:
         scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
+        output_marginal_logits: in evaluation mode, return `logits` also with attachments, at the cost of a search.
     Special tokens: bos_token_id is what every sequence begins with. end_token_id is the last word of a sentence in
         the authors' data, which closes the tree; eos_token_id follows it and belongs to no tree. None: there is no such
         word.
@@ -61,6 +62,7 @@ class PushdownConfig(SyntacticConfig):
     attachment_depth_size: int = 128
 
     scoring_num_beams: int = 10
+    output_marginal_logits: bool = False
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 0
@@ -95,7 +97,7 @@ class PushdownConfig(SyntacticConfig):
             )
 
     @property
-    def closing(self) -> dict[int, int]:
+    def closing(self) -> dict[int, int]:  # type: ignore[override]
         """Ids behind the words of a text, with their attachments: the end word's, and -100 at the end token."""
         ids = {self.end_token_id: 0, self.eos_token_id: -100}
         return {token: attachment for token, attachment in ids.items() if token is not None}

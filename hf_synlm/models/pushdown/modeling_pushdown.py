@@ -12,34 +12,27 @@ and losses in nats.
 Source: Murty et al. 2023 and the authors' program, whose numbers this gives; see docs/models/pushdown.md.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import (
-    HiddenStateChoice,
-    kept_states,
-    refuse_arguments,
-    wanted_states,
-)
-from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
-from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, unwrapped, weight_of
+from hf_synlm.core.hidden_states import kept_states
+from hf_synlm.core.losses import widened
+from hf_synlm.core.module_tools import SyntacticPreTrainedModel, also_takes
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.rows import after_columns, check_rows, tokens_first
 from hf_synlm.core.token_batch import attended_tokens
+from hf_synlm.generation.given_trees import GivenTrees
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
+from hf_synlm.generation.tree_states import TreeStates, score_parts
 from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
 from hf_synlm.models.pushdown.layers import AttachmentHead, DepthEmbedding, FeedForwardLinear, PushdownLayer
 from hf_synlm.models.pushdown.search import PushdownMachine, PushdownSearch
 from hf_synlm.models.pushdown.tape import stack_tape
 from hf_synlm.search.outputs import SyntacticModelOutput
-from hf_synlm.search.parsing import only_token_ids, parse_with_search
 from hf_synlm.trees.given import counted_words
 from hf_synlm.trees.prefixes import PATH_COST, distinct_prefixes
 
@@ -50,6 +43,13 @@ class PushdownPreTrainedModel(SyntacticPreTrainedModel):
     """Loading, saving and initialization."""
 
     config: PushdownConfig
+
+    def word_search(
+        self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
+    ) -> PushdownSearch:
+        """Word-synchronous search with this model; `renormalize` is not used."""
+        width = self.config.scoring_num_beams if num_beams is None else num_beams
+        return PushdownSearch(PushdownMachine(self), width, eos_token_ids)
 
     def _add_heads(self) -> None:
         self.lm_head = nn.Linear(self.config.hidden_size, self.config.vocab_size)
@@ -78,7 +78,7 @@ class PushdownPreTrainedModel(SyntacticPreTrainedModel):
             init.zeros_(module.bias)
 
 
-class PushdownModel(PushdownPreTrainedModel):
+class PushdownModel(TreeStates, PushdownPreTrainedModel):
     """The Transformer with a stack tape.
 
     Args:
@@ -86,6 +86,7 @@ class PushdownModel(PushdownPreTrainedModel):
         add_heads: also create the heads, which are needed to search for trees when none are given.
     """
 
+    tree_field = "attachments"
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
 
     def __init__(self, config: PushdownConfig, add_heads: bool = True):
@@ -93,12 +94,7 @@ class PushdownModel(PushdownPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([PushdownLayer(config, number) for number in range(config.num_hidden_layers)])
         self.dropout = nn.Dropout(config.dropout)
-        self.has_heads = add_heads
-        if add_heads:
-            self._add_heads()
-        else:
-            self._tied_weights_keys = {}
-        self.post_init()
+        self.finish(add_heads)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Scaled embeddings [.., D]."""
@@ -147,15 +143,13 @@ class PushdownModel(PushdownPreTrainedModel):
         distance = (place[:, None] - place).expand(len(ids), -1, -1)
         return self.decode(self.embed(ids), distance >= 0, distance.clamp(min=0), tape)
 
-    @can_return_tuple
+    @also_takes(TreeStates.states_with_trees)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attachments: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> SyntacticModelOutput:
         """States of sentences with their trees.
 
@@ -163,45 +157,35 @@ class PushdownModel(PushdownPreTrainedModel):
             input_ids: [B, T] token ids, with or without the begin token.
             attachments: [B, T] see `PushdownForCausalLM.forward`; default: those of the best tree that `parse` finds.
             attention_mask: [B, T], 1 = token; padding left or right.
-            output_hidden_states: also return `hidden_states`, all or those at the places given: the embeddings and the
-                states of every layer.
-            output_attentions: not possible: weights are not kept.
-            **kwargs: arguments of other models, which wrappers pass as None.
+            **options: see `TreeStates.states_with_trees`.
 
         Returns:
             `SyntacticModelOutput` with `last_hidden_state` [B, T, D]; at padding that of the token before.
 
-        Raises:
-            ValueError: for bad shapes and ids, and for attachments that are not legal.
-            TypeError: for other keyword arguments.
-
         Cost: O(L P (P D + D^2)).
         """
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        wanted = wanted_states(self.config, output_hidden_states, len(self.layers) + 1)
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        if attachments is None:
-            if not self.has_heads:
-                raise ValueError("attachments are missing: parse of the model around this PushdownModel finds them.")
-            attachments = best_attachments(self, input_ids, mask)
-        ids, _, tape = self.lay_out(input_ids, mask, attachments)
-        states = [after_columns(state, mask) for state in self.run(ids, tape)]
-        return SyntacticModelOutput(last_hidden_state=states[-1], hidden_states=kept_states(states, wanted))
+        return self.states_with_trees(input_ids, attention_mask, attachments, **options)
 
+    @property
+    def num_states(self) -> int:
+        """See `TreeStates`: embeddings, and the states of every layer."""
+        return len(self.layers) + 1
 
-@torch.no_grad()
-def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Attachments [B, T] of the best trees that the search with the heads of a model finds; -100 = not attached."""
-    with evaluation_mode(model):
-        search = PushdownSearch(PushdownMachine(model), model.config.scoring_num_beams)
-        actions = parse_with_search(search, input_ids, mask).actions[:, 0]
-    # After the action 0 of each token stands its attachment, if it has one.
-    token = (actions == 0).cumsum(1) - 1
-    found = torch.full((len(mask), mask.shape[1] + 1), IGNORED, device=mask.device)
-    found.scatter_(1, torch.where(actions > 0, token, mask.shape[1]), torch.where(actions > 0, actions - 1, IGNORED))
-    order = (mask.cumsum(1) - 1).clamp(min=0)
-    return found.gather(1, order).masked_fill(~mask, IGNORED)
+    def states_of(self, given: GivenTrees) -> SyntacticModelOutput:
+        """States of given trees; see `TreeStates`."""
+        ids, _, tape = self.lay_out(given.input_ids, given.mask, given.trees)
+        states = [after_columns(state, given.mask) for state in self.run(ids, tape)]
+        return SyntacticModelOutput(last_hidden_state=states[-1], hidden_states=kept_states(states, given.wanted))
+
+    def best_trees(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
+        """Attachments [B, T] of the best trees; -100 = not attached. See `TreeStates`."""
+        actions = super().best_trees(input_ids, mask, word_ends)
+        # A word is the action 0; its attachment follows, if it has one.
+        words = (actions != 0).long().argsort(dim=1, stable=True)[:, : mask.shape[1]]
+        follows = F.pad(actions, (0, 1))[:, 1:].gather(1, words)
+        found, is_word = torch.full_like(input_ids, IGNORED), tokens_first(mask, mask)[:, : words.shape[1]]
+        found[mask] = torch.where(follows > 0, follows - 1, IGNORED)[is_word]
+        return found
 
 
 class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
@@ -210,46 +194,27 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
     A generated sentence ends with `eos_token_id`, after any word; its tree is what the attachments make, closed to the
     right. Several histories of attachments may give one tree. In the `actions` of `parse` 0 is a word, and 1 + a its
     attachment to position a.
+
+    Loss = language_model + attachment, the means of - log p over the labels and over the attachments.
     """
 
+    bare_class = PushdownModel
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     stack_machine_class = PushdownMachine
+    word_search = PushdownPreTrainedModel.word_search  # and not that of the mixin
+    tree_field, loss_parts = "attachments", ("attachment", "language_model")
     predicts_special_tokens = True
 
-    def __init__(self, config: PushdownConfig):
-        super().__init__(config)
-        self.model = PushdownModel(config, add_heads=False)
-        self._add_heads()
-        self.post_init()
-
-    def word_search(
-        self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
-    ) -> PushdownSearch:
-        """Word-synchronous search with this model; `renormalize` is not used."""
-        width = self.config.scoring_num_beams if num_beams is None else num_beams
-        return PushdownSearch(PushdownMachine(self), width, eos_token_ids)
-
-    @can_return_tuple
+    @also_takes(SyntacticGenerationMixin.forward_with_trees)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         attachments: Tensor | None = None,
         labels: Tensor | None = None,
-        past_key_values: Any | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_logits: bool = False,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
-        loss_shares: Mapping[str, float] | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> SyntacticLMOutput:
-        """Training objective and probability of given trees with `attachments`, next-token log-probabilities without.
-
-        With `attachments`: loss = language_model + attachment, the means of - log p over the labels and over the
-        attachments. Without: `logits`, log p(next token | prefix) with the trees summed out over the search; nothing
-        after a position changes its value.
+        """Loss and probability of given trees with `attachments`, next-token log-probabilities without.
 
         Args:
             input_ids: [B, T] token ids, one sentence per row, with or without the begin token.
@@ -258,84 +223,43 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
                 (see models/pushdown/tape.py). -100 = not attached, as at end tokens, which the
                 search shifts with probability 1 inside a text, too.
             labels: [B, T] = `input_ids` with -100 where the word loss does not count; default: all tokens.
-            past_key_values: search state to continue from.
-            use_cache: return the search state.
-            logits_to_keep: compute `logits` for this many last positions only (0 = all), without `attachments`.
-            output_logits: also return `action_logits` [B, P, P + 1] (row t attaches position t + 1; P positions) and
-                `token_logits_given_tree` [B, P, V] (row t predicts position t + 1) of the given trees.
-            output_hidden_states: also return `hidden_states` of the given trees (see `PushdownModel.forward`).
-            output_attentions: not possible: weights are not kept.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`).
-            **kwargs: arguments of other models, which wrappers pass as None.
+            **options: see `TreeScoringMixin.forward_with_trees`.
 
         Returns:
-            `SyntacticLMOutput`; with `attachments` its `joint_log_prob` [B] is log p(text, tree).
-
-        Raises:
-            ValueError: for bad shapes and ids, attachments that are not legal, and labels without attachments.
-            TypeError: for other keyword arguments.
+            `SyntacticLMOutput`; with `output_logits` `action_logits` [B, P, P + 1] (row t attaches position t + 1; P
+            positions) and `token_logits_given_tree` [B, P, V] (row t predicts position t + 1).
 
         Cost: objective: one pass over all positions. Logits: T words, each a pass over `scoring_num_beams` rows.
         """
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        if attachments is None:
-            if labels is not None or output_logits:
-                raise ValueError(
-                    "labels and output_logits need attachments: Pushdown Layers are trained on trees. "
-                    "hf_synlm.trees.codecs.AttachmentCodec makes them of a tree."
-                )
-            return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
-        mask = attended_tokens(self.config, input_ids, attention_mask)
-        counted = counted_words(input_ids, labels, mask)
-        ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments)
-        wanted = wanted_states(self.config, output_hidden_states, self.config.num_hidden_layers + 1)
+        return self.forward_with_trees(input_ids, attention_mask, attachments, labels=labels, **options)
+
+    def score_trees(self, given: GivenTrees) -> SyntacticLMOutput:
+        """Loss and probability of given trees; see `TreeScoringMixin`."""
+        mask = given.mask
+        ids, decisions, tape = self.model.lay_out(given.input_ids, mask, given.trees)
+        given.weights = self.loss_weights(given)
         states = self.model.run(ids, tape)
         hidden = states[-1]
-        is_word = tokens_first(mask, mask)
-        weights = tokens_first(counted, mask)[is_word].float() / counted.sum().clamp(min=1)
-        word, losses = linear_cross_entropy(
-            hidden[:, :-1][is_word], weight_of(self.lm_head), ids[:, 1:][is_word], weights,
-            unwrapped(self.lm_head).bias,
-        )  # fmt: skip
-        scores = self._attachment_scores(hidden, ids, tape)
-        attached = decisions[:, 1:] >= 0
-        decided = F.cross_entropy(scores[attached].float(), decisions[:, 1:][attached], reduction="none")
-        attachment = decided.sum() / max(1, len(decided))
-        check_shares(loss_shares, ("language_model", "attachment"))
-        word = word * share_of(loss_shares, "language_model")
-        attachment = attachment * share_of(loss_shares, "attachment")
-        joint = losses.new_zeros(len(ids)).index_add(0, is_word.nonzero()[:, 0], -losses)
-        joint = joint.index_add(0, attached.nonzero()[:, 0], -decided.detach().to(joint.dtype))
-        output = SyntacticLMOutput(
-            loss=word + attachment,
-            losses={"language_model": word.detach(), "attachment": attachment.detach()},
-            joint_log_prob=joint,
-            hidden_states=kept_states([after_columns(state, mask) for state in states], wanted) if wanted else None,
-        )
-        if output_logits:
+        scores, attached = self._attachment_scores(hidden, ids, tape), decisions[:, 1:] >= 0
+        loss = F.cross_entropy(widened(scores[attached]), decisions[:, 1:][attached], reduction="none")
+        before, place = hidden[:, :-1][tokens_first(mask, mask)], mask.nonzero(as_tuple=True)
+        output = score_parts(self, given, loss, attached.nonzero()[:, 0], before, place)
+        if given.wanted:
+            output.hidden_states = kept_states([after_columns(state, mask) for state in states], given.wanted)
+        if given.output_logits:
             output.action_logits, output.token_logits_given_tree = scores, self.lm_head(hidden)
         return output
 
-    def _joint_log_probs(self, input_ids: Tensor, attachments: Tensor) -> Tensor | None:
-        mask = torch.ones_like(input_ids, dtype=torch.bool)
-        ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments.long())
+    def score_prefixes(self, given: GivenTrees) -> Tensor | None:
+        """Log-probabilities of trees of one text; see `TreeScoringMixin`."""
+        ids, decisions, tape = self.model.lay_out(given.input_ids, given.mask, given.trees.long())
         prefixes = distinct_prefixes(decisions)
         if not prefixes.pay(PATH_COST * prefixes.place.shape[1]):
             return None
         return PushdownMachine(self).log_probs_of_trees(ids, decisions, tape, prefixes)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """Count the items over which each part of the loss is a mean; see `training.engine.steps.to_shares`.
-
-        Args:
-            input_ids: [B, T], as for `forward`.
-            **others: its other arguments.
-
-        Returns:
-            Numbers of labels ("language_model") and of attachments ("attachment").
-        """
+        """Numbers of labels ("language_model") and of attachments ("attachment"); see `TreeScoringMixin`."""
         mask = attended_tokens(self.config, input_ids, others.get("attention_mask"))
         counted = counted_words(input_ids, others.get("labels"), mask)
         attached = (others["attachments"] >= 0) & mask

@@ -14,7 +14,7 @@ w element size, h stack size, V vocabulary, Y nonterminals. Log-probabilities an
 Source: the authors' `models.py`, `fixed_stack_models.py` and `fixed_stack_in_order_models.py` (aistairc/rnng-pytorch).
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +22,19 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from hf_synlm.core.hidden_states import (
-    HiddenStateChoice,
     kept_states,
-    wanted_states,
 )
 from hf_synlm.core.losses import linear_cross_entropy, widened
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, check_tied_words, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
-from hf_synlm.core.rows import check_rows, columns_of_tokens
+from hf_synlm.core.rows import at_places, check_rows, columns_of_tokens
+from hf_synlm.generation.given_trees import GivenTrees
 from hf_synlm.generation.labeled.classification import TreeClassifierMixin, TreeReading
-from hf_synlm.generation.labeled.mixin import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
+from hf_synlm.generation.labeled.mixin import FastTrackGenerationMixin, LabeledTrees
+from hf_synlm.generation.tree_states import TreeStates, score_parts
 from hf_synlm.models.rnng.composition import AttentionComposition, LSTMComposition, chain_inputs
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
-from hf_synlm.models.rnng.particles import ParticleSearch
+from hf_synlm.models.rnng.particles import DEFAULT_PARTICLES, ParticleSearch
 from hf_synlm.models.rnng.plan import Chains, RNNGPlan, make_plan
 from hf_synlm.models.rnng.stack_lstm import StackLSTM
 from hf_synlm.models.rnng.stack_machine import RNNGStackMachine
@@ -43,11 +43,15 @@ from hf_synlm.trees.given import check_actions
 
 
 # ---------------------------------------------------------------------------------------------- base model
-class RNNGPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
+class RNNGPreTrainedModel(LabeledTrees, SyntacticPreTrainedModel):
     """Loading, saving and initialization shared by the RNNG models."""
 
     config: RNNGConfig
     stack_machine_class = RNNGStackMachine
+
+    def _add_heads(self) -> None:
+        self.action_head = nn.Linear(self.config.embedding_size, self.config.num_actions)
+        self.lm_head = nn.Linear(self.config.embedding_size, self.config.vocab_size)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -73,7 +77,7 @@ class RNNGPreTrainedModel(WordFinalTokens, SyntacticPreTrainedModel):
                 init.ones_(module.word_final)
 
 
-class RNNGModel(DerivationStates, RNNGPreTrainedModel):
+class RNNGModel(TreeStates, RNNGPreTrainedModel):
     """The stack machine: states of derivations, from which heads predict actions and words.
 
     Args:
@@ -100,13 +104,7 @@ class RNNGModel(DerivationStates, RNNGPreTrainedModel):
         self.output = nn.Linear(config.hidden_size, size)
         if config.subwords:
             self.word_final = nn.Buffer(torch.ones(config.vocab_size, dtype=torch.bool))
-        self.has_heads = add_heads
-        if add_heads:
-            self.action_head = nn.Linear(size, config.num_actions)
-            self.lm_head = nn.Linear(size, config.vocab_size)
-        else:
-            self._tied_weights_keys = {}
-        self.post_init()
+        self.finish(add_heads)
 
     def make_plan(
         self,
@@ -168,53 +166,43 @@ class RNNGModel(DerivationStates, RNNGPreTrainedModel):
         """The vector [..., w] that action head and word head share: ReLU(W_o h + b_o)."""
         return F.relu(self.output(self.dropout(hidden)))
 
-    def states_of(
-        self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None, wanted: frozenset[int]
-    ) -> SyntacticModelOutput:
-        """States of given derivations, the prediction vectors and that of the stack; see `DerivationStates`."""
-        plan = self.make_plan(actions, mask, word_ends, run_last=True)
-        layers = self.run(input_ids, mask, plan, bool(wanted))
-        hidden = layers[-1]
-        states = self.predictor(hidden[plan.context])
-        before = states.new_zeros(*actions.shape, states.shape[1])
-        before[plan.action_row, plan.action_column] = states
+    def states_of(self, given: GivenTrees) -> SyntacticModelOutput:
+        """States of given derivations, the prediction vectors and that of the stack; see `TreeStates`."""
+        mask, actions = given.mask, given.trees
+        plan = self.make_plan(actions, mask, given.word_ends, run_last=True)
+        layers = self.run(given.input_ids, mask, plan, bool(given.wanted))
+        states = self.predictor(layers[-1][plan.context])
         return SyntacticModelOutput(
             last_hidden_state=_after_words(states, mask, plan),
-            action_hidden_state=before,
-            sentence_state=hidden[plan.final],
-            hidden_states=self.hidden_states(input_ids, mask, plan, layers, states, wanted),
+            action_hidden_state=at_places(states, (plan.action_row, plan.action_column), actions.shape),
+            sentence_state=layers[-1][plan.final],
+            hidden_states=self.hidden_states(given, plan, layers, states),
         )
 
-    def wanted_states(self, choice: HiddenStateChoice) -> frozenset[int]:
-        """Places of the hidden states that a call wants; raises ValueError for other places."""
-        return wanted_states(self.config, choice, self.config.num_layers + 2)
+    @property
+    def num_states(self) -> int:
+        """See `TreeStates`."""
+        return self.config.num_layers + 2
 
     def hidden_states(
-        self,
-        input_ids: Tensor,
-        mask: Tensor,
-        plan: RNNGPlan,
-        layers: list[Tensor],
-        states: Tensor,
-        wanted: frozenset[int],
+        self, given: GivenTrees, plan: RNNGPlan, layers: list[Tensor], states: Tensor
     ) -> tuple[Tensor | None, ...] | None:
-        """Hidden states [B, T, *] after each token, 0 at padding, and None at places that are not `wanted`.
+        """Hidden states [B, T, *] after each token, 0 at padding, and None at places that are not wanted.
 
         `layers` are the states [P, h] of every layer after every push, `states` the vectors [A, w] before every action.
         """
-        if not wanted:
+        mask = given.mask
+        if not given.wanted:
             return None
-        embedded = self.embed_tokens(input_ids.long().masked_fill(~mask, 0)) * mask[..., None]
+        embedded = self.embed_tokens(given.input_ids.long().masked_fill(~mask, 0)) * mask[..., None]
         after = [_after_words(layer[plan.context], mask, plan) for layer in layers]
-        return kept_states([embedded, *after, _after_words(states, mask, plan)], wanted)
+        return kept_states([embedded, *after, _after_words(states, mask, plan)], given.wanted)
 
 
 def _after_words(states: Tensor, mask: Tensor, plan: RNNGPlan) -> Tensor:
     """Move states from before every action [A, X] to after every token [B, T, X], 0 at padding."""
-    after = states.new_zeros(*mask.shape, states.shape[1])
     # A SHIFT is never the last action: the state after a word is the one before the next action.
-    after[_word_places(plan, mask)] = states[plan.shifts + 1]
-    return after
+    return at_places(states[plan.shifts + 1], _word_places(plan, mask), mask.shape)
 
 
 def _checked_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> RNNGPlan:
@@ -238,101 +226,68 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
 
     Loss: - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j). Cost of a pass over given trees: as many
     sequential steps as trees are high and stacks deep (LSTM composition).
+    `forward` also takes the `plan` of `actions`, if it was made ahead (`make_plan` in models/rnng/plan.py).
     """
 
-    takes_plan, particle_search_class = True, ParticleSearch
+    tree_options = ("plan",)
+    bare_class = RNNGModel
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config: RNNGConfig):
-        super().__init__(config)
-        self.model = RNNGModel(config, add_heads=False)
-        self.action_head = nn.Linear(config.embedding_size, config.num_actions)
-        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
-        self.post_init()
+    def other_search(
+        self, method: str, num_particles: int | None, normalization: str | None, **options: Any
+    ) -> ParticleSearch:
+        """The search of `parse` with method="particle"; see `FastTrackGenerationMixin`."""
+        if method != "particle":
+            raise ValueError(f"{type(self).__name__} has no method {method!r}. Choose 'search' or 'particle'.")
+        if options.get("stepwise") or options.get("belief_update"):
+            raise ValueError("method='particle' gives neither stepwise probabilities nor belief updates.")
+        machine = self.stack_machine_class(self, normalization)
+        return ParticleSearch(machine, DEFAULT_PARTICLES if num_particles is None else num_particles)
 
-    def _joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor:
-        word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
-        mask = torch.ones_like(input_ids, dtype=torch.bool)
-        plan = self.model.make_plan(actions, mask, word_ends, shared=True)
-        hidden = self.model.run(input_ids[:1], mask[:1], plan)[-1]
+    def score_prefixes(self, given: GivenTrees) -> Tensor:
+        """Log-probabilities of trees of one text; see `TreeScoringMixin`."""
+        ids, mask = given.input_ids, given.mask
+        plan = self.model.make_plan(given.trees, mask, given.word_ends, shared=True)
+        hidden = self.model.run(ids[:1], mask[:1], plan)[-1]
         before, own = plan.context.unique(return_inverse=True)
         states = self.model.predictor(hidden[before])
         log_probs = widened(self.action_head(states)).log_softmax(1)[own, plan.action]
         shifts, place = own[plan.shifts].unique(return_inverse=True)
         words = torch.empty_like(shifts)
-        words[place] = input_ids.flatten().long()  # every derivation shifts the whole text
+        words[place] = ids.flatten()  # every derivation shifts the whole text
         _, word_loss = linear_cross_entropy(
             states[shifts], weight_of(self.lm_head), words, torch.ones_like(words), self.lm_head.bias
         )
         log_probs[plan.shifts] -= word_loss[place].to(log_probs.dtype)
-        return log_probs.new_zeros(len(actions)).index_add(0, plan.action_row, log_probs)
+        return log_probs.new_zeros(len(ids)).index_add(0, plan.action_row, log_probs)
 
-    def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
-        """Loss and probability of given derivations; see `FastTrackGenerationMixin`."""
-        input_ids, mask, plan = given.input_ids, given.mask, given.plan
+    def score_trees(self, given: GivenTrees) -> SyntacticLMOutput:
+        """Loss and probability of given derivations; see `TreeScoringMixin`."""
+        ids, actions, mask, plan = given.input_ids, given.trees, given.mask, given.own["plan"]
         if plan is None:
-            plan = self.model.make_plan(given.actions, mask, given.word_ends)
+            plan = self.model.make_plan(actions, mask, given.word_ends)
         else:
-            plan = _checked_plan(plan, self.model.composition.reads_stack, given.actions, mask).to(input_ids.device)
-        layers = self.model.run(input_ids, mask, plan, bool(given.wanted))
-        parts = _score_derivations(self, layers[-1], input_ids, mask, given.counted, plan)
-        action, word = parts.action_total * given.per_action, parts.word_total * given.per_word
-        output = SyntacticLMOutput(
-            losses={"action": action.detach(), "word": word.detach()},
-            joint_log_prob=parts.joint,
-            hidden_states=self.model.hidden_states(input_ids, mask, plan, layers, parts.states, given.wanted),
-        )
-        if given.output_logits:
-            self._add_logits(output, parts, plan, given.actions, mask)
-        return action + word, output
-
-    def _add_logits(
-        self, output: SyntacticLMOutput, parts: "_Scores", plan: RNNGPlan, actions: Tensor, mask: Tensor
-    ) -> None:
-        """Logits of the actions and words of given derivations, in the places of the inputs."""
-        output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
-        output.action_logits[plan.action_row, plan.action_column] = parts.action_logits
-        logits = self.lm_head(parts.before_words)
-        output.token_logits_given_tree = logits.new_zeros(*mask.shape, logits.shape[1])
-        output.token_logits_given_tree[_word_places(plan, mask)] = logits
-
-
-class _Scores(NamedTuple):
-    """Scores of given derivations."""
-
-    states: Tensor
-    """[A, w] prediction vectors before the actions."""
-    action_logits: Tensor
-    """[A, Y] of all actions."""
-    action_loss: Tensor
-    """[A] - log p of each action."""
-    action_total: Tensor
-    """Their sum."""
-    before_words: Tensor
-    """[W, w] prediction vectors before the words."""
-    word_loss: Tensor
-    """[W] - log p of each word, detached."""
-    word_total: Tensor
-    """Sum of those that count."""
-    joint: Tensor
-    """[B] log p(text, tree), detached."""
+            plan = _checked_plan(plan, self.model.composition.reads_stack, actions, mask).to(ids.device)
+        layers = self.model.run(ids, mask, plan, bool(given.wanted))
+        states = self.model.predictor(layers[-1][plan.context])
+        given.weights = self.loss_weights(given)
+        hidden_states = self.model.hidden_states(given, plan, layers, states)
+        return _score_derivations(self, given, states, plan, hidden_states=hidden_states)
 
 
 def _score_derivations(
-    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, counted: Tensor, plan: RNNGPlan
-) -> _Scores:
-    """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
+    model: Any, given: GivenTrees, states: Tensor, plan: RNNGPlan, **fields: Any
+) -> SyntacticLMOutput:
+    """Run the heads on the vectors [A, w] before the actions of given derivations, in one multiplication each."""
     check_tied_words(model)
-    states = model.model.predictor(hidden[plan.context])
-    action_logits = widened(model.action_head(states))
-    action_loss = F.cross_entropy(action_logits, plan.action, reduction="none")
-    before, place = states[plan.shifts], _word_places(plan, mask)
-    words = input_ids[place].long()
-    weights, head = counted[place].float(), model.lm_head
-    word_total, word_loss = linear_cross_entropy(before, weight_of(head), words, weights, head.bias)
-    joint = action_loss.new_zeros(len(mask)).index_add(0, plan.action_row, -action_loss.detach())
-    joint = joint.index_add(0, plan.word_row, -word_loss.to(joint.dtype))
-    return _Scores(states, action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)
+    logits = widened(model.action_head(states))
+    loss = F.cross_entropy(logits, plan.action, reduction="none")
+    before, place = states[plan.shifts], _word_places(plan, given.mask)
+    output = score_parts(model, given, loss, plan.action_row, before, place, **fields)
+    if given.output_logits:
+        output.action_logits = at_places(logits, (plan.action_row, plan.action_column), given.trees.shape)
+        output.token_logits_given_tree = at_places(model.lm_head(before), place, given.mask.shape)
+    return output
 
 
 def _word_places(plan: RNNGPlan, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -347,31 +302,17 @@ class RNNGForSequenceClassification(TreeClassifierMixin, RNNGPreTrainedModel):
     Its weights are those of `RNNGForCausalLM`, so that it starts from a language model, and the classifier's.
     """
 
+    bare_class = RNNGModel
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config: RNNGConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.model = RNNGModel(config, add_heads=False)
-        self.action_head = nn.Linear(config.embedding_size, config.num_actions)
-        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
-
-    def _read_trees(
-        self, input_ids: Tensor, mask: Tensor, actions: Tensor, word_ends: Tensor | None, wanted: frozenset[int]
-    ) -> TreeReading:
-        plan = self.model.make_plan(actions, mask, word_ends, run_last=True)
-        layers = self.model.run(input_ids, mask, plan, bool(wanted))
-        hidden, hidden_states = layers[-1], None
-        if wanted:
-            states = self.model.predictor(hidden[plan.context])
-            hidden_states = self.model.hidden_states(input_ids, mask, plan, layers, states, wanted)
-
-        def losses() -> tuple[Tensor, Tensor, Tensor]:
-            parts = _score_derivations(self, hidden, input_ids, mask, mask, plan)
-            action, word = parts.action_total, parts.word_total
-            count = len(parts.action_loss) + len(parts.word_loss)
-            return (action + word) / count, action.detach() / count, word.detach() / count
-
-        return TreeReading(hidden[plan.final], hidden_states, losses)
+    def read_trees(self, given: GivenTrees) -> TreeReading:
+        """The state when the tree is closed; see `TreeClassifierMixin`."""
+        plan = self.model.make_plan(given.trees, given.mask, given.word_ends, run_last=True)
+        layers = self.model.run(given.input_ids, given.mask, plan, bool(given.wanted))
+        states = self.model.predictor(layers[-1][plan.context])
+        return TreeReading(
+            layers[-1][plan.final],
+            self.model.hidden_states(given, plan, layers, states),
+            len(plan.action) + len(plan.shifts),
+            lambda: _score_derivations(self, given, states, plan),
+        )

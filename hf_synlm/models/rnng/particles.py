@@ -26,6 +26,8 @@ from hf_synlm.search.labeled.machine import LabeledStackMachine, Phase
 from hf_synlm.search.state import NEG_INF, Candidates, SearchState, check_count
 from hf_synlm.trees.transitions import SHIFT
 
+DEFAULT_PARTICLES = 1000
+
 
 class ParticleSearch(FastTrackSearch):
     """Particle filter with the interface of the beam search for given words."""

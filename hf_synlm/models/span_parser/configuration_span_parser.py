@@ -30,6 +30,7 @@ class SpanParserConfig(SyntacticConfig):
     """
 
     model_type = "span_parser"
+    parse_method = "CKY"
     gives_labels = gives_tags = True
     model_classes = ("ForTokenClassification",)
     has_positions = True

@@ -16,7 +16,7 @@ Source: the authors' program (google-deepmind/transformer_grammars), whose numbe
 and clips gradients as described in docs/models/tree-lm.md.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,17 +25,17 @@ from transformers import initialization as init
 
 from hf_synlm.core.backbone_adapter import AdapterLoading
 from hf_synlm.core.hidden_states import (
-    HiddenStateChoice,
     kept_states,
-    wanted_states,
 )
 from hf_synlm.core.losses import linear_cross_entropy, widened
 from hf_synlm.core.module_tools import evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput
-from hf_synlm.core.rows import check_rows, tokens_first
+from hf_synlm.core.rows import at_places, check_rows, tokens_first
 from hf_synlm.core.token_batch import attended_tokens
+from hf_synlm.generation.given_trees import GivenTrees
 from hf_synlm.generation.labeled.classification import TreeClassifierMixin, TreeReading
-from hf_synlm.generation.labeled.mixin import DerivationStates, FastTrackGenerationMixin, GivenTrees, WordFinalTokens
+from hf_synlm.generation.labeled.mixin import FastTrackGenerationMixin, LabeledTrees
+from hf_synlm.generation.tree_states import TreeStates
 from hf_synlm.models.tree_lm.adapter import BackboneAdapterMixin
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
 from hf_synlm.models.tree_lm.backbone import make_backbone, run_backbone
@@ -46,12 +46,12 @@ from hf_synlm.models.tree_lm.linearization import Linearization, check_derivatio
 from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine, action_logits, split_words
 from hf_synlm.search.outputs import SyntacticModelOutput
 from hf_synlm.search.token_head import rows_at_once
-from hf_synlm.trees.given import check_actions
+from hf_synlm.trees.given import check_actions, counted_words
 from hf_synlm.trees.prefixes import distinct_prefixes
 from hf_synlm.trees.transitions import SHIFT
 
 
-class TreeLMPreTrainedModel(WordFinalTokens, AdapterLoading):
+class TreeLMPreTrainedModel(LabeledTrees, AdapterLoading):
     """Loading, saving and initialization shared by the Tree LMs."""
 
     config: TreeLMConfig
@@ -116,7 +116,7 @@ class TreeLMPreTrainedModel(WordFinalTokens, AdapterLoading):
 
 
 # ---------------------------------------------------------------------------------------------- base model
-class TreeLMModel(DerivationStates, TreeLMPreTrainedModel):
+class TreeLMModel(TreeStates, TreeLMPreTrainedModel):
     """The Transformer over linearized derivations, from whose states heads predict words and labels.
 
     Args:
@@ -138,12 +138,7 @@ class TreeLMModel(DerivationStates, TreeLMPreTrainedModel):
             self.backbone = make_backbone(config.backbone_config)
         if config.subwords:
             self.word_final = nn.Buffer(torch.ones(config.vocab_size, dtype=torch.bool))
-        self.has_heads = add_heads
-        if add_heads:
-            self._add_heads()
-        else:
-            self._tied_weights_keys = {}
-        self.post_init()
+        self.finish(add_heads)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [.., D] of words and labels [..]; labels count from V on, openings first."""
@@ -184,34 +179,33 @@ class TreeLMModel(DerivationStates, TreeLMPreTrainedModel):
         check_derivations(actions, mask.sum(1), ends, self.config)
         return linearize(actions, tokens_first(input_ids.long().masked_fill(~mask, 0), mask), self.config)
 
-    def states_of(
-        self, input_ids: Tensor, actions: Tensor, mask: Tensor, word_ends: Tensor | None, wanted: frozenset[int]
-    ) -> SyntacticModelOutput:
-        """States [.., D] of given derivations; see `DerivationStates`."""
-        plan = self.lay_out(input_ids, actions, mask, word_ends)
+    def states_of(self, given: GivenTrees) -> SyntacticModelOutput:
+        """States [.., D] of given derivations; see `TreeStates`."""
+        plan = self.lay_out(given.input_ids, given.trees, given.mask, given.word_ends)
         states = self.decode(self.embed(plan.tokens), plan.mask, plan.relative)
-        before = _rows(states[-1], plan.last[:, :-1]) * (actions != 0)[..., None]
+        before = _rows(states[-1], plan.last[:, :-1]) * (given.trees != 0)[..., None]
         return SyntacticModelOutput(
-            last_hidden_state=_after_words(states[-1], plan, actions, mask),
+            last_hidden_state=_after_words(states[-1], plan, given.trees, given.mask),
             action_hidden_state=before,
             sentence_state=_rows(states[-1], plan.last[:, -1:])[:, 0],
-            hidden_states=self.hidden_states(states, plan, actions, mask, wanted),
+            hidden_states=self.hidden_states(given, states, plan),
         )
 
-    def wanted_states(self, choice: HiddenStateChoice) -> frozenset[int]:
-        """Places of the hidden states that a call wants; raises ValueError for other places."""
-        return wanted_states(self.config, choice, self.config.num_hidden_layers + 1)
+    @property
+    def num_states(self) -> int:
+        """See `TreeStates`."""
+        return self.config.num_hidden_layers + 1
 
     def hidden_states(
-        self, states: list[Tensor], plan: Linearization, actions: Tensor, mask: Tensor, wanted: frozenset[int]
+        self, given: GivenTrees, states: list[Tensor], plan: Linearization
     ) -> tuple[Tensor | None, ...] | None:
-        """Hidden states [B, T, D] at each token, 0 at padding, and None at places that are not `wanted`.
+        """Hidden states [B, T, D] at each token, 0 at padding, and None at places that are not wanted.
 
         `states` are the embeddings and the states of all layers [B, P, D].
         """
-        if not wanted:
+        if not given.wanted:
             return None
-        return kept_states([_after_words(state, plan, actions, mask) for state in states], wanted)
+        return kept_states([_after_words(state, plan, given.trees, given.mask) for state in states], given.wanted)
 
 
 def _rows(states: Tensor, places: Tensor) -> Tensor:
@@ -221,25 +215,10 @@ def _rows(states: Tensor, places: Tensor) -> Tensor:
 
 def _after_words(states: Tensor, plan: Linearization, actions: Tensor, mask: Tensor) -> Tensor:
     """States [B, T, D] at the positions of tokens, 0 at padding."""
-    after = states.new_zeros(*mask.shape, states.shape[2])
-    after[mask] = _rows(states, plan.last[:, 1:])[actions == SHIFT]
-    return after
+    return at_places(_rows(states, plan.last[:, 1:])[actions == SHIFT], mask, mask.shape)
 
 
 # ---------------------------------------------------------------------------------------------- language model
-class _Scores(NamedTuple):
-    """Scores of given derivations."""
-
-    loss: Tensor
-    """Weighted sum of - log p of all tokens."""
-    action: Tensor
-    """The part of the labels, detached."""
-    word: Tensor
-    """The part of the words, detached."""
-    joint: Tensor
-    """[B] log p(text, tree), detached."""
-
-
 def _softmax_weights(model: Any) -> tuple[Tensor, Tensor]:
     """Weights [V + Y, D] and biases of words and labels, which share a softmax."""
     table = torch.cat([weight_of(model.lm_head), model.label_table()])
@@ -247,17 +226,26 @@ def _softmax_weights(model: Any) -> tuple[Tensor, Tensor]:
 
 
 def _score_derivations(
-    model: Any, hidden: Tensor, plan: Linearization, actions: Tensor, weight_of_labels: float, weight_of_words: Tensor
-) -> _Scores:
-    """Predict every token of linearized trees from the states [B, P, D]; the words [W] have weights of their own."""
+    model: Any, given: GivenTrees, hidden: Tensor, plan: Linearization, **fields: Any
+) -> SyntacticLMOutput:
+    """Predict every token of linearized trees from the states [B, P, D]."""
+    actions, mask = given.trees, given.mask
     taken, shifts = actions != 0, actions == SHIFT
-    weights = torch.full_like(actions, weight_of_labels, dtype=torch.float32)
-    weights[shifts] = weight_of_words
+    weights = torch.full_like(actions, given.weights["action"], dtype=torch.float32)
+    weights[shifts] = counted_words(given.input_ids, given.labels, mask)[mask].float() * given.weights["word"]
     before, (table, bias) = _rows(hidden, plan.last[:, :-1])[taken], _softmax_weights(model)
     total, loss = linear_cross_entropy(before, table, plan.targets[taken], weights[taken], bias)
     word = (loss * weights[taken])[shifts[taken]].sum()
     joint = loss.new_zeros(len(actions)).index_add(0, taken.nonzero()[:, 0], -loss)
-    return _Scores(total, total.detach() - word, word, joint)
+    losses = {"action": total.detach() - word, "word": word}
+    output = SyntacticLMOutput(loss=total, losses=losses, joint_log_prob=joint, **fields)
+    if given.output_logits:
+        words = model.lm_head(before).float()
+        sums = split_words(words, model.config)
+        found = action_logits(*sums, model.label_logits(before), plan.open_label[taken], model.config)
+        output.action_logits = at_places(found, taken, actions.shape)
+        output.token_logits_given_tree = at_places(words[shifts[taken]], mask, mask.shape)
+    return output
 
 
 class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPreTrainedModel):
@@ -271,21 +259,16 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
     transition system of `actions` is `config.linearization`. Cost: O(L P (P D + D^2)) for P positions, all at once.
     """
 
+    bare_class = TreeLMModel
     _tied_weights_keys = {
         "lm_head.weight": "model.embed_tokens.weight",
         "label_head.weight": "model.embed_labels.weight",
     }
 
-    def __init__(self, config: TreeLMConfig):
-        super().__init__(config)
-        self.model = TreeLMModel(config, add_heads=False)
-        self._add_heads()
-        self.post_init()
-
-    def _joint_log_probs(self, input_ids: Tensor, actions: Tensor, word_ends: Tensor | None = None) -> Tensor | None:
-        word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
-        model, taken = self.model, actions != 0
-        plan = model.lay_out(input_ids, actions, torch.ones_like(input_ids, dtype=torch.bool), word_ends)
+    def score_prefixes(self, given: GivenTrees) -> Tensor | None:
+        """Log-probabilities of trees of one text; see `TreeScoringMixin`."""
+        model, actions, taken = self.model, given.trees, given.trees != 0
+        plan = model.lay_out(given.input_ids, actions, given.mask, given.word_ends)
         prefixes = distinct_prefixes(plan.tokens, plan.last[:, -1:])
         if not prefixes.pay(1):  # the masks are larger
             return None
@@ -333,35 +316,14 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
             found = entropy_of_positions(base, embedded, plan.mask, plan.relative, products)
         return _after_words(found[..., None], plan, actions, mask)[..., 0]
 
-    def score_trees(self, given: GivenTrees) -> tuple[Tensor, SyntacticLMOutput]:
-        """Loss and probability of given derivations; see `FastTrackGenerationMixin`."""
-        actions, mask = given.actions, given.mask
+    def score_trees(self, given: GivenTrees) -> SyntacticLMOutput:
+        """Loss and probability of given derivations; see `TreeScoringMixin`."""
+        actions, mask = given.trees, given.mask
         plan = self.model.lay_out(given.input_ids, actions, mask, given.word_ends)
         states = self.model.decode(self.model.embed(plan.tokens), plan.mask, plan.relative)
-        per_word = given.counted[mask].float() * given.per_word
-        parts = _score_derivations(self, states[-1], plan, actions, given.per_action, per_word)
-        output = SyntacticLMOutput(
-            losses={"action": parts.action, "word": parts.word},
-            joint_log_prob=parts.joint,
-            hidden_states=self.model.hidden_states(states, plan, actions, mask, given.wanted),
-        )
-        if given.output_logits:
-            self._add_logits(output, states[-1], plan, actions, mask)
-        return parts.loss, output
-
-    def _add_logits(
-        self, output: SyntacticLMOutput, hidden: Tensor, plan: Linearization, actions: Tensor, mask: Tensor
-    ) -> None:
-        """Logits of the actions and words of given derivations, from the states [B, P, D]."""
-        taken, shifts = actions != 0, actions == SHIFT
-        before = _rows(hidden, plan.last[:, :-1])[taken]
-        words = self.lm_head(before).float()
-        sums = split_words(words, self.config)
-        found = action_logits(*sums, self.label_logits(before), plan.open_label[taken], self.config)
-        output.action_logits = found.new_zeros(*actions.shape, found.shape[1])
-        output.action_logits[taken] = found
-        output.token_logits_given_tree = words.new_zeros(*mask.shape, words.shape[1])
-        output.token_logits_given_tree[mask] = words[shifts[taken]]
+        given.weights = self.loss_weights(given)
+        hidden_states = self.model.hidden_states(given, states, plan)
+        return _score_derivations(self, given, states[-1], plan, hidden_states=hidden_states)
 
 
 # ---------------------------------------------------------------------------------------------- classification
@@ -371,30 +333,19 @@ class TreeLMForSequenceClassification(TreeClassifierMixin, TreeLMPreTrainedModel
     Its weights are those of `TreeLMForCausalLM`, so that it starts from a language model, and the classifier's.
     """
 
+    bare_class = TreeLMModel
     _tied_weights_keys = {
         "lm_head.weight": "model.embed_tokens.weight",
         "label_head.weight": "model.embed_labels.weight",
     }
 
-    def __init__(self, config: TreeLMConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.model = TreeLMModel(config, add_heads=False)
-        self._add_heads()
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
-
-    def _read_trees(
-        self, input_ids: Tensor, mask: Tensor, actions: Tensor, word_ends: Tensor | None, wanted: frozenset[int]
-    ) -> TreeReading:
-        plan = self.model.lay_out(input_ids, actions, mask, word_ends)
+    def read_trees(self, given: GivenTrees) -> TreeReading:
+        """The state when the tree is closed; see `TreeClassifierMixin`."""
+        plan = self.model.lay_out(given.input_ids, given.trees, given.mask, given.word_ends)
         states = self.model.decode(self.model.embed(plan.tokens), plan.mask, plan.relative)
-
-        def losses() -> tuple[Tensor, Tensor, Tensor]:
-            share = 1 / int((actions != 0).sum())
-            per_word = torch.full_like(input_ids[mask], share, dtype=torch.float32)
-            parts = _score_derivations(self, states[-1], plan, actions, share, per_word)
-            return parts.loss, parts.action, parts.word
-
-        hidden_states = self.model.hidden_states(states, plan, actions, mask, wanted)
-        return TreeReading(_rows(states[-1], plan.last[:, -1:])[:, 0], hidden_states, losses)
+        return TreeReading(
+            _rows(states[-1], plan.last[:, -1:])[:, 0],
+            self.model.hidden_states(given, states, plan),
+            int((given.trees != 0).sum()),
+            lambda: _score_derivations(self, given, states[-1], plan),
+        )

@@ -62,11 +62,11 @@ class Objective:
     """The loss of a micro batch; its parts are the sums from which perplexities are computed.
 
     `codec` is that of the model's trees, None for a model of words alone. A part of the loss is divided by what
-    `config.loss_normalization` says; without this field it is the mean over what it counts.
+    `config.loss_normalization` says; None is the mean over what it counts.
     """
 
     def __init__(self, config: Any, codec: TreeCodec | None):
-        self.normalization, self.codec = getattr(config, "loss_normalization", ""), codec
+        self.normalization, self.codec = config.loss_normalization, codec
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss, and detached: its named parts in nats over the batch (`word_nats`, ...) with what they count."""

@@ -258,7 +258,7 @@ def test_model_without_trees_takes_the_best_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"attachments": None, "labels": torch.tensor([[3, 4, 4]])}, "labels and output_logits need attachments"),
+        ({"attachments": None, "labels": torch.tensor([[3, 4, 4]])}, "labels need attachments"),
         ({"labels": torch.tensor([[3, 9, 4]])}, "labels must be input_ids, or -100"),
         ({"labels": torch.tensor([[3.0, 4.0, 4.0]])}, "labels must be input_ids, or -100"),
         ({"attachments": torch.tensor([[1, 2]])}, r"attachments are torch.int64 \(1, 2\)"),

@@ -182,7 +182,6 @@ def test_the_end_token_is_the_right_part_of_the_whole_tree() -> None:
         ({"attention_mask": torch.tensor([[1, 0, 1]]), "actions": torch.tensor([[0, 0, 1]])}, "holes"),
         ({"action_weight": 0.5}, "action_weight"),
         ({"loss_shares": {"word": 0.5}}, "loss_shares"),
-        ({"word_ends": torch.ones(1, 2), "actions": torch.tensor([[0, 0, 1]])}, "word_ends"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
