@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training programs and what they share.
 
+    architectures.py   the table: what is trained, on what, and how
     programs/   one module per program: `Recipe`s, which `engine/runner.py` runs; two programs use `Trainer` instead
     tasks/      data, objectives and evaluation that several programs share
     engine/     from the command line to the pushed model:

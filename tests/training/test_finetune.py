@@ -535,7 +535,7 @@ def test_an_architecture_without_classifier_is_named() -> None:
     ("given", "match"),
     [
         ({"train_file": "x"}, "validation_file"),
-        ({"task_name": "mnli", "train_file": "x", "validation_file": "y"}, "validation_mismatched_file"),
+        ({"task_name": "mnli", "train_file": "x", "validation_file": "y"}, "--validation-mismatched-file"),
         ({}, "--train-file"),
     ],
 )

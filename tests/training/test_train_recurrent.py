@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from hf_synlm import ONLSTMForCausalLM
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.on_lstm import RULES
 from hf_synlm.conversion.rename import rename_state_dict
@@ -287,8 +288,8 @@ def test_units() -> None:
 def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict[str, str], tmp_path: Path) -> None:
     config = ("--config", str(PACKAGE_FILES / "configs/prpn_wsj10.yaml"))
     files = ("--train-files", corpus["train"], "--validation-files", corpus["train"])
-    model, data, parsing, *_ = parse(*config, *files, "--final-parsing-files", corpus["train"])
-    parsing.complete(data, model.architecture)
+    _, data, parsing, *_ = parse(*config, *files, "--final-parsing-files", corpus["train"])
+    parsing.complete(data)
     short = list(stream_batches.read_words(data.train_files, data))
     words = parsing.treebank(parsing.final_parsing_files, data.reading).words
     assert [list(sentence) for sentence in short] == words and 0 < len(words) < 30
@@ -366,7 +367,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     found = results_of(output_dir)
     best = min(found["evaluations"], key=lambda item: item["losses"]["nats_per_token"])
     assert best["step"] == found["best_step"] == found["step"]  # the averages of the second epoch
-    model = train_recurrent.ONLSTMForCausalLM.from_pretrained(output_dir / "model")
+    model = ONLSTMForCausalLM.from_pretrained(output_dir / "model")
     tokenizer = AutoTokenizer.from_pretrained(output_dir / "model")
     data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]])
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(output_dir)))
@@ -408,7 +409,7 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
         ("palm", ("--gradient-accumulation-steps", "2"), "gradient_accumulation_steps is 2"),
         ("palm", ("--per-device-train-batch-size", "999"), "999 rows"),
         ("palm", ("--tokenizer-name", "{model}"), "pad_token"),
-        ("awd_lstm", ("--parse-options", "method=attention"), "parse_options.*AWD-LSTM"),
+        ("awd_lstm", ("--parse-options", "method=attention"), "parse_options.*awd_lstm"),
         ("prpn", ("--batching", "sentences", "--gradient-accumulation-steps", "99"), " 99 "),
         # Otherwise, these would show after the training.
         ("palm", ("--parse-options", "decoder=biased"), "decoder.*method"),
@@ -441,7 +442,7 @@ def test_continues_from_a_model_with_trees_or_without(corpus: dict[str, str], tm
     for architecture, message in (("awd_lstm", "architecture is 'awd_lstm'"), ("prpn", "type 'palm', not 'prpn'")):
         arguments = train_recurrent.RecurrentModelArguments(architecture, model_name_or_path=str(tmp_path / "palm"))
         with pytest.raises(ValueError, match=message):
-            train_recurrent.make_model(arguments, tokenizer)
+            train_recurrent.RecurrentRecipe(None, arguments, None, None, None, None).make_model(tokenizer)
 
 
 def test_text_that_is_trees_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
@@ -480,7 +481,7 @@ def test_leaves_of_several_words_are_read_on_demand(tmp_path: Path) -> None:
     Path(file).write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n", encoding="utf-8")
     data = stream_batches.StreamDataArguments([file], [file], split_leaves=True)
     parsing = stream_evaluation.ParsingArguments(punctuation="keep")
-    parsing.complete(data, "palm")
+    parsing.complete(data)
     with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
         parsing.treebank(parsing.parsing_files, {})
     assert parsing.treebank(parsing.parsing_files, data.reading).words == [["New", "York", "sleeps"]]

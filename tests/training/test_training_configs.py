@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from hf_synlm.training.architectures import ARCHITECTURES
 from hf_synlm.training.engine.arguments import check_overrides, parse_arguments
+from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.training.programs import (
     train_pcfg,
     train_pushdown,
@@ -22,6 +24,8 @@ from hf_synlm.training.programs.finetune_glue import GlueRecipe
 from hf_synlm.training.programs.finetune_grammar_induction import InductionRecipe
 from hf_synlm.training.programs.finetune_summarization import SummarizationRecipe
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
+from hf_synlm.training.tasks.text_recipe import TextRecipe
+from hf_synlm.training.tasks.treebank_recipe import TreebankRecipe
 from tests.helpers.training_runs import PACKAGE_FILES, sample_treebank
 
 FINE_TUNING_RECIPES = (GlueRecipe, SummarizationRecipe, InductionRecipe)
@@ -61,6 +65,21 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
     return recipe, {key: value for part in parsed for key, value in vars(part).items()}
 
 
+def test_the_table_of_architectures_says_what_the_recipes_are() -> None:
+    assert set(ARCHITECTURES) == {name for name, recipe in RECIPES.items() if recipe not in FINE_TUNING_RECIPES}
+    for program, rows in ARCHITECTURES.items():
+        recipe = RECIPES[program]
+        arguments = recipe.argument_types()[0]
+        assert arguments.__dataclass_fields__["architecture"].default == next(iter(rows))
+        for row in rows.values():
+            tasks = {"treebank": issubclass(recipe, TreebankRecipe), "text": issubclass(recipe, TextRecipe)}
+            assert [task for task, found in tasks.items() if found] == [row.task] * (row.task in tasks)
+            assert (recipe.prepare is not Recipe.prepare) == (row.learner != "default")
+            if row.model is not None:
+                config = row.model_class.config_class
+                assert not row.preset or row.preset in config.presets
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_configurations_parse_and_name_their_command(path: Path, files: dict[str, str]) -> None:
     text = " ".join(line.strip("# \\") for line in path.read_text(encoding="utf-8").splitlines())
@@ -75,7 +94,7 @@ def test_configurations_parse_and_name_their_command(path: Path, files: dict[str
 
 def check_recurrent(name: str, values: dict[str, Any]) -> None:
     """Supervision, schedule and options of `parse` go with the architecture."""
-    model_class = train_recurrent.MODELS[values["architecture"]]
+    model_class = ARCHITECTURES["train_recurrent"][values["architecture"]].model_class
     assert name.startswith(values["architecture"])
     overrides = check_overrides(model_class.config_class, values["config_overrides"])
     config = model_class.config_class.from_preset(values["model_preset"], **overrides)

@@ -22,6 +22,7 @@ from hf_synlm.data.arguments import (
 )
 from hf_synlm.data.files import find_model, flag_of
 from hf_synlm.hub.checkpoint import check_model_source
+from hf_synlm.training.architectures import ARCHITECTURES, Architecture
 
 DEFAULT_STEPS = 1000
 STEPS_BEFORE_PROFILE = 3  # the first ones compile and reserve memory; the profiler itself starts in the last of them
@@ -160,9 +161,9 @@ class TrainingArguments:
 
 @dataclass
 class ModelArguments:
-    """The model to train; `presets` maps an architecture to its default preset (empty: any, no default)."""
+    """The model to train, one of the table of `program`; empty: of any architecture."""
 
-    presets: ClassVar[dict[str, str]] = {}
+    program: ClassVar[str] = ""
 
     architecture: str = option("", "Architecture of the model.")
     model_preset: str | None = option(None, "Published size to start from.")
@@ -175,12 +176,17 @@ class ModelArguments:
 
     def __post_init__(self):
         """Check the architecture, choose its default preset, and find the model to continue from."""
-        if self.presets:
-            check_choice("architecture", self.architecture, list(self.presets))
-            self.model_preset = self.model_preset or self.presets[self.architecture]
+        if self.program:
+            check_choice("architecture", self.architecture, list(ARCHITECTURES[self.program]))
+            self.model_preset = self.model_preset or self.row.preset
         if self.model_name_or_path is not None:
             self.model_name_or_path = find_model(self.model_name_or_path)
             check_model_source(self.model_name_or_path)
+
+    @property
+    def row(self) -> Architecture:
+        """What the table says of the architecture."""
+        return ARCHITECTURES[self.program][self.architecture]
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -198,6 +204,13 @@ def check_minimum(arguments: Any, minimum: int, names: str) -> None:
         if value is not None and value < minimum:
             rule = f"be at least {minimum}" if minimum else "not be negative"
             raise ValueError(f"{name} must {rule} and is {value}.")
+
+
+def refuse_trees(arguments: Any, architecture: str, names: str) -> None:
+    """Raise ValueError for an option about trees that is set; the architecture is a baseline without trees."""
+    for name in names.split():
+        if value := getattr(arguments, name):
+            raise ValueError(f"{name} is {value!r}, but {architecture} has no trees. Leave it out.")
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:

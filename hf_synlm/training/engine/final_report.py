@@ -14,6 +14,8 @@ from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.engine.sample_texts import text_with_tree
 
+REPORT_REMEDY = "keep it by --report-punctuation keep"
+
 
 def report_saved_model(
     folder: Path, banks: dict[str, Treebank], methods: dict[str, Any], seed: int, convention: str, backbone: str | None

@@ -5,20 +5,22 @@ A program subclasses `Recipe` and calls `run_recipe` (`runner.py`) in its `main`
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import numpy as np
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.checkpoints import BestModel
+from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.run import Run, make_optimizer
-from hf_synlm.training.engine.samplers import EpochSampler, PaddedBatchSampler, StepSampler, make_loader
+from hf_synlm.training.engine.samplers import EpochEnds, EpochSampler, PaddedBatchSampler, StepSampler, make_loader
 from hf_synlm.training.engine.steps import is_due, model_loss
 
 
@@ -33,21 +35,31 @@ class Splits(NamedTuple):
 class Recipe(ABC):
     """What a training program adds to `run_recipe`.
 
-    A new program must set `program` and `parts`, and write `check`, `load` (which sets `tokenizer`, `examples` and
-    `collate`), `settings`, `evaluate`, `card_facts` and `report`. The other methods have defaults: AdamW, shuffled
-    batches, the model's own loss, evaluation every `evaluation_steps`, and as the final model that with the lowest
+    A new program must set `program` and `parts`, and write `load` (which sets `tokenizer`, `examples` and `collate`),
+    `fingerprints`, `evaluate` and `report`. The other methods have defaults: AdamW, shuffled batches, the model's own
+    loss, evaluation every `evaluation_steps` (or at the `ends` of epochs), and as the final model that with the lowest
     `nats` in the losses of an evaluation.
 
     Fields:
         program: name of the module; also of the run in the trackers.
         parts: names of the attributes that hold the arguments; their annotations are dataclasses, `arguments` is last.
         mappings: names of arguments that hold mappings (see `parse_arguments`).
+        repeated: names of arguments, divided by spaces, that a resumed run must repeat.
+        needs_whole: what FSDP does not allow, because it needs the whole model; empty: nothing.
+        num_optimizers: float16 allows one only.
+        choice: by what the best model is chosen, for the model card; empty: not stated.
+        ends: ends of epochs, for programs that evaluate there; see `count_epochs`.
         examples: what `collate` makes batches of: a sequence, indexed by the sampler.
     """
 
     program: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     mappings: ClassVar[tuple[str, ...]] = ("config_overrides",)
+    repeated: ClassVar[str] = ""
+    needs_whole: ClassVar[str] = ""
+    num_optimizers: ClassVar[int] = 1
+    choice: str = "validation likelihood"
+    ends: Any = None
     model_arguments: Any
     data: Any
     arguments: TrainingArguments
@@ -72,9 +84,14 @@ class Recipe(ABC):
         return None
 
     # ------------------------------------------------------------------------------------------ before training
-    @abstractmethod
     def check(self) -> None:
         """Complete the arguments; raise ValueError if they exclude each other. Nothing has been written yet."""
+        if self.needs_whole and self.accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError(f"FSDP shards the model, and {self.needs_whole} needs the whole model. Use DDP.")
+        if self.num_optimizers > 1 and self.accelerator.mixed_precision == "fp16":
+            raise ValueError(
+                "mixed_precision fp16 scales gradients per optimizer, of which there are two. Use bf16 or no."
+            )
 
     @abstractmethod
     def load(self) -> PreTrainedModel:
@@ -85,11 +102,14 @@ class Recipe(ABC):
         """
 
     @abstractmethod
-    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """JSON settings that a resumed run must repeat, besides `course_settings`.
+    def fingerprints(self) -> tuple[Any, Any]:
+        """Fingerprints of the training and of the validation data."""
 
-        "training_data" and "validation" are fingerprints.
-        """
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """JSON settings that a resumed run must repeat, besides `course_settings`."""
+        given = {name: value for part in self.parts for name, value in vars(getattr(self, part)).items()}
+        data = dict(zip(("training_data", "validation"), self.fingerprints(), strict=True))
+        return {**data, **{name: given[name] for name in self.repeated.split()}}
 
     def prepare(self, model: PreTrainedModel) -> tuple[nn.Module, Any, Any]:
         """Make optimizer and schedule, and prepare them and the model with accelerate; returns all three.
@@ -135,11 +155,21 @@ class Recipe(ABC):
         sampler = self.sampler(run.state.consumed)
         return make_loader(self.accelerator, self.examples, self.collate, self.arguments, sampler)
 
+    def samples_per_step(self) -> int:
+        """What all processes consume in an optimizer step."""
+        return self.sampler().consumed_per_micro_step * self.arguments.gradient_accumulation_steps
+
     def settle_steps(self) -> None:
         """Settle `max_train_steps`: at most the steps of `num_train_epochs`, if they are given."""
-        epochs, sampler = self.arguments.num_train_epochs, self.sampler()
-        per_step = sampler.consumed_per_micro_step * self.arguments.gradient_accumulation_steps
-        self.arguments.limit_steps(-(-sampler.consumed_in(epochs) // per_step) if epochs else None)
+        epochs = self.arguments.num_train_epochs
+        steps = -(-self.sampler().consumed_in(epochs) // self.samples_per_step()) if epochs else None
+        self.arguments.limit_steps(steps)
+
+    def count_epochs(self) -> None:
+        """Evaluate at the ends of epochs; refuse steps longer than an epoch."""
+        sampler: Any = self.sampler()
+        self.ends = EpochEnds(sampler, self.samples_per_step())
+        self.ends.step(0)
 
     # ------------------------------------------------------------------------------------------ during training
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -154,12 +184,20 @@ class Recipe(ABC):
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Evaluate after `step` optimizer steps, print and log; every process calls. Returns JSON with "step"."""
 
+    def tell(self, step: int, name: str, what: str, values: Mapping[str, float], form: str = ".4g") -> None:
+        """Print and log what was measured of the data `name`; `what` stands behind the name, `form` is of numbers."""
+        text = "  ".join(f"{key} {value:{form}}" for key, value in values.items())
+        self.accelerator.print(f"step {step}: {name}{what}: {text}")
+        self.accelerator.log({f"{name}/{key}": value for key, value in values.items()}, step=step)
+
     def best_model(self) -> BestModel | None:
         """Which evaluation gives the final model and when to stop early; `None`: the last step gives it."""
         return BestModel(lambda evaluation: evaluation["losses"]["nats"], self.arguments.early_stopping_patience)
 
     def evaluation_due(self, step: int) -> bool:
         """Whether to evaluate after a step that is not the last one."""
+        if self.ends is not None:
+            return step in self.ends
         return is_due(step, self.arguments.evaluation_steps, self.arguments.num_steps)
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
@@ -167,9 +205,23 @@ class Recipe(ABC):
         return means
 
     # ------------------------------------------------------------------------------------------ after training
-    @abstractmethod
     def card_facts(self, run: Run) -> dict[str, Any]:
         """What the model card states about the run, such as "training_data" and "training_procedure"."""
+        return {
+            **hub_facts(self.model_arguments.model_name_or_path),
+            "training_data": self.data.describe(),
+            "training_procedure": self.procedure(run),
+        }
+
+    def procedure(self, run: Run, read: str = "") -> str:
+        """Steps, choice of the model, what it has `read`, and seed."""
+        notes, steps = run.state.notes, f"{run.state.step} steps"
+        if self.ends is not None:
+            steps += f" ({len(notes['evaluations']) - 1} epochs)"
+        best = notes.get("best", {}).get("step", run.state.step)
+        by = f" by {self.choice}" if self.choice else ""
+        where = f"`training/{self.program}.py`{by}, that of step {best}"
+        return f"The best of {steps} of {where}; {read}seed {self.arguments.seed}."
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Measure the final model, which is that of `step`; every process calls.

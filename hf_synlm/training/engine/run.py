@@ -17,6 +17,7 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs, ProjectCon
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
+from hf_synlm.core.backbone_adapter import linear_layers
 from hf_synlm.data.tokenizers import num_model_tokens
 from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_overrides
 
@@ -206,17 +207,36 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfi
 
 
 def new_or_pretrained(
-    model_class: Any, arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, ids: dict[str, int | None]
+    arguments: ModelArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    decided: dict[str, Any],
+    defaults: dict[str, Any] | None = None,
+    **options: Any,
 ) -> PreTrainedModel:
     """Make an untrained model of preset and overrides, or load the one to continue from.
 
-    The configuration takes over the size of the tokenizer and `ids`, its special tokens.
+    The configuration takes over the size of the tokenizer and what is `decided`, such as special tokens; overrides may
+    change `defaults`. `options` are those of `load_pretrained`.
     """
+    model_class = arguments.row.model_class
     if arguments.model_name_or_path is not None:
-        return load_pretrained(model_class, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
-    decided = {"vocab_size": len(tokenizer), **ids}
+        name, overrides = arguments.model_name_or_path, arguments.config_overrides
+        return load_pretrained(model_class, name, overrides, tokenizer, **options)
+    decided = {"vocab_size": len(tokenizer), **decided}
     overrides = check_overrides(model_class.config_class, arguments.config_overrides, decided)
-    return model_class(model_class.config_class.from_preset(str(arguments.model_preset), **decided, **overrides))
+    fields = {**(defaults or {}), **decided, **overrides}
+    return model_class(model_class.config_class.from_preset(str(arguments.model_preset), **fields))
+
+
+def add_lora(model: Any, rank: int, name: str | None, layers: list[str] | None = None, **options: Any) -> None:
+    """Add LoRA to the backbone of a model, whose Hub name is `name`; `layers` are by default all that are linear."""
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ValueError(f"lora_r is {rank}, and LoRA needs PEFT: pip install peft") from error
+    model.backbone_source["name"] = name or model.backbone_source["name"]
+    options = {"lora_alpha": 2 * rank, "target_modules": linear_layers(model, layers), **options}
+    model.add_adapter(LoraConfig(r=rank, **options))
 
 
 def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments, to_compile: Sequence[nn.Module]) -> None:

@@ -326,10 +326,13 @@ class GlueRecipe(FineTuning):
         self.tokenizer.model_max_length = self.data.max_length
         return load_model(AutoModelForSequenceClassification, arguments, config, self.tokenizer)
 
+    def fingerprints(self) -> tuple[str, list[str]]:
+        """Of all examples."""
+        return self.examples.fingerprint(), [part.fingerprint() for part in self.held_out.values()]
+
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Examples and their padding."""
-        fingerprints = [part.fingerprint() for part in self.held_out.values()]
-        return {**super().settings(model), "validation": fingerprints, "width": self.width}
+        return {**super().settings(model), "width": self.width}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Score the validation parts."""

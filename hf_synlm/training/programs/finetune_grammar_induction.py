@@ -199,22 +199,25 @@ class InductionRecipe(FineTuning):
         self.tokenizer = read_tokenizer(arguments, config, [])
         return load_model(AutoModelForCausalLM, arguments, config, self.tokenizer)
 
+    def fingerprints(self) -> tuple[str, str]:
+        """Of the sentences."""
+        return self.examples.fingerprint(), self.held_out.fingerprint()
+
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Data, and the choice of the best model."""
         selection = self.data.method(self.data.selection_method)
-        return {**super().settings(model), "validation": self.held_out.fingerprint(), "selection": selection}
+        return {**super().settings(model), "selection": selection}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure the objective on validation sentences, and F1 of induced trees."""
         batch_size = self.arguments.per_device_eval_batch_size
         losses = mean_losses(self.accelerator, model, self.held_out, self.collate, batch_size)
         scores = self._score(model, "validation", [self.data.selection_method])
-        text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
-        self.accelerator.print(f"step {step}: validation, {plural(len(self.held_out), 'sentence')}: {text}")
+        self.tell(step, "validation", f", {plural(len(self.held_out), 'sentence')}", losses, ".4f")
         self.accelerator.print(score_table(scores, self.treebanks["validation"]))
         trees = score_numbers(scores)
         flat = {f"validation_f1/{name}": value["sentence_f1"] for name, value in trees.items()}
-        self.accelerator.log({**flat, **{f"validation/{k}": v for k, v in losses.items()}}, step=step)
+        self.accelerator.log(flat, step=step)
         return {"step": step, "losses": losses, "trees": trees}
 
     def _score(self, model: nn.Module, part: str, methods: list[str]) -> dict[str, ParsingScores]:

@@ -384,12 +384,15 @@ class SummarizationRecipe(FineTuning):
         with evaluation_mode(plain):
             return map_rows(self.accelerator, examples.lengths[:count], batch_size, summarize, "summarizing")
 
+    def fingerprints(self) -> tuple[str, str]:
+        """Of the examples."""
+        return self.examples.fingerprint(), self.held_out["validation"].fingerprint()
+
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Data, loss, and the choice of the best model."""
         count = self.decoding.num_validation_summaries
         return {
             **super().settings(model),
-            "validation": self.held_out["validation"].fingerprint(),
             "summary_loss_only": self.data.summary_loss_only,
             "choice": [count, self.options if count else {}],
         }

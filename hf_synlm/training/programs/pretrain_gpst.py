@@ -40,10 +40,11 @@ from hf_synlm.evaluation.trees.gold_treebank import (
     score_table,
     score_trees,
 )
+from hf_synlm.training.architectures import ARCHITECTURES
 from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
-from hf_synlm.training.engine.final_report import report_saved_model
+from hf_synlm.training.engine.final_report import REPORT_REMEDY, report_saved_model
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run, load_pretrained
 from hf_synlm.training.engine.runner import run_recipe
@@ -52,7 +53,6 @@ from hf_synlm.training.programs.prepare_text import CorpusArguments, PreparedTex
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
 from hf_synlm.training.tasks.tree_evaluation import parse_together
 
-REPORT_REMEDY = "keep it by --report-punctuation keep"
 LARGE_TEXT = 100_000_000  # bytes, from which gpst-small is worth its time on a GPU
 Collate = Callable[[list[Any]], dict[str, Any]]
 
@@ -188,7 +188,7 @@ def make_config(arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBas
     """Configuration of an untrained model: preset, overrides, special tokens and size of the tokenizer."""
     overrides = check_overrides(GPSTConfig, arguments.config_overrides)
     config = GPSTConfig.from_preset(
-        arguments.model_preset or "gpst-small",
+        arguments.model_preset or ARCHITECTURES["pretrain_gpst"]["gpst"].preset,
         **{**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token, **overrides},
     )
     if context_length > config.max_position_embeddings:
@@ -310,6 +310,7 @@ class GPSTRecipe(GPSTTraining):
 
     program = "pretrain_gpst"
     parts = ("model_arguments", "data", "evaluation", "arguments")
+    repeated = "parser_learning_rate load_best_model_at_end"
     model_arguments: GPSTModelArguments
     data: DataArguments
     evaluation: EvaluationArguments
@@ -380,14 +381,9 @@ class GPSTRecipe(GPSTTraining):
         set_seed(self.arguments.seed)  # the model does not depend on whether the text had been prepared before
         return make_model(self.model_arguments, tokenizer, data.context_length)
 
-    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Fingerprints of the contexts, and how the model is chosen."""
-        return {
-            "training_data": self.examples.fingerprint(),
-            "validation": self.validation.fingerprint(),
-            "parser_learning_rate": self.model_arguments.parser_learning_rate,
-            "load_best_model_at_end": self.evaluation.load_best_model_at_end,
-        }
+    def fingerprints(self) -> tuple[str, str]:
+        """Of the contexts."""
+        return self.examples.fingerprint(), self.validation.fingerprint()
 
     def flops_per_token(self, model: PreTrainedModel) -> float:
         """6 for every use of a weight, and 12 D T for the attention of a layer (Chowdhery et al. 2022, appendix B)."""
@@ -404,17 +400,15 @@ class GPSTRecipe(GPSTTraining):
         batch_size = self.arguments.per_device_eval_batch_size
         losses = evaluate_losses(self.accelerator, model, self.validation, self.collate, batch_size)
         result: dict[str, Any] = {"step": step, "losses": losses}
-        text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
-        self.accelerator.print(f"step {step}: validation text: {text}")
+        self.tell(step, "validation", " text", losses, ".4f")
         if self.treebank is not None:
             methods = self.evaluation.methods().items()
             trees = {k: parse_together(self.accelerator, model, self.tokenizer, self.treebank, **x) for k, x in methods}
             scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()} | self.baselines
             self.accelerator.print(score_table(scores, self.treebank))
             result["trees"] = score_numbers(scores)
-        flat = {f"validation/{name}": value for name, value in losses.items()}
-        flat |= {f"validation_f1/{kind}": numbers["sentence_f1"] for kind, numbers in result.get("trees", {}).items()}
-        self.accelerator.log(flat, step=step)
+            flat = {f"validation_f1/{kind}": numbers["sentence_f1"] for kind, numbers in result["trees"].items()}
+            self.accelerator.log(flat, step=step)
         return result
 
     def best_model(self) -> BestModel | None:

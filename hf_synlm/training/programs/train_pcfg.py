@@ -9,25 +9,22 @@ al. (ACL 2019), Yang et al. (NAACL 2021, NAACL 2022), Liu et al. (EMNLP Findings
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm import PCFGForCausalLM
 from hf_synlm.core.losses import share_of
 from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import collate_framed
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS
 from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_minimum
-from hf_synlm.training.engine.run import new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import model_loss
-from hf_synlm.training.tasks.stream_batches import SentenceDataset, TextDataArguments, boundary_ids, stream_fingerprint
+from hf_synlm.training.tasks.stream_batches import SentenceDataset, TextDataArguments
 from hf_synlm.training.tasks.stream_evaluation import ParsingArguments
 from hf_synlm.training.tasks.text_recipe import TextRecipe
 
@@ -36,7 +33,7 @@ from hf_synlm.training.tasks.text_recipe import TextRecipe
 class PCFGModelArguments(ModelArguments):
     """The grammar; the preset is 'neural-pcfg', 'compound-pcfg', 'tn-pcfg', 'rank-space-pcfg' or 'simple-pcfg'."""
 
-    presets = {"pcfg": "neural-pcfg"}
+    program = "train_pcfg"
 
     architecture: str = option("pcfg", "'pcfg'.")
 
@@ -114,6 +111,7 @@ class PCFGRecipe(TextRecipe):
 
     program = "train_pcfg"
     parts = ("model_arguments", "data", "parsing", "curriculum", "arguments")
+    repeated = "max_batch_tokens batch_group_size curriculum_words curriculum_growth"
     model_arguments: PCFGModelArguments
     data: PCFGDataArguments
     parsing: PCFGParsingArguments
@@ -122,13 +120,9 @@ class PCFGRecipe(TextRecipe):
 
     def check(self) -> None:
         """Complete the arguments about trees; refuse characters."""
+        super().check()
         if self.data.tokenizer_type != "words":
             raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but a PCFG reads words. Leave it out.")
-        self.parsing.complete(self.data, self.model_arguments.architecture)
-
-    def make_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """Make an untrained grammar, or load the one to continue from."""
-        return new_or_pretrained(PCFGForCausalLM, self.model_arguments, tokenizer, boundary_ids(tokenizer))
 
     def set_examples(self) -> None:
         """Sentences between boundaries."""
@@ -143,15 +137,6 @@ class PCFGRecipe(TextRecipe):
         kind = partial(CurriculumSampler, first_tokens, self.curriculum.curriculum_growth)
         return self.padded_sampler(self.examples.lengths, self.data.max_batch_tokens, consumed, kind)
 
-    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Fingerprints of the text, how it is read, and the curriculum."""
-        return {
-            "training_data": stream_fingerprint(self.streams.train),
-            "validation": stream_fingerprint(self.streams.validation),
-            **asdict(self.curriculum),
-            **{name: getattr(self.data, name) for name in ("max_batch_tokens", "batch_group_size")},
-        }
-
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """-log p of the sentences, or its bound; and their mean length, with their ends."""
         loss, parts = model_loss(model, batch)
@@ -163,10 +148,6 @@ class PCFGRecipe(TextRecipe):
         tokens = means["tokens"]
         nats = sum(means[name] for name in ("language_model", "kl") if name in means)
         return {**means, "perplexity": math.exp(min(nats / tokens, 700))}
-
-    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
-        """Measure validation text and trees."""
-        return self.validation.run(model, step)
 
 
 main = partial(run_recipe, PCFGRecipe)

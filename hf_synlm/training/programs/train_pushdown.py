@@ -12,23 +12,25 @@ from dataclasses import dataclass
 from functools import partial
 
 from hf_synlm.data.arguments import option
+from hf_synlm.training.engine.arguments import ModelArguments
 from hf_synlm.training.engine.runner import run_recipe
-from hf_synlm.training.programs.train_rnng import RNNGModelArguments, RNNGRecipe
+from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
 
 
 @dataclass
-class PushdownModelArguments(RNNGModelArguments):
+class PushdownModelArguments(ModelArguments):
     """Pushdown Layers."""
 
-    presets = {"pushdown": "pushdown-bllip"}
+    program = "train_pushdown"
 
     architecture: str = option("pushdown", "'pushdown'.")
 
 
-class PushdownRecipe(RNNGRecipe):
+class PushdownRecipe(GrammarRecipe):
     """Train Pushdown Layers on gold trees by teacher forcing; keep the best validation likelihood."""
 
     program = "train_pushdown"
+    special_tokens = ("eos_token",)
     model_arguments: PushdownModelArguments
 
     def check(self) -> None:

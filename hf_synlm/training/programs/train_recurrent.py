@@ -13,14 +13,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm import ONLSTMForCausalLM, OrderedMemoryForCausalLM, PaLMForCausalLM, PRPNForCausalLM
 from hf_synlm.data.arguments import option
 from hf_synlm.training.engine.arguments import ModelArguments
-from hf_synlm.training.engine.run import new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import EpochSampler
 from hf_synlm.training.tasks.stream_batches import (
@@ -29,9 +26,7 @@ from hf_synlm.training.tasks.stream_batches import (
     SegmentSampler,
     SentenceDataset,
     StreamDataArguments,
-    boundary_ids,
     first_item,
-    stream_fingerprint,
 )
 from hf_synlm.training.tasks.stream_schedule import (
     EpochControl,
@@ -44,57 +39,32 @@ from hf_synlm.training.tasks.stream_schedule import (
 )
 from hf_synlm.training.tasks.text_recipe import TextRecipe
 
-MODELS: dict[str, Any] = {
-    "on_lstm": ONLSTMForCausalLM,
-    "prpn": PRPNForCausalLM,
-    "palm": PaLMForCausalLM,
-    "ordered_memory": OrderedMemoryForCausalLM,
-    "awd_lstm": PaLMForCausalLM,
-}
-
 
 @dataclass
 class RecurrentModelArguments(ModelArguments):
     """A recurrent model; the default presets are those of the words of the Penn Treebank."""
 
-    presets = {
-        "on_lstm": "on-lstm-ptb",
-        "prpn": "prpn-ptb-word",
-        "palm": "palm-ptb",
-        "ordered_memory": "ordered-memory",
-        "awd_lstm": "awd-lstm-ptb",
-    }
+    program = "train_recurrent"
 
     architecture: str = option(
         "on_lstm", "'on_lstm', 'prpn', 'palm', 'ordered_memory', or 'awd_lstm', the baseline without trees."
     )
 
 
-# ---------------------------------------------------------------------------------------------- model
-def make_model(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Make an untrained model, or load the one to continue from; PaLM and AWD-LSTM are not mixed up."""
-    model = new_or_pretrained(MODELS[arguments.architecture], arguments, tokenizer, boundary_ids(tokenizer))
-    if model.config.gives_trees != (arguments.architecture != "awd_lstm"):
-        raise ValueError(
-            f"architecture is {arguments.architecture!r}, but the model has "
-            f"span_attention={model.config.span_attention}. Choose 'palm' with it, 'awd_lstm' without."
-        )
-    return model
-
-
 def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | None:
     """What a model learns from gold trees: "distances" or "spans"; `None` without supervision."""
     if not tree_supervision:
         return None
-    if config.model_type == "on_lstm":
-        learns, name, remedy = bool(config.supervised_layers), "distances", "Set supervised_layers"
-    elif config.model_type == "prpn":
-        learns, name, remedy = config.parsing_network == "recurrent", "distances", "Set parsing_network=recurrent"
-    elif config.model_type == "ordered_memory":
-        learns, name, remedy = False, "distances", "Use ON-LSTM-SYD or PRPN-SYD"
-    else:
-        learns = config.span_attention and config.span_scores == "learned"
-        name, remedy = "spans", "Use span_attention and learned span_scores"
+    learns, name, remedy = {
+        "on_lstm": (getattr(config, "supervised_layers", ()), "distances", "Set supervised_layers"),
+        "prpn": (getattr(config, "parsing_network", "") == "recurrent", "distances", "Set parsing_network=recurrent"),
+        "ordered_memory": (False, "distances", "Use ON-LSTM-SYD or PRPN-SYD"),
+        "palm": (
+            getattr(config, "span_attention", False) and config.span_scores == "learned",
+            "spans",
+            "Use span_attention and learned span_scores",
+        ),
+    }[config.model_type]
     if not learns:
         raise ValueError(f"tree_supervision is set, but this model does not learn from trees. {remedy}.")
     return name
@@ -106,6 +76,9 @@ class RecurrentRecipe(TextRecipe):
 
     program = "train_recurrent"
     parts = ("model_arguments", "data", "parsing", "schedule", "arguments")
+    repeated = "batching bptt variable_bptt max_batch_tokens batch_group_size per_device_eval_batch_size"
+    needs_whole = "parsing"
+    num_optimizers = 2
     model_arguments: RecurrentModelArguments
     data: StreamDataArguments
     schedule: ScheduleArguments
@@ -115,13 +88,7 @@ class RecurrentRecipe(TextRecipe):
 
     def check(self) -> None:
         """Complete the arguments about trees; refuse what two optimizers and segments in their order do not allow."""
-        self.parsing.complete(self.data, self.model_arguments.architecture)
-        if self.accelerator.distributed_type == DistributedType.FSDP:
-            raise ValueError("FSDP shards the model, and parsing needs the whole model. Use DDP.")
-        if self.accelerator.mixed_precision == "fp16":
-            raise ValueError(
-                "mixed_precision fp16 scales gradients per optimizer, of which there are two. Use bf16 or no."
-            )
+        super().check()
         accumulation = self.arguments.gradient_accumulation_steps
         if self.data.batching == "stream" and accumulation > 1:
             raise ValueError(
@@ -130,8 +97,14 @@ class RecurrentRecipe(TextRecipe):
             )
 
     def make_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """See `make_model`."""
-        return make_model(self.model_arguments, tokenizer)
+        """Make an untrained model, or load the one to continue from; PaLM and AWD-LSTM are not mixed up."""
+        model, given = super().make_model(tokenizer), self.model_arguments
+        if model.config.gives_trees == given.row.is_baseline:
+            raise ValueError(
+                f"architecture is {given.architecture!r}, but the model has "
+                f"span_attention={model.config.span_attention}. Choose 'palm' with it, 'awd_lstm' without."
+            )
+        return model
 
     def gold_structure(self, config: PreTrainedConfig) -> str | None:
         """See `gold_structure`."""
@@ -148,15 +121,9 @@ class RecurrentRecipe(TextRecipe):
             self.examples, self.collate = SentenceDataset(train), FramedCollator(train, self.tokenizer.pad_token_id)
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Fingerprints of the text, how it is read, and the schedule."""
-        names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
-        return {
-            "training_data": stream_fingerprint(self.streams.train),
-            "validation": stream_fingerprint(self.streams.validation),
-            **{f"schedule_{name}": value for name, value in asdict(self.schedule).items()},
-            **{name: getattr(self.data, name) for name in names},
-            "per_device_eval_batch_size": self.arguments.per_device_eval_batch_size,
-        }
+        """Those of all texts, and the schedule."""
+        schedule = {f"schedule_{name}": value for name, value in asdict(self.schedule).items()}
+        return {**super().settings(model), **schedule}
 
     def prepare(self, model: PreTrainedModel) -> tuple[nn.Module, PhasedOptimizer, PhaseSchedule]:
         """Both optimizers of the schedule; the state of the stream becomes part of checkpoints."""
@@ -182,7 +149,7 @@ class RecurrentRecipe(TextRecipe):
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure validation text and trees with the averaged weights, if there are some."""
         with self.control.optimizer.averaged_weights():
-            return self.validation.run(model, step)
+            return super().evaluate(model, step)
 
     def best_model(self) -> EpochControl:
         """The epoch with the lowest validation loss; it decides about the phases of the schedule, too."""

@@ -21,7 +21,6 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_synlm import SpanParserForTokenClassification
-from hf_synlm.core.backbone_adapter import linear_layers
 from hf_synlm.data.arguments import option
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.text import plural
@@ -33,7 +32,7 @@ from hf_synlm.training.engine.arguments import ModelArguments, check_minimum, ch
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.recipe import Recipe, improvement
-from hf_synlm.training.engine.run import Run
+from hf_synlm.training.engine.run import Run, add_lora
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import map_rows
@@ -58,7 +57,7 @@ MAX_WORDS = 80  # of a training sentence
 class SpanParserModelArguments(ModelArguments):
     """The encoder, and which of its weights are trained."""
 
-    presets = {"span_parser": ""}
+    program = "train_span_parser"
 
     architecture: str = option("span_parser", "'span_parser'.")
     encoder: str | None = option(None, "Folder or Hub name of the encoder whose weights and tokenizer to begin with.")
@@ -106,12 +105,10 @@ class SpanParserRecipe(Recipe):
 
     program = "train_span_parser"
     parts = ("model_arguments", "data", "arguments")
+    repeated = "train_weights max_batch_tokens batch_group_size lora_r evaluation_steps"
     model_arguments: SpanParserModelArguments
     data: SpanDataArguments
     examples: list[SpanExample]
-
-    def check(self) -> None:
-        """Nothing excludes anything."""
 
     def load(self) -> PreTrainedModel:
         """Read the trees, and make tokenizer and model."""
@@ -130,6 +127,7 @@ class SpanParserRecipe(Recipe):
         parts = data.read(data.validation_files)
         self.validation = [part[row] for part in parts for row in spread(len(part), data.evaluation_sentences)]
         self.test = list(chain.from_iterable(data.read(data.test_files)))
+        self.choice = f"labeled F1 on {data.names('validation')}"
         self.heldout, self.heldout_test = encode(self.validation), encode(self.test)
         self.collate = partial(collate_spans, pad_token_id=model.config.pad_token_id)
         self.accelerator.print(
@@ -147,13 +145,7 @@ class SpanParserRecipe(Recipe):
         labels: Any = labels_and_tags(sentences)
         model: Any = make.from_encoder(str(given.encoder), tokenizer=self.tokenizer, **labels, **fields)
         if given.lora_r:
-            try:
-                from peft import LoraConfig
-            except ImportError as error:
-                raise ValueError(f"lora_r is {given.lora_r}, and LoRA needs PEFT: pip install peft") from error
-            model.backbone_source["name"] = given.encoder_name or model.backbone_source["name"]
-            layers = linear_layers(model)
-            model.add_adapter(LoraConfig(r=given.lora_r, lora_alpha=2 * given.lora_r, target_modules=layers))
+            add_lora(model, given.lora_r, given.encoder_name)
         model.get_input_embeddings().requires_grad_(False)  # half of the encoder, which learns little of it
         return model
 
@@ -162,15 +154,10 @@ class SpanParserRecipe(Recipe):
         rate = HEAD_RATE * self.arguments.learning_rate
         return {} if self.model_arguments.lora_r else dict.fromkeys(HEADS, rate)
 
-    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Fingerprints of the words, how batches are drawn, and what is trained."""
-        return {
-            "training_data": words_fingerprint(tuple(map(str, example)) for example in self.examples),
-            "validation": words_fingerprint(sentence.words for sentence in self.validation),
-            **{name: getattr(self.data, name) for name in ("train_weights", "max_batch_tokens", "batch_group_size")},
-            "lora_r": self.model_arguments.lora_r,
-            "evaluation_steps": self.arguments.evaluation_steps,
-        }
+    def fingerprints(self) -> tuple[str, str]:
+        """Of the examples, and of the words."""
+        train = words_fingerprint(tuple(map(str, example)) for example in self.examples)
+        return train, words_fingerprint(sentence.words for sentence in self.validation)
 
     def sampler(self, consumed: int = 0) -> PaddedBatchSampler:
         """Batches of sentences of similar length."""
@@ -201,21 +188,17 @@ class SpanParserRecipe(Recipe):
         shares = {"labeled_f1": scores.f1, "precision": scores.precision, "recall": scores.recall}
         shares["tags"] = fmean(tag == own for tag, own in pairs)
         result = {key: 100 * value for key, value in shares.items()}
-        text = "  ".join(f"{key} {value:.2f}" for key, value in result.items())
-        self.accelerator.print(f"step {step}: {name} of {plural(len(gold), 'sentence')}: {text}")
-        self.accelerator.log({f"{name}/{key}": value for key, value in result.items()}, step=step)
+        self.tell(step, name, f" of {plural(len(gold), 'sentence')}", result, ".2f")
         return {"step": step, "losses": result}
 
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Files and steps, and the encoder."""
         return {
+            **super().card_facts(run),
             **hub_facts(self.model_arguments.encoder_name or self.model_arguments.encoder),
             "task": "token-classification",
             "intended_use": "Trees of text that has none, to train syntactic language models on; or parsing.",
             "training_data": f"The trees of {self.data.names()}.",
-            "training_procedure": f"The best of {run.state.step} steps of `training/{self.program}.py` by labeled F1 "
-            f"on {self.data.names('validation')}, that of step {run.state.notes['best']['step']}; seed "
-            f"{self.arguments.seed}.",
         }
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:

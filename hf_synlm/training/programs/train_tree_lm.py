@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_synlm.core.backbone_adapter import linear_layers
 from hf_synlm.data.arguments import option
+from hf_synlm.data.text import NATURAL
+from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.hub.checkpoint import is_folder
-from hf_synlm.training.engine.arguments import check_minimum
+from hf_synlm.training.engine.arguments import ModelArguments, check_minimum, check_overrides
 from hf_synlm.training.engine.export import hub_facts
-from hf_synlm.training.engine.run import Run
+from hf_synlm.training.engine.run import Run, add_lora
 from hf_synlm.training.engine.runner import run_recipe
-from hf_synlm.training.programs.train_rnng import RNNGModelArguments, RNNGRecipe
+from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
 
 LORA_OPTIONS = "lora_alpha lora_dropout lora_target_modules label_learning_rate bias_learning_rate".split()
 # Where LoRA begins: a label has to win against all words, whose biases are 0.
@@ -31,10 +32,10 @@ LABEL_BIAS = 4.0
 
 
 @dataclass
-class TreeLMModelArguments(RNNGModelArguments):
+class TreeLMModelArguments(ModelArguments):
     """Tree LM; `--config-overrides structure_attention=stack_compose` makes it a Transformer Grammar."""
 
-    presets = {"tree_lm": "txl-trees"}
+    program = "train_tree_lm"
 
     architecture: str = option("tree_lm", "'tree_lm'.")
     backbone: str | None = option(
@@ -83,11 +84,33 @@ class TreeLMModelArguments(RNNGModelArguments):
                 raise ValueError(f"backbone_name {self.backbone_name!r} is the name on the Hub of --backbone FOLDER.")
 
 
-class TreeLMRecipe(RNNGRecipe):
+class TreeLMRecipe(GrammarRecipe):
     """Train a Tree LM or a Transformer Grammar on gold trees; keep the best validation likelihood."""
 
     program = "train_tree_lm"
     model_arguments: TreeLMModelArguments
+
+    def check(self) -> None:
+        """Complete what depends on the arguments: the tokenizer of a backbone, and the labels of bottom-up trees."""
+        super().check()
+        given: Any = self.model_arguments
+        self.backbone, fields = given.backbone, given.config_overrides or {}
+        self.label_system = fields.get("linearization", "top_down")
+        if self.backbone is not None:
+            self.special_tokens = ("eos_token",)  # some decoders have no padding
+
+    def make_model(self, labels: list[str]) -> PreTrainedModel:
+        """Make an untrained model, or begin with the weights of a backbone or of a Tree LM."""
+        given, tokenizer = self.model_arguments, self.tokenizer
+        if self.backbone is None or given.model_name_or_path is not None:
+            return super().make_model(labels)
+        model_class, decided = given.row.model_class, ("backbone_config", "nonterminals", "vocab_size")
+        overrides = check_overrides(model_class.config_class, given.config_overrides, decided)
+        ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": begin_token_id(tokenizer)}
+        model = model_class.from_backbone(self.backbone, labels, **{"text_style": NATURAL, **ids, **overrides})
+        # Clients that read the tokenizer begin texts with the same token.
+        tokenizer.bos_token = tokenizer.convert_ids_to_tokens(model.config.bos_token_id)
+        return model
 
     def load(self) -> PreTrainedModel:
         """Read and encode the trees, make or load tokenizer and model, and add LoRA if it is asked for."""
@@ -98,20 +121,10 @@ class TreeLMRecipe(RNNGRecipe):
 
     def _add_lora(self, model: Any, rank: int) -> None:
         """Add LoRA to the backbone, and let labels begin with a bias of their own."""
-        try:
-            from peft import LoraConfig
-        except ImportError as error:
-            raise ValueError(f"lora_r is {rank}, and LoRA needs PEFT: pip install peft") from error
         given = self.model_arguments
-        model.backbone_source["name"] = given.backbone_name or model.backbone_source["name"]
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=rank,
-            lora_alpha=2 * rank if given.lora_alpha is None else given.lora_alpha,
-            lora_dropout=given.lora_dropout or 0.0,
-            target_modules=linear_layers(model, given.lora_target_modules),
-        )
-        model.add_adapter(config)
+        alpha = 2 * rank if given.lora_alpha is None else given.lora_alpha
+        options = {"task_type": "CAUSAL_LM", "lora_alpha": alpha, "lora_dropout": given.lora_dropout or 0.0}
+        add_lora(model, rank, given.backbone_name, given.lora_target_modules, **options)
         with torch.no_grad():
             model.label_head.bias.fill_(LABEL_BIAS)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

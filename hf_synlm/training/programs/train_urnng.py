@@ -18,37 +18,25 @@ from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from hf_synlm import URNNGForCausalLM
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.arguments import option
-from hf_synlm.data.punctuation import keep_words
-from hf_synlm.evaluation.trees.parsing import branching_baselines, unlabeled_f1
 from hf_synlm.hub.abilities import tree_codec
 from hf_synlm.training.engine.arguments import ModelArguments, check_minimum
 from hf_synlm.training.engine.checkpoints import BestModel
-from hf_synlm.training.engine.export import hub_facts
-from hf_synlm.training.engine.recipe import Recipe, improvement
+from hf_synlm.training.engine.recipe import improvement
 from hf_synlm.training.engine.run import Run, new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
-from hf_synlm.training.engine.samplers import EpochEnds, PaddedBatchSampler
+from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import map_rows, to_device
 from hf_synlm.training.tasks.inference_network import InferenceNetwork
-from hf_synlm.training.tasks.sentence_files import load_or_make_tokenizer
 from hf_synlm.training.tasks.stream_schedule import PhaseSchedule, RecurrentTrainingArguments
-from hf_synlm.training.tasks.tree_batches import (
-    TreeCollator,
-    TreeDataArguments,
-    TreeDataset,
-    collect_labels,
-    encode_treebanks,
-    load_trees,
-    tree_words,
-)
+from hf_synlm.training.tasks.tree_batches import TreeCollator, TreeDataset
+from hf_synlm.training.tasks.tree_evaluation import induction_scores
+from hf_synlm.training.tasks.treebank_recipe import TreebankRecipe
 from hf_synlm.training.tasks.variational import (
     attach_network,
     estimate,
@@ -60,7 +48,6 @@ from hf_synlm.training.tasks.variational import (
 )
 from hf_synlm.trees.binary import actions_to_spans
 from hf_synlm.trees.codecs import LabeledCodec
-from hf_synlm.trees.spans import Span
 
 NETWORK = "inference_network"
 
@@ -69,7 +56,7 @@ NETWORK = "inference_network"
 class URNNGModelArguments(ModelArguments):
     """The model, and the network that proposes its trees."""
 
-    presets = {"urnng": "urnng-ptb"}
+    program = "train_urnng"
 
     architecture: str = option("urnng", "'urnng'.")
     network_hidden_size: int = option(256, "Width of the inference network's LSTM in each direction.")
@@ -200,88 +187,57 @@ class RateControl(BestModel):
 
 
 # ---------------------------------------------------------------------------------------------- the run
-def score_trees(spans: Sequence[list[Span]], dataset: TreeDataset) -> dict[str, float]:
-    """Sentence F1 in percent of trees and of right-branching ones (convention "gpst", punctuation not counted)."""
-    gold = [dataset.sentence(row) for row in range(len(dataset))]
-    sizes, correct = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
-    keep = [keep_words(sentence.words, sentence.tags, dataset.punctuation_by) for sentence in gold]
-    return {
-        "sentence_f1": 100 * unlabeled_f1(spans, correct, sizes, keep=keep).sentence_f1,
-        "right_branching": 100 * branching_baselines(correct, sizes, keep=keep)["right"].sentence_f1,
-    }
-
-
-class URNNGRecipe(Recipe):
+class URNNGRecipe(TreebankRecipe):
     """Train a URNNG on words alone, or on gold trees; keep the best evidence lower bound of the validation text."""
 
     program = "train_urnng"
     parts = ("model_arguments", "data", "variational", "arguments")
+    repeated = "max_batch_actions batch_group_size network_hidden_size"
+    needs_whole = "the inference network"
+    num_optimizers = 2
+    special_tokens = ("pad_token", "eos_token")
+    choice = "the evidence lower bound of the validation text"
     model_arguments: URNNGModelArguments
-    data: TreeDataArguments
     variational: VariationalArguments
     arguments: URNNGTrainingArguments
-    examples: TreeDataset
-    collate: ChartCollator
     run: Run
 
     def check(self) -> None:
         """Refuse pieces of words, joint clipping, and what two optimizers do not allow."""
+        super().check()
         if self.data.tokenizer_type != "words":
             raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but URNNG reads words. Leave it out.")
         if self.arguments.max_grad_norm:
             raise ValueError("max_grad_norm clips model and network together. Set model_grad_norm, network_grad_norm.")
-        if self.accelerator.distributed_type == DistributedType.FSDP:
-            raise ValueError("FSDP shards the model, and the inference network reads its embeddings. Use DDP.")
-        if self.accelerator.mixed_precision == "fp16":
-            raise ValueError("mixed_precision fp16 scales gradients per optimizer, and there are two. Use bf16 or no.")
+
+    def make_model(self, labels: list[str]) -> PreTrainedModel:
+        """Make an untrained model, or load the one to continue from."""
+        ids = {key: getattr(self.tokenizer, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        if ids["eos_token_id"] == ids["pad_token_id"]:
+            raise ValueError("End token and padding of the tokenizer are one token. Choose another tokenizer_name.")
+        return new_or_pretrained(self.model_arguments, self.tokenizer, ids)
 
     def load(self) -> PreTrainedModel:
         """Read and encode the sentences, make or load tokenizer, model and inference network."""
-        data = self.data
-        trees = [load_trees(self.accelerator, files, data.reading) for files in data.splits]
-        output_dir, words = Path(self.arguments.output_dir), partial(tree_words, trees[0])
-        name = data.tokenizer_name or self.model_arguments.model_name_or_path
-        self.tokenizer = load_or_make_tokenizer(
-            self.accelerator, data, name, output_dir, words, "pad_token", "eos_token"
-        )
-        if self.tokenizer.eos_token_id == self.tokenizer.pad_token_id:
-            raise ValueError("End token and padding of the tokenizer are one token. Choose another tokenizer_name.")
-        source = LabeledCodec("top_down", tuple(collect_labels(*trees)))
-        self.splits = encode_treebanks(self.accelerator, data, trees, self.tokenizer, source)
-        self.examples = self.splits.train
-        self.accelerator.print(data.describe_splits(self.splits, TreeDataset.describe))
-        per_step = self.accelerator.num_processes * self.arguments.gradient_accumulation_steps
-        self.ends = EpochEnds(self.sampler(), per_step)
-        self.ends.step(0)  # refuses steps longer than an epoch
-        longest = max(int(part.lengths("input_ids").max()) for part in filter(None, self.splits))
-        model = self._load_model(longest)
-        self.collate = ChartCollator(self.tokenizer.pad_token_id, tree_codec(model.config), source)
-        return model
-
-    def _load_model(self, longest: int) -> PreTrainedModel:
-        """The model with its network, which reads sentences of up to `longest` words."""
-        arguments, tokenizer = self.model_arguments, self.tokenizer
-        ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
-        model = new_or_pretrained(URNNGForCausalLM, arguments, tokenizer, ids)
-        if arguments.model_name_or_path is not None:
-            network = load_network(Path(arguments.model_name_or_path))
+        model, given = super().load(), self.model_arguments
+        self.count_epochs()
+        if given.model_name_or_path is not None:
+            network = load_network(Path(given.model_name_or_path))
         else:
-            config = model.config
-            sizes = (config.hidden_size, arguments.network_hidden_size, longest)
+            config, longest = model.config, max(int(x.lengths("input_ids").max()) for x in filter(None, self.splits))
+            sizes = (config.hidden_size, given.network_hidden_size, longest)
             network = InferenceNetwork(*sizes, config.dropout, config.initializer_range)
         attach_network(model, network)
         return model
 
+    def collator(self, source: LabeledCodec) -> ChartCollator:
+        """Batches with the charts of the trees."""
+        return ChartCollator(self.tokenizer.pad_token_id, tree_codec(self.config), source)
+
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Fingerprints of the sentences, how batches are drawn, and the objective."""
-        return {
-            "training_data": self.examples.fingerprint(),
-            "validation": self.splits.validation.fingerprint(),
-            "max_batch_actions": self.data.max_batch_actions,
-            "batch_group_size": self.data.batch_group_size,
-            "network_hidden_size": self.model_arguments.network_hidden_size,
-            **{f"variational_{name}": value for name, value in asdict(self.variational).items()},
-        }
+        """Those of all treebanks, and the objective."""
+        objective = {f"variational_{name}": value for name, value in asdict(self.variational).items()}
+        return {**super().settings(model), **objective}
 
     def prepare(self, model: PreTrainedModel) -> tuple[nn.Module, Any, Any]:
         """SGD for the model, with another rate for its action head, and Adam for the network."""
@@ -325,10 +281,6 @@ class URNNGRecipe(Recipe):
         return {**means, "perplexity_bound": math.exp(min(nats / means["tokens"], 700))}
 
     # -------------------------------------------------------------------------------------------- evaluation
-    def evaluation_due(self, step: int) -> bool:
-        """At the end of every epoch."""
-        return step in self.ends
-
     def best_model(self) -> RateControl:
         """The epoch with the best evidence lower bound; it decides about the rates, too."""
         return RateControl(self.optimizer, self.variational, self.arguments)
@@ -363,24 +315,18 @@ class URNNGRecipe(Recipe):
             "perplexity_bound": math.exp(min(-sum(evidence) / tokens, 700)),
             "importance_perplexity": math.exp(min(-sum(importance) / tokens, 700)),
         }
-        trees = score_trees(spans, dataset)
-        text = "  ".join(f"{key} {value:.4g}" for key, value in {**losses, **trees}.items())
-        self.accelerator.print(f"step {step}: {name} of {len(dataset)} sentences, {samples} trees each: {text}")
-        self.accelerator.log({f"{name}/{key}": value for key, value in {**losses, **trees}.items()}, step=step)
+        gold = [dataset.sentence(row) for row in range(len(dataset))]
+        own, right = induction_scores(spans, gold, dataset.punctuation_by)
+        trees = {"sentence_f1": 100 * own.sentence_f1, "right_branching": 100 * right.sentence_f1}
+        self.tell(step, name, f" of {len(dataset)} sentences, {samples} trees each", {**losses, **trees})
         return {"step": step, "losses": losses, "trees": trees, "samples": samples, "temperature": temperature}
 
     # -------------------------------------------------------------------------------------------- after training
     def card_facts(self, run: Run) -> dict[str, Any]:
-        """Files, steps and epochs."""
-        best, num_epochs = run.state.notes["best"]["step"], len(run.state.notes["evaluations"]) - 1
+        """Files, steps and epochs, and what was learned from."""
         trees = "gold trees" if self.variational.objective == "supervised" else "words alone"
-        return {
-            **hub_facts(self.model_arguments.model_name_or_path),
-            "training_data": self.data.describe(),
-            "training_procedure": f"The best of {run.state.step} steps ({num_epochs} epochs) of "
-            f"`training/train_urnng.py` on {trees} by the evidence lower bound of the validation text, that of step "
-            f"{best}; seed {self.arguments.seed}.",
-        }
+        facts = super().card_facts(run)
+        return {**facts, "training_procedure": facts["training_procedure"].replace(".py`", f".py` on {trees}")}
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Perplexity of the test text by importance sampling, and F1 of the network's trees."""

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -165,14 +164,16 @@ class FineTuning(GPSTTraining):
 
     task: ClassVar[str] = "text-generation"
     parts: ClassVar[tuple[str, ...]] = ("model_arguments", "data", "arguments")
+    repeated = "evaluation_steps"
+    needs_whole = "the evaluation"
+    choice = ""
     model_arguments: ModelArguments
     examples: ExampleDataset
     sources: list[dict[str, Any]]
 
     def check(self) -> None:
         """Refuse FSDP, which would shard the model whose methods evaluation calls, and samples at intervals."""
-        if self.accelerator.distributed_type == DistributedType.FSDP:
-            raise ValueError("Fine-tuning evaluates the whole model, which FSDP would shard. Use DDP.")
+        super().check()
         if self.arguments.generation_steps:
             raise ValueError("generation_steps is for pretraining. Leave it out.")
 
@@ -182,12 +183,8 @@ class FineTuning(GPSTTraining):
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Data and course of the run."""
-        return {
-            "training_data": self.examples.fingerprint(),
-            "learning_rates": self.learning_rates(model),
-            "evaluation_steps": self.arguments.evaluation_steps,
-            "by_epochs": bool(self.arguments.num_train_epochs),
-        }
+        course = {"learning_rates": self.learning_rates(model), "by_epochs": bool(self.arguments.num_train_epochs)}
+        return {**super().settings(model), **course}
 
     def best_model(self) -> BestModel:
         """The evaluation with the lowest `metric`."""
@@ -219,16 +216,10 @@ class FineTuning(GPSTTraining):
 
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Base model, data, steps and examples."""
-        best = run.state.notes.get("best", {}).get("step", run.state.step)
         base = self.model_arguments.model_name_or_path
-        return {
-            **hub_facts(base, self.dataset()),
-            "task": self.task,
-            "training_data": self.data.describe(),
-            "training_procedure": f"Fine-tuned from {model_name(base)}. The best of {run.state.step} steps of "
-            f"`training/{self.program}.py`, that of step {best}; {run.state.consumed} examples read, seed "
-            f"{self.arguments.seed}.",
-        }
+        procedure = self.procedure(run, f"{run.state.consumed} examples read, ")
+        facts = {**super().card_facts(run), **hub_facts(base, self.dataset())}
+        return {**facts, "task": self.task, "training_procedure": f"Fine-tuned from {model_name(base)}. {procedure}"}
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Examples that were read."""

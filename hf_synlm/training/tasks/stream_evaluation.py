@@ -72,11 +72,8 @@ class ParsingArguments:
         check_choice("parsing_convention", self.parsing_convention, CONVENTIONS)
         check_files(*self.parsing_files, *self.final_parsing_files)
 
-    def complete(self, data: TextDataArguments, architecture: str) -> None:
-        """Complete the arguments from those of the data; refuse trees of a model that has none."""
-        for name in ("parsing_files", "final_parsing_files", "parse_options", "final_report"):
-            if architecture == "awd_lstm" and getattr(self, name):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but AWD-LSTM has no trees. Leave it out.")
+    def complete(self, data: TextDataArguments) -> None:
+        """Complete the arguments from those of the data."""
         if data.file_format == "treebank":
             self.parsing_files = self.parsing_files or data.validation_files
             self.final_parsing_files = self.final_parsing_files or data.test_files

@@ -5,21 +5,23 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.trees.gold_treebank import score_baselines, score_numbers, score_table
-from hf_synlm.training.engine.arguments import ModelArguments
-from hf_synlm.training.engine.export import hub_facts
+from hf_synlm.training.engine.arguments import ModelArguments, refuse_trees
 from hf_synlm.training.engine.final_report import report_saved_model
 from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
-from hf_synlm.training.engine.run import Run
-from hf_synlm.training.engine.samplers import EpochEnds, EpochSampler
+from hf_synlm.training.engine.run import Run, new_or_pretrained
+from hf_synlm.training.engine.samplers import EpochSampler
 from hf_synlm.training.tasks.stream_batches import (
     TextDataArguments,
+    boundary_ids,
     describe_stream,
     load_stream,
     make_stream_tokenizer,
+    stream_fingerprint,
 )
 from hf_synlm.training.tasks.stream_evaluation import ParsingArguments, TextEvaluator, TreeScorer
 
@@ -40,9 +42,17 @@ class TextRecipe(Recipe):
     test: TextEvaluator | None = None
     final_trees: TreeScorer | None
 
-    @abstractmethod
+    def check(self) -> None:
+        """Complete the arguments about trees."""
+        super().check()
+        if self.model_arguments.row.is_baseline:
+            names = "parsing_files final_parsing_files parse_options final_report"
+            refuse_trees(self.parsing, self.model_arguments.architecture, names)
+        self.parsing.complete(self.data)
+
     def make_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """Make an untrained model, or load the one to continue from."""
+        return new_or_pretrained(self.model_arguments, tokenizer, boundary_ids(tokenizer))
 
     def gold_structure(self, config: PreTrainedConfig) -> str | None:
         """What the model learns from gold trees: "distances" or "spans"; default: nothing."""
@@ -55,6 +65,14 @@ class TextRecipe(Recipe):
     @abstractmethod
     def sampler(self, consumed: int = 0) -> EpochSampler:
         """See `Recipe.sampler`."""
+
+    def fingerprints(self) -> tuple[str, str]:
+        """Of the texts."""
+        return stream_fingerprint(self.streams.train), stream_fingerprint(self.streams.validation)
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Measure validation text and trees."""
+        return self.validation.run(model, step)
 
     def load_text(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
         """Make or load tokenizer and model, and encode the text for them; every process calls."""
@@ -71,10 +89,7 @@ class TextRecipe(Recipe):
         self.streams, self.tokenizer, model = self.load_text()
         accelerator.print(data.describe_splits(self.streams, describe_stream))
         self.set_examples()
-        sampler = self.sampler()
-        per_step = sampler.consumed_per_micro_step * self.arguments.gradient_accumulation_steps
-        self.ends = EpochEnds(sampler, per_step)
-        self.ends.step(0)  # refuses steps longer than an epoch
+        self.count_epochs()
         size = self.arguments.per_device_eval_batch_size
         trees = self._scorer(model, parsing.parsing_files, parsing.parse_sentences)
         self.validation = self._evaluator("validation", self.streams.validation, size, trees)
@@ -96,20 +111,6 @@ class TextRecipe(Recipe):
         scorer = TreeScorer(bank, self.tokenizer, parsing.parsing_convention, options, size, limit)
         scorer.rehearse(model)
         return scorer
-
-    def evaluation_due(self, step: int) -> bool:
-        """At the end of every epoch."""
-        return step in self.ends
-
-    def card_facts(self, run: Run) -> dict[str, Any]:
-        """Files, steps and epochs."""
-        best, num_epochs = run.state.notes["best"]["step"], len(run.state.notes["evaluations"]) - 1
-        return {
-            **hub_facts(self.model_arguments.model_name_or_path),
-            "training_data": self.data.describe(),
-            "training_procedure": f"The best of {run.state.step} steps ({num_epochs} epochs) of "
-            f"`training/{self.program}.py` by validation likelihood, that of step {best}; seed {self.arguments.seed}.",
-        }
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Likelihood of the test text and F1 of the induced trees."""

@@ -26,7 +26,7 @@ from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, labeled_f1
 from hf_synlm.evaluation.trees.gold_treebank import Treebank
-from hf_synlm.evaluation.trees.parsing import branching_baselines, unlabeled_f1
+from hf_synlm.evaluation.trees.parsing import ParsingScores, branching_baselines, unlabeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded, parse_words
 from hf_synlm.training.engine.samplers import padded_batches
 from hf_synlm.training.engine.steps import map_rows, to_device
@@ -159,6 +159,15 @@ def search_trees(
     return score_parses(gold, dataset.punctuation_by, found, beam, plain.config)
 
 
+def induction_scores(
+    spans: Sequence[Sequence[Span]], gold: Sequence[TreebankSentence], by: Punctuation
+) -> tuple[ParsingScores, ParsingScores]:
+    """Scores of trees and of right-branching ones (convention "gpst", punctuation, recognized `by`, not counted)."""
+    sizes, correct = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
+    keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]
+    return unlabeled_f1(spans, correct, sizes, keep=keep), branching_baselines(correct, sizes, keep=keep)["right"]
+
+
 def score_parses(
     gold: list[TreebankSentence], by: Punctuation, parsed: Sequence[ParsedSentence], beam: dict[str, Any], config: Any
 ) -> tuple[dict[str, Any], str]:
@@ -167,15 +176,13 @@ def score_parses(
     best = [sentence.hypotheses[0] if sentence.hypotheses else None for sentence in parsed]
     trees = [(tree.labels or ["X"] * len(tree.spans), tree.spans) if tree else ((), ()) for tree in best]
     spans = [found for _, found in trees]
-    lengths, gold_spans = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
-    keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]
-    induction = unlabeled_f1(spans, gold_spans, lengths, keep=keep)
+    lengths, (induction, right) = [len(sentence.words) for sentence in gold], induction_scores(spans, gold, by)
     labeled = labeled_f1(trees, gold)
     fractions = {f"labeled_{name}": getattr(labeled, name) for name in ("f1", "precision", "recall") if with_labels}
     fractions |= {
         "unlabeled_f1": labeled_f1(trees, gold, EvalbParameters(labeled=False)).f1,
         "induction_sentence_f1": induction.sentence_f1,
-        "right_branching_sentence_f1": branching_baselines(gold_spans, lengths, keep=keep)["right"].sentence_f1,
+        "right_branching_sentence_f1": right.sentence_f1,
     }
     numbers = {
         **{name: round(100 * value, 2) for name, value in fractions.items()},
