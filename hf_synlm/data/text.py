@@ -173,11 +173,13 @@ def read_lines(path: PathLike, *, encoding: str | None = None) -> Iterator[str]:
     by default that of the command or UTF-8, is a ValueError that names line and position.
     """
     with open_text(path, encoding=encoding) as file:
+        number = 0
         try:
             for line in file:
+                number += 1
                 yield line.rstrip("\n")
         except UnicodeDecodeError as error:
-            raise ValueError(_describe_bad_byte(path, encoding or command_encoding.get() or "utf-8")) from error
+            raise ValueError(_describe_bad_byte(path, error, number)) from error
 
 
 def read_lines_beside(path: PathLike) -> list[str]:
@@ -196,14 +198,17 @@ def iterate_lines_beside(path: PathLike) -> Iterator[str]:
     return read_lines(path, encoding=encoding)
 
 
-def _describe_bad_byte(path: PathLike, encoding: str) -> str:
-    """Say where a file cannot be decoded; the file's iterator only knows the position in its buffer."""
+def _describe_bad_byte(path: PathLike, error: UnicodeDecodeError, num_lines: int) -> str:
+    """Say where a file cannot be decoded after some lines; its iterator only knows the position in its buffer."""
+    encoding = error.encoding
     remedy = f"convert it to {encoding.upper()}"
     if command_encoding.get():
         remedy = "name the encoding of the file, such as --encoding {} (gbk, utf-16)"
     path = os.fspath(path)
     if Path(path).is_fifo() or path == "-":
-        return f"{path}: not {encoding} text: {remedy.format('latin-1, cp1252')}"
+        line = num_lines + error.object.count(b"\n", 0, error.start) + 1
+        where = f"{path}:{line}: byte 0x{error.object[error.start]:02x} is not {encoding} ({error.reason})"
+        return f"{where}: {remedy.format('latin-1, cp1252')}"
     with open_unpacked(path) as file:
         data = file.read()
     try:

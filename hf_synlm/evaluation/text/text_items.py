@@ -354,7 +354,7 @@ def _telling_columns(
         ]
         if name.lower() not in _READERS and 2 * sum(map(bool, anew)) > len(several):
             doubtful[name] = f"{sorted(set.union(*anew))[0]!r} begins anew, as in {next(iter(several))!r}"
-    if doubtful and not found and sentence is None:
+    if doubtful and not found and sentence is None and item_column in rows[0]:
         name, reason = sorted(doubtful.items())[0]
         raise ValueError(
             f"{path}: where {name!r} changes inside an item, {reason}: is each part a text of its own? Then add "

@@ -66,7 +66,8 @@ class Objective:
     """
 
     def __init__(self, config: Any, codec: TreeCodec | None):
-        self.codec, self.normalization = codec, None if codec is None else config.loss_normalization
+        self.codec = codec
+        self.normalization: Any = None if codec is None else config.loss_normalization
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss, and detached: its named parts in nats over the batch (`word_nats`, ...) with what they count."""
