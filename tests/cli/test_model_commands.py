@@ -140,7 +140,7 @@ def test_generate_options(saved_models: Path, capsys):
     assert len(words.splitlines()) == 3
     assert run(capsys, *gpt2, "--generate-option", "min_new_tokens=3", "--format", "json")
     assert "no trees" in fail(capsys, *gpt2, "--format", "tree")
-    assert "action_beam_size" in fail(capsys, *gpt2, "--action-beam-size", 3)
+    assert "--action-beam-size" in fail(capsys, *gpt2, "--action-beam-size", 3)
     assert "--num-beams 2" in fail(capsys, *gpt2, "--num-sequences", 2)
     assert "works only with --sample" in fail(capsys, *gpt2, "--top-k", 2)
     assert "act on words alone" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())

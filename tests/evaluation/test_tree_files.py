@@ -15,7 +15,7 @@ from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.text.tree_files import Proposals, evaluate_proposals, read_proposals, score_proposals
-from hf_synlm.generation.mixin import SyntacticGenerationMixin
+from hf_synlm.generation.given_trees import TreeScoringMixin
 from hf_synlm.trees.codecs import binary_token_spans, tree_attachments
 from tests.helpers.commands import fail
 from tests.helpers.scoring_models import scorer_of
@@ -48,7 +48,7 @@ def test_sum_over_all_trees_is_the_probability(trees: Path) -> None:
     assert (score.num_tokens, score.num_trees) == (4, 5)
     ids = torch.tensor([[*scorer.tokenizer(" ".join(WORDS))["input_ids"], scorer.model.config.eos_token_id]])
     with pytest.MonkeyPatch.context() as patch:
-        patch.delattr(SyntacticGenerationMixin, "joint_log_probs")  # as in folders that were exported earlier
+        patch.delattr(TreeScoringMixin, "joint_log_probs")  # as in folders that were exported earlier
         again = score_proposals(scorer_of("urnng"), WORDS, read_proposals([trees])[WORDS])
     assert again == score
     found = scorer.model.parse(ids, torch.ones_like(ids), num_beams=60, num_return_sequences=60)
