@@ -11,21 +11,23 @@ __version__ = "0.2.0.dev0"
 
 # Models need torch and transformers, which take seconds to import. The command `synlm` imports them when it needs them.
 if "synlm" not in sys.modules:
+    from hf_synlm.evaluation.text.surprisal import surprisal
     from hf_synlm.evaluation.trees.consensus import average_trees
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
     from hf_synlm.hub import architectures
     from hf_synlm.hub.architectures import *  # noqa: F403  # the names of its __all__
 
-    __all__ = [*architectures.__all__, "average_trees", "parse_sentences"]
+    __all__ = [*architectures.__all__, "average_trees", "parse_sentences", "surprisal"]
 else:
 
     def __getattr__(name: str) -> object:
+        from hf_synlm.evaluation.text.surprisal import surprisal
         from hf_synlm.evaluation.trees.consensus import average_trees
         from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
         from hf_synlm.hub import architectures
 
-        if name in ("average_trees", "parse_sentences"):
-            return average_trees if name == "average_trees" else parse_sentences
+        if name in (calls := dict(average_trees=average_trees, parse_sentences=parse_sentences, surprisal=surprisal)):
+            return calls[name]
         if name not in architectures.__all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(architectures, name)

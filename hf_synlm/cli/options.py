@@ -108,8 +108,9 @@ Tokenize = Annotated[
     typer.Option(
         help="How the model reads ordinary text. ptb splits words that the model lacks as in the Penn Treebank (end. "
         "becomes end and .), for a model of a treebank. no-punctuation removes the marks at the edges of words, for a "
-        "model that learned without them. words leaves the words as they are. Default: words, or what the model's "
-        "configuration says (text_style natural: ptb, without new spaces)."
+        "model that learned without them. words leaves the words as they are. auto (the default) is what the model's "
+        "configuration says: text_style treebank is ptb, natural is ptb without new spaces, none is words.",
+        callback=lambda given: None if given == "auto" else given,
     ),
 ]
 _ENCODING = inspect.Parameter(
@@ -629,6 +630,14 @@ def say_odd_texts(texts: Iterable[str]) -> None:
     """Remark on texts that seem to be no sentences with spaces between their words."""
     for remark in remarks_on(texts):
         say(remark)
+
+
+def say_tokenization(scorer: "TextScorer", given: str | None) -> None:
+    """Tell how words are read where nobody has asked for it."""
+    if given is None and (how := scorer.tokenization(None)) != "words":
+        say(
+            f"text is read by --tokenize {how}, as the configuration of the model says (text_style {scorer.text_style})"
+        )
 
 
 def say_plain_context(scorer: "TextScorer", context: str) -> None:

@@ -221,7 +221,7 @@ class TreeOptions:
         """What results say about the trees, when all have been scored."""
         from hf_synlm.evaluation.text.tree_files import without_search
 
-        described = {"estimator": "joint with given trees", "unknown_labels": self.unknown_labels}
+        described = {"estimator": "joint with given trees", "unknown_labels": self.unknown_labels, "tokenize": None}
         files = describe_files(self.trees or [])
         return {**without_search(scorer), **described, "trees": files, "trees_changed": self.counts["changed"]}
 
@@ -286,11 +286,13 @@ def surprisal(
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
     scorer = measures.scorer(widest, model[0])
     options.say_plain_context(scorer, measures.context)
-    if scorer.tokenization(measures.tokenize) is None and given.trees is None:
-        _say_attached_punctuation(scorer, opened.first)
-    if measures.tokenize == "no-punctuation":
-        _say_lost_marks(opened.first)
     how = measures.how(scorer)
+    if given.trees is None:
+        options.say_tokenization(scorer, measures.tokenize)
+        if how["tokenize"] == "words":
+            _say_attached_punctuation(scorer, opened.first)
+        if how["tokenize"] == "no-punctuation":
+            _say_lost_marks(opened.first)
     start = time.perf_counter()
     # All read the same texts in step: the rows of a text are complete when it has been read.
     number = 1 + len(by_width) + len(model)
@@ -322,7 +324,7 @@ def surprisal(
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data, versions=versions, seconds=seconds)
     if out is not None:
         _write_meta(result, out, words_per_second=counts["words"] / seconds)
-    _say_what_was_cut(scorer, counts, measures.tokenize, may_split=given.trees is None)
+    _say_what_was_cut(scorer, counts, how["tokenize"], may_split=given.trees is None)
     for name, number in opened.late.items():
         options.say(f"column {name!r} is left out: {number} of {counts['texts']} texts have it, and none of the first")
 
@@ -505,15 +507,15 @@ def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -
         )
 
 
-def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None, may_split: bool) -> None:
+def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str, may_split: bool) -> None:
     """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
     from hf_synlm.evaluation.text.words import has_words
 
     if counts["unknown_words"]:
         if not has_words(scorer.tokenizer):
-            left_out = ", or punctuation is left out" if tokenize else ""
+            left_out = ", or punctuation is left out" if tokenize != "words" else ""
             remedy = f"its tokenizer lacks some of their characters{left_out}"
-        elif tokenize is None and may_split:
+        elif tokenize == "words" and may_split:
             remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
         else:
             remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"

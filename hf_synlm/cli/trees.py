@@ -131,12 +131,14 @@ def parse(
             scorer.tokenizer,
             sentences,
             {**parsing.computation(), "progress": f"parse: {scorer.name}"},
-            tokenize=scorer.tokenization(tokenize) if len(model) == 1 else None,
+            tokenize=scorer.tokenization(tokenize) if len(model) == 1 else None,  # several share their words
             skipped=skipped,
             skip_long=skip_long,
             **parsing.chosen(num_return_sequences=wanted.count(scorer.model, parsing, among_several=len(model) > 1)),
         )
         runs[name] = runs[name] if is_stream else iter(list(runs[name]))
+    if len(model) == 1:
+        options.say_tokenization(scorer, tokenize)
     found = runs[model[0]]
     if wanted.consensus or len(model) > 1:
         found = iter(average_parses({name: list(run) for name, run in runs.items()}))

@@ -65,7 +65,9 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     write_code: ClassVar[Callable[["SyntacticConfig", str | os.PathLike], None] | None] = None
 
     auto_map: dict | None = None
-    text_style: str | None = None  # "natural": words are spelled as in ordinary text; None: single spaces between them
+    # How text was written in training. "natural": words as in ordinary text; "treebank": as a treebank splits them;
+    # "no-punctuation": without marks; None: nobody says it. All but "natural": single spaces between words.
+    text_style: str | None = None
 
     @property
     def gives_trees(self) -> bool:
@@ -84,7 +86,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
             self.max_position_embeddings = kwargs.pop("max_position_embeddings")
             self.check_least(1, "max_position_embeddings")
         self._check_magnitudes()
-        self.check_choices(text_style=(None, "natural"))
+        self.check_choices(text_style=(None, "natural", "treebank", "no-punctuation"))
         # The decorator would raise its own error type; users catch a plain ValueError.
         self.validate_architecture()
         super().__post_init__(**kwargs)
@@ -119,6 +121,29 @@ class SyntacticConfig(transformers.PreTrainedConfig):
             kind = cls.__name__.removesuffix("Config")
             raise ValueError(f"Unknown {kind} preset {name!r}. Choose one of {sorted(cls.presets)}.")
         return cls(**{**cls.presets[name], **overrides})
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: transformers.PreTrainedTokenizerBase, **fields: Any) -> Self:
+        """Configuration for the tokens of a tokenizer: size of the vocabulary and special ids; `fields` replace them.
+
+        Where the tokenizer has no begin token, the end token stands for it, else that of BERT (CLS), else padding; so
+        for the end (SEP). Raises ValueError if it lacks another token that the model needs.
+        """
+        special = {role: getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad", "cls", "sep")}
+        special["reduce"] = tokenizer.get_vocab().get("<|REDUCE|>")
+        others = {"bos": ("bos", "eos", "cls", "pad"), "eos": ("eos", "bos", "sep", "pad")}
+        ids = {
+            f"{role}_token_id": next((special[x] for x in others.get(role, [role]) if special[x] is not None), None)
+            for role in special
+            if hasattr(cls, f"{role}_token_id")
+        }
+        given = {"vocab_size": len(tokenizer), **ids, **fields}
+        if missing := [name for name in ids if given[name] is None and getattr(cls, name) is not None]:
+            raise ValueError(
+                f"the tokenizer has no {', '.join(missing)}: load it by hf_synlm.data.tokenizers.load_tokenizer, which "
+                "adds them, or give them"
+            )
+        return cls(**given)
 
     # ---------------------------------------------------------------------------------------------- checks
     def _check_magnitudes(self) -> None:
@@ -164,7 +189,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
             found = ", ".join(f"{name} {value}" for name, value in wrong.items())
             raise ValueError(
                 f"{found}: outside the vocabulary of {self.vocab_size} ids. Set {', '.join(wrong)} to ids below "
-                "vocab_size: those of the tokenizer (hf_synlm.data.tokenizers.special_token_ids gives them)."
+                f"vocab_size: those of the tokenizer ({type(self).__name__}.from_tokenizer(tokenizer, ...) takes them)."
             )
 
 

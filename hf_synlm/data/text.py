@@ -23,10 +23,11 @@ from typing import Any, BinaryIO, Literal, TextIO, TypeAlias
 import sentencex
 
 PathLike: TypeAlias = str | os.PathLike[str]
-Tokenization: TypeAlias = Literal["words", "ptb", "no-punctuation"]
-"""How a model reads the words of text, see `evaluation.text.words`; "words" = as they are."""
+Tokenization: TypeAlias = Literal["auto", "words", "ptb", "no-punctuation"]
+"""How a model reads the words of text, see `evaluation.text.words`; "auto" = as its configuration says."""
 NATURAL = "natural"
 """`text_style` of models that read the words of a treebank as ordinary text."""
+_STYLES: dict[str | None, Tokenization] = {NATURAL: "ptb", "treebank": "ptb", "no-punctuation": "no-punctuation"}
 
 command_encoding: ContextVar[str | None] = ContextVar("command_encoding", default=None)
 """Encoding of the files that a command reads, by its option --encoding; None = it has no such option: UTF-8."""
@@ -41,6 +42,11 @@ _OTHER_ARCHIVE = re.compile(rb"\x28\xb5\x2f\xfd|PK\x03\x04|7z\xbc\xaf")  # zstd,
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Scripts that write no spaces between words: Thai and Lao, Burmese, Khmer, Japanese and Chinese."""
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
+
+
+def tokenization_of(text_style: str | None, given: Tokenization | None = None) -> Tokenization:
+    """How a model of a `text_style` reads the words of ordinary text: as given, or as its style says."""
+    return _STYLES.get(text_style, "words") if given in (None, "auto") else given
 
 
 def read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -131,7 +131,8 @@ def _check_alike(
 
 def _rules(result: EvaluationResult) -> dict[str, Any]:
     """What must be counted alike. Sums over given trees compare with each other only."""
-    rules = {key: result.options.get(key) for key in _RULES}
+    options = {"tokenize": "words", **result.options}  # earlier versions named other ways only
+    rules = {key: options.get(key) for key in _RULES}
     rules["sums over given trees"] = result.options.get("estimator") == "proposals"
     # Perplexities with the ends have a name of their own.
     if result.task != "perplexity":

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, GPT2Tokenizer
 
+from hf_synlm import GPSTConfig, SpanParserConfig
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.tokenizers import (
     GPST_EXTRA_TOKENS,
@@ -31,6 +32,7 @@ from hf_synlm.data.vocabulary import (
 )
 from hf_synlm.evaluation.text.words import encode_sentences
 from tests.helpers import warm_python
+from tests.helpers.scoring_models import ARCHITECTURES, MODELS, model_and_tokenizer
 from tests.helpers.tokenizer_hashes import NUM_SENTENCES, hashes, sample_words
 from tests.reference.unknown_words import UNKNOWN_CLASSES
 
@@ -486,3 +488,29 @@ def test_wordpiece_gives_the_text_back_at_once_and_bit_by_bit(text: str, is_exac
         part = tokenizer.decode(ids[:end])
         written += part[len(written) : part.rfind(" ") + 1]
         assert decoded.startswith(written)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt2"])
+def test_configurations_take_the_special_tokens_of_a_tokenizer(name: str):
+    model, tokenizer = model_and_tokenizer(name)
+    fields = {key: value for key, value in MODELS[name][2].items() if not key.endswith(("_token_id", "vocab_size"))}
+    config = type(model.config).from_tokenizer(tokenizer, **fields)
+    boundary = tokenizer.pad_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    begin = boundary if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    found = config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id
+    assert found == (len(tokenizer), begin, boundary, tokenizer.pad_token_id)
+    if name == "gpst":
+        assert {key: getattr(config, key) for key in special_token_ids(tokenizer)} == special_token_ids(tokenizer)
+    with pytest.raises(ValueError, match=r"bos_token_id 99999.*from_tokenizer"):
+        type(config).from_tokenizer(tokenizer, **fields, bos_token_id=99999)
+
+
+def test_a_tokenizer_without_special_tokens_is_refused():
+    plain = word_tokenizer([["we", "agree"]], end_token=True)
+    with pytest.raises(ValueError, match="no cls_token_id, sep_token_id, reduce_token_id: load it by .*load_tokenizer"):
+        GPSTConfig.from_tokenizer(plain)
+    framed = word_tokenizer([["we", "agree", "[CLS]", "[SEP]"]])
+    framed.bos_token = framed.eos_token = None  # as BERT
+    framed.cls_token, framed.sep_token = "[CLS]", "[SEP]"
+    config = SpanParserConfig.from_tokenizer(framed)
+    assert [config.bos_token_id, config.eos_token_id] == framed.convert_tokens_to_ids(["[CLS]", "[SEP]"])

@@ -1,9 +1,13 @@
 """A model that reads ordinary text: treebanks, texts and trees meet in the same pieces; all calls see equal words."""
 
+import copy
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
-from hf_synlm import parse_sentences
+from hf_synlm import parse_sentences, surprisal
 from hf_synlm.cli import main
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.evaluation.suites.blimp import MinimalPair, evaluate_pairs
@@ -108,3 +112,62 @@ def test_commands(scorer, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "can't" in printed.out and "attached" not in printed.err
     assert main(["evaluate", "perplexity", str(text), *beam]) == 0
+
+
+# ---------------------------------------------------------------------------- text of a treebank, without punctuation
+PROSE = "We ask, for peace. America's Union!"
+
+
+def values(*of, **options) -> list[tuple[str, float]]:
+    return [(row["word"], row["surprisal_bits"]) for row in surprisal(*of, **options)]
+
+
+@pytest.mark.parametrize(
+    ("name", "style", "how"),
+    [("rnng", "treebank", "ptb"), ("on_lstm", "treebank", "ptb"), ("gpst", "no-punctuation", "no-punctuation")],
+)
+def test_a_configuration_says_how_text_is_read(name: str, style: str, how: str, tmp_path, capsys):
+    model, tokenizer = copy.deepcopy(model_and_tokenizer(name))
+    as_today = values(model, tokenizer, [PROSE])
+    assert as_today == values(model, tokenizer, [PROSE], tokenize="words")
+    expected = values(model, tokenizer, [PROSE], tokenize=how)
+    model.config.text_style = style
+    found = values(model, tokenizer, [PROSE])
+    assert [word for word, _ in found] == PROSE.split() and found == expected != as_today
+    assert values(model, tokenizer, [PROSE], tokenize="auto") == found
+    assert values(model, tokenizer, [PROSE], tokenize="words") == as_today
+    (of_text,), (of_words,) = (parse_sentences(model, tokenizer, [x]) for x in (PROSE, PROSE.split()))
+    assert of_text == parse_sentences(model, tokenizer, [PROSE], tokenize=how)[0]
+    assert of_words.words == tuple(PROSE.split()) != of_text.words
+    # Commands name what they used; text that is split already stays.
+    folder, text, trees = tmp_path / "model", tmp_path / "a.txt", tmp_path / "trees.txt"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    text.write_text(PROSE + "\n")
+    trees.write_text("(S (NP (PRP We)) (VP (VBP ask)) (. .))\n")
+    for more, used in (([], how), (["--tokenize", "auto"], how), (["--tokenize", "words"], "words")):
+        command = ["surprisal", str(text), "--model", str(folder), *more, "--out", str(tmp_path / "a.tsv")]
+        assert main([*command, "--overwrite"]) == 0
+        assert json.loads((tmp_path / "a.tsv.meta.json").read_text())["options"]["tokenize"] == used
+        assert (f"read by --tokenize {how}" in capsys.readouterr().err) == (used == how)
+        pairs = tmp_path / "pairs.tsv"
+        pairs.write_text(f"sentence_good\tsentence_bad\n{PROSE}\tWe ask.\n")
+        for task, given, right in (
+            (["pairs", str(pairs)], more, used),
+            (["perplexity", str(text)], more, used),
+            (["perplexity", str(trees), "--format", "treebank"], [], "words"),
+        ):
+            command = ["evaluate", *task, "--model", str(folder), *given, "--out", str(tmp_path / "a.json")]
+            assert main([*command, "--overwrite"]) == 0
+            assert json.loads((tmp_path / "a.json").read_text())["options"]["tokenize"] == right
+    capsys.readouterr()
+    assert main(["parse", str(text), "--model", str(folder), "--format", "json"]) == 0
+    assert tuple(json.loads(capsys.readouterr().out)["words"]) == of_text.words
+
+
+def test_checkpoints_say_how_they_read():
+    folders = [path.parent for path in Path("model_cards").glob("*/config.json")]
+    styles = {folder.name: json.loads((folder / "config.json").read_text())["text_style"] for folder in folders}
+    unlike = {"gpst-mini", "gpst-tiny", "pcfg-mini"}
+    assert {name for name, style in styles.items() if style == "no-punctuation"} == unlike
+    assert {style for name, style in styles.items() if name not in unlike} == {"treebank"}

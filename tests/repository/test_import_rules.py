@@ -63,26 +63,26 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8650),
-    "rnng": (SHARED + SEARCH + STATES + LABELED, 8800),
-    "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6340),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3990),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4430),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3540),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3680),
+    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8670),
+    "rnng": (SHARED + SEARCH + STATES + LABELED, 8820),
+    "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6360),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3710),
     "tree_lm": (
         SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        8980,
+        9010,
     ),
-    "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6250),
+    "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6270),
     "pcfg": (
         SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
-        4480,
+        4510,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3150),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3170),
     "span_parser": (
         "backbone_adapter cache configuration_base module_tools outputs rows token_batch trees_spans",
-        1930,
+        1950,
     ),
 }
 

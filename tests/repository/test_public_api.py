@@ -28,6 +28,7 @@ def test_names_are_pinned():
     assert set(hf_synlm.__all__) == (classes - NOT_CLASSIFIERS) | OUTPUTS | PARSER | {
         "average_trees",
         "parse_sentences",
+        "surprisal",
     }
     assert all(hasattr(hf_synlm, name) for name in hf_synlm.__all__)
 

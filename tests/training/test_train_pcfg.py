@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from hf_synlm import PCFGForCausalLM
 from hf_synlm.data.treebank import read_treebank
@@ -108,6 +108,7 @@ def test_the_best_grammar_is_saved_and_reported(run: Run, corpus: dict[str, str]
     assert last == f"The model is in {folder}. Next: synlm parse FILE --model {folder}"
     saved = {path.name for path in folder.iterdir()}
     assert {"config.json", "model.safetensors", "modeling_pcfg.py", "tokenizer.json", "README.md"} <= saved
+    assert AutoConfig.from_pretrained(folder).text_style == "treebank"
 
 
 def test_a_treebank_may_begin_with_one_word(run: Run, corpus: dict[str, str], tmp_path: Path) -> None:

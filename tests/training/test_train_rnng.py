@@ -10,7 +10,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from hf_synlm import LSTMForCausalLM, TreeLMForCausalLM
 from hf_synlm.cli import main
@@ -148,6 +155,7 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     assert report["search (beams 2 and 7)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
     saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
     assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
+    assert AutoConfig.from_pretrained(tmp_path / "out" / "model").text_style == "treebank"
     # The last checkpoint is the best one, and the output folder stands for the model.
     assert results["best_step"] == 5
     assert main(["export", str(tmp_path / "out" / "step_5"), "--out", str(tmp_path / "exported")]) == 0

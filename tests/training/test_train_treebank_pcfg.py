@@ -160,7 +160,8 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     perplexity = math.exp(nats / sum(len(tree.words) for tree in gold))
     assert result.startswith(f"validation: search over 12 sentences, 0 without a tree: labeled F1 {100 * f1:.2f} (")
     assert result.endswith(f"; word perplexity {perplexity:.2f}") and f1 > 0.3
-    assert synlm(["surprisal", files["valid.words"], "--model", str(out)]) == 0
+    assert model.config.text_style == "treebank"
+    assert synlm(["surprisal", files["valid.words"], "--model", str(out), "--tokenize", "words"]) == 0
     names, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert len(rows) == sum(len(tree.words) for tree in gold)
     bits = sum(float(row[names.index("surprisal_bits")]) for row in rows)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.collate import collate_contexts
@@ -90,6 +90,7 @@ def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_pat
     assert last.startswith("validation loss") and "->" in last and "right" in last
     saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
     assert {"config.json", "model.safetensors", "modeling_gpst.py", "tokenizer.json", "README.md"} <= saved
+    assert AutoConfig.from_pretrained(tmp_path / "out" / "model").text_style == "no-punctuation"
 
 
 def test_prepared_text_is_taken_as_it_is(run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_own_text_without_a_configuration(text: str, tmp_path: Path, capsys: pyt
     for line in told:
         assert line in found["stdout"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
-    assert model.config.hidden_size == 64 and found["step"] == 21
+    assert model.config.hidden_size == 64 and model.config.text_style is None and found["step"] == 21
 
 
 def test_the_default_configuration_fits_device_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

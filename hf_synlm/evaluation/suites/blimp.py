@@ -193,7 +193,7 @@ def evaluate_pairs(
         data: what results say about the data.
         options: further options for the result, such as the seed.
         proposals: trees of all sentences; a sentence's probability is then the sum over its trees, end included.
-        tokenize: how the model reads words, see `encode_sentences`.
+        tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says.
 
     Returns:
         The result. Its scores are "accuracy" (over all pairs), "accuracy_ties_right" (the same, but a tie counts, as in
@@ -213,7 +213,7 @@ def evaluate_pairs(
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     if proposals is None:
         settings: dict[str, Any] = {"end_of_text": scorer.end_of_text if end else "not counted"}
-        settings |= {"tokenize": how} if (how := scorer.tokenization(tokenize)) else {}
+        settings["tokenize"] = scorer.tokenization(tokenize)
         places = [f"pair {pair.number or k} ({pair.group})" for k, pair in enumerate(pairs, 1) for _ in range(2)]
         found = _score_sentences(scorer, both, places, end, f"{task}: {scorer.name}", tokenize)
     else:

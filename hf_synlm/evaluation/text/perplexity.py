@@ -91,7 +91,8 @@ def evaluate_perplexity(
         items: the texts.
         context: see `score_words`. In documents, ends of sentences are not counted; recurrent models read an end token
             between sentences.
-        tokenize: how the model reads words, see `encode_sentences`; the words that are counted are those of the text.
+        tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says. The words that
+            are counted are those of the text.
         data: what results say about the data.
         options: further options for the result, such as the seed.
 
@@ -105,7 +106,7 @@ def evaluate_perplexity(
     seconds = time.perf_counter() - start
     settings = {
         "context": context,
-        **({"tokenize": how} if (how := scorer.tokenization(tokenize)) else {}),
+        "tokenize": scorer.tokenization(tokenize),
         "end_of_text": scorer.end_of_text if end else "not counted",
         "unit": "nats inside, bits where the name says so",
         **(options or {}),

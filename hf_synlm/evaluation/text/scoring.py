@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
 from hf_synlm.data.collate import word_ends_from_word_ids
 from hf_synlm.data.files import find_model, flag_of
-from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list
+from hf_synlm.data.text import PathLike, Tokenization, check_list, tokenization_of
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.batches import (
     Window,
@@ -315,11 +315,9 @@ class TextScorer:
         return {"estimator": self.estimator, **beam, "begin_token": begin, "max_tokens": self.max_tokens}
 
     # ------------------------------------------------------------------------------------------------------- scoring
-    def tokenization(self, given: Tokenization | None) -> Tokenization | None:
-        """How the model reads the words of a text: as given, or, for `text_style` "natural", split by "ptb"."""
-        if self.text_style == NATURAL:
-            return given or "ptb"
-        return None if given == "words" else given
+    def tokenization(self, given: Tokenization | None) -> Tokenization:
+        """How the model reads the words of a text: as given, or as its `text_style` says."""
+        return tokenization_of(self.text_style, given)
 
     def encode(self, sentences: Sequence[Sequence[str]], tokenize: Tokenization | None = None) -> list[EncodedText]:
         """`encode_sentences` for this model."""

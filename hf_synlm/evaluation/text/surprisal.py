@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.text import NATURAL, Tokenization, check_list
 from hf_synlm.evaluation.text.batches import growing_blocks
@@ -115,7 +116,7 @@ def iterate_words(
             an end token between texts, other models as running text, joined by spaces, in windows where it is long.
         word_correction: give the probability of words instead of that of their tokens, see the top of this file.
             No effect where `can_correct_words` is false.
-        tokenize: how the model reads words, see `encode_sentences`.
+        tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
 
@@ -177,6 +178,41 @@ def iterate_words(
         while following in results:
             yield results.pop(following)
             following += 1
+
+
+def surprisal(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    *,
+    unit: Unit = "bits",
+    tokenize: Tokenization | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Surprisal of every word of sentences, the table of `synlm surprisal`.
+
+        rows = hf_synlm.surprisal(model, tokenizer, ["the people agree"])
+        table = pandas.DataFrame(rows)
+
+    Args:
+        model: any causal language model of transformers.
+        tokenizer: its fast tokenizer.
+        sentences: texts, whose words are separated by white space.
+        unit: of surprisals and entropies.
+        tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says.
+        **options: of `TextScorer`, such as `num_beams=20` or `details=True`.
+
+    Returns:
+        One row per word, by the names of `columns`; structural measures with `details=True` only.
+
+    Raises:
+        ValueError: as `TextScorer`, or `sentences` is a text.
+    """
+    check_list("sentences", sentences)
+    items = [TextItem(str(number), text) for number, text in enumerate(sentences, 1)]
+    scores = score_words(TextScorer(model, tokenizer, **options), items, tokenize=tokenize)
+    names = columns(unit, more=scores[0].more if scores else ())
+    return [dict(zip(names, row, strict=True)) for row in word_table(items, scores, unit)]
 
 
 def words_of(item: TextItem) -> list[Word]:

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import encode_joined, word_ends_from_word_ids
 from hf_synlm.data.punctuation import drop_edge_punctuation, is_punctuation, stands_joined
-from hf_synlm.data.text import NATURAL, Tokenization, check_list
+from hf_synlm.data.text import NATURAL, Tokenization, check_list, tokenization_of
 
 _WORD = re.compile(r"\S+")
 # Classes of unknown words, see `hf_synlm.data.vocabulary.unknown_class`.
@@ -102,9 +102,6 @@ def split_as_treebank(
     Returns:
         Per sentence, per word its pieces; none for punctuation that is left out.
 
-    Raises:
-        ImportError: nltk is not installed.
-
     Cost: O(characters); every different word is split once.
     """
     check_list("sentences", sentences, '["the", "dog"]')
@@ -142,10 +139,8 @@ def _treebank_pieces(word: str, is_last: bool) -> tuple[str, ...]:
 
 
 def _treebank_tokenizer() -> Any:
-    try:
-        from nltk.tokenize.treebank import TreebankWordTokenizer
-    except ImportError as error:
-        raise ImportError("splitting words as the treebank does needs nltk: pip install '.[eval]'") from error
+    from nltk.tokenize.treebank import TreebankWordTokenizer  # slow to import
+
     return TreebankWordTokenizer()
 
 
@@ -219,8 +214,10 @@ def split_sentences(
 ) -> list[list[list[str]]]:
     """Per sentence, per word the pieces that a model reads.
 
-    "ptb": by `split_as_treebank`; "no-punctuation": without the marks at its edges, as `drop_punctuation` in training.
+    "ptb": by `split_as_treebank`; "no-punctuation": without the marks at its edges, as `drop_punctuation` in training;
+    "auto": as the text style says.
     """
+    tokenize = tokenization_of(text_style) if tokenize == "auto" else tokenize
     if tokenize in (None, "words"):
         return [[[word] for word in sentence] for sentence in sentences]
     if tokenize == "ptb":

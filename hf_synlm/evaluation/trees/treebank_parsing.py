@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list, errors_at, plural
+from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list, errors_at, plural, tokenization_of
 from hf_synlm.evaluation.text.batches import (
     batches_by_cost,
     checked_batch_size,
@@ -58,8 +58,8 @@ def parse_sentences(
         progress: name of a progress bar; None = no bar.
         num_processes: how many processes parse on a CPU; None = as many as are worth it, see `TextScorer`.
         cache: file to which trees are written as they come; a run that was stopped continues from it.
-        tokenize: split words, see `evaluation.text.words`; trees are over the pieces. Default: "words", and "ptb" for
-            texts where the `text_style` of the model is "natural".
+        tokenize: split words, see `evaluation.text.words`; trees are over the pieces. Default: as the
+            `text_style` of the model says for texts; words as they are for words.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
 
     Returns:
@@ -71,9 +71,8 @@ def parse_sentences(
             shares one. Nothing is parsed then.
     """
     check_list("sentences", sentences)
-    style = getattr(model.config, "text_style", None)
-    if tokenize is None and style == NATURAL and all(isinstance(sentence, str) for sentence in sentences):
-        tokenize = "ptb"
+    if all(isinstance(sentence, str) for sentence in sentences):
+        tokenize = tokenization_of(getattr(model.config, "text_style", None), tokenize)
     given = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
     how = {"batch_size": batch_size, "progress": progress, "num_processes": num_processes, "cache": cache}
     return list(iterate_parses(model, tokenizer, given, how, tokenize=tokenize, **options))

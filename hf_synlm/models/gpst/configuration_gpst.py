@@ -200,7 +200,7 @@ class GPSTConfig(SyntacticConfig):
             if same:
                 raise ValueError(
                     f"{name} {getattr(self, name)} is {same[0]}, too, and the model must tell them apart. Take all ids "
-                    "from the tokenizer: GPSTConfig(**hf_synlm.data.tokenizers.special_token_ids(tokenizer), ...)."
+                    "from the tokenizer: GPSTConfig.from_tokenizer(tokenizer, ...)."
                 )
         if self.document_end_token and self.eos_token_id is None:
             raise ValueError("document_end_token=True needs an eos_token_id, and it is None. Set eos_token_id.")

@@ -48,6 +48,7 @@ class Recipe(ABC):
         needs_whole: what FSDP does not allow, because it needs the whole model; empty: nothing.
         num_optimizers: float16 allows one only.
         choice: by what the best model is chosen, for the model card; empty: not stated.
+        text_style: how the text is written, for a model whose configuration does not say it.
         ends: ends of epochs, for programs that evaluate there; see `count_epochs`.
         examples: what `collate` makes batches of: a sequence, indexed by the sampler.
     """
@@ -59,6 +60,7 @@ class Recipe(ABC):
     needs_whole: ClassVar[str] = ""
     num_optimizers: ClassVar[int] = 1
     choice: str = "validation likelihood"
+    text_style: str | None = None
     ends: Any = None
     model_arguments: Any
     data: Any

@@ -90,6 +90,9 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
     checkpoint = take_output_folder(accelerator, arguments, *others)
     set_seed(arguments.seed)
     model = recipe.load()
+    overrides = getattr(recipe.model_arguments, "config_overrides", None) or {}
+    if recipe.text_style and getattr(model.config, "text_style", None) is None and "text_style" not in overrides:
+        model.config.text_style = recipe.text_style
     recipe.settle_steps()
     accelerator.print(f"{arguments.num_steps:,} steps")
     accelerator.print(

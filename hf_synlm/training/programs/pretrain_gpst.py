@@ -363,6 +363,7 @@ class GPSTRecipe(GPSTTraining):
         }
         data.tokenizer_name = data.tokenizer_name or self.model_arguments.model_name_or_path
         self.text = prepare(data, data.prepared or output_dir / "text", verify=data.verify_prepared)
+        self.text_style = "no-punctuation" if self.text.train.made_from["text"]["drop_punctuation"] else None
         self.tokenizer = tokenizer = self.text.tokenizer
         end_id = tokenizer.eos_token_id if self.model_arguments.document_end_token else None
         self.examples, self.validation = (

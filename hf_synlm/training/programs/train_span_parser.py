@@ -105,6 +105,7 @@ class SpanParserRecipe(Recipe):
 
     program = "train_span_parser"
     parts = ("model_arguments", "data", "arguments")
+    text_style = "treebank"
     repeated = "train_weights max_batch_tokens batch_group_size lora_r evaluation_steps"
     model_arguments: SpanParserModelArguments
     data: SpanDataArguments

@@ -70,7 +70,8 @@ def run(arguments: TreebankPCFGArguments) -> None:
         raise ValueError(f"tokenizer_name {name!r} splits words, but a PCFG reads words. Leave it out.")
     model = count_grammar(
         zip(train, ids, strict=True), arguments.horizontal_order, arguments.parent_annotation,
-        arguments.lexicon_smoothing, vocab_size=len(tokenizer), **boundary_ids(tokenizer),
+        arguments.lexicon_smoothing, vocab_size=len(tokenizer), text_style="treebank",
+        **boundary_ids(tokenizer),
     )  # fmt: skip
     config = model.config
     size = f"{config.num_rules:,} rules, {config.num_nonterminals:,} nonterminals, "

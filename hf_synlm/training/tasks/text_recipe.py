@@ -76,6 +76,7 @@ class TextRecipe(Recipe):
 
     def load_text(self) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
         """Make or load tokenizer and model, and encode the text for them; every process calls."""
+        self.text_style = "treebank" if self.data.file_format == "treebank" else None
         data, source = self.data, self.data.tokenizer_name or self.model_arguments.model_name_or_path
         tokenizer = make_stream_tokenizer(self.accelerator, data, source, Path(self.arguments.output_dir))
         model = self.make_model(tokenizer)

@@ -81,7 +81,7 @@ def count_grammar(
     order: int,
     annotate: bool,
     smoothing: float,
-    **fields: int | None,
+    **fields: Any,
 ) -> PCFGForCausalLM:
     """Count the grammar of trees of two or more words with their ids; `fields` are of the configuration."""
     roots, rules, lexicon = list[Symbol](), list[Rule](), list[tuple[Symbol, int]]()

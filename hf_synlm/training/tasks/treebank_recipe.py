@@ -57,6 +57,7 @@ class TreebankRecipe(Recipe):
     """
 
     repeated = "max_batch_actions batch_group_size"
+    text_style = "treebank"
     special_tokens: tuple[str, ...] = ("pad_token",)
     label_system: str = "top_down"
     backbone: str | None = None

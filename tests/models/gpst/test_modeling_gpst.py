@@ -31,9 +31,9 @@ def tiny(cls=GPSTForCausalLM, **overrides):
 
 
 def test_special_ids_are_refused_together_and_told_apart():
-    with pytest.raises(ValueError, match="bos_token_id 50256, .*sep_token_id 50263: outside the .*special_token_ids"):
+    with pytest.raises(ValueError, match="bos_token_id 50256, .*sep_token_id 50263: outside the .*from_tokenizer"):
         GPSTConfig(vocab_size=8192)
-    with pytest.raises(ValueError, match=r"reduce_token_id 5 is bos_token_id, too.*special_token_ids\(tokenizer\)"):
+    with pytest.raises(ValueError, match=r"reduce_token_id 5 is bos_token_id, too.*from_tokenizer\(tokenizer"):
         GPSTConfig(**{**TINY, **{f"{role}_token_id": 5 for role in ("bos", "eos", "pad", "reduce", "cls", "sep")}})
     with pytest.raises(ValueError, match="sep_token_id 5 is cls_token_id, too"):
         GPSTConfig(**{**TINY, "cls_token_id": 5})
