@@ -99,8 +99,9 @@ def verify_export(
         calls["parse"] = _CAUSAL, "parse", inputs, ("spans", "labels", "actions", "log_probs", "token_log_probs")
     calls["generate"] = _CAUSAL, "generate", inputs | greedy, ("sequences", "actions", "spans", "labels")
     asked = str(folder), calls, backbone, torch.get_num_threads()
-    own, without, mask_BT = _answers(*asked), _without_package(*asked), batch["attention_mask"].bool()
+    # Code that lies in other repositories comes into the cache before the process without network needs it.
     places = [folder, *(snapshot_download(name, allow_patterns="*.py") for name in code_repositories(auto_map))]
+    own, without, mask_BT = _answers(*asked), _without_package(*asked), batch["attention_mask"].bool()
     compared = (_compare(name, own[name], without[name], mask_BT, tolerance) for name in calls)
     return VerificationReport(folder, [_check_files(folder, places), *compared])
 
