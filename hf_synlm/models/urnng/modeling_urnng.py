@@ -142,7 +142,8 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         plan = make_plan(actions, mask)
         states = self.model.dropout(self.model.run(given.input_ids, mask, plan))[plan.place[:, :-1]]
         log_probs = self.action_log_probs(states)
-        certain = log_probs.new_tensor([0.0, -torch.inf])
+        certain = torch.zeros_like(log_probs)
+        certain[..., 1] = -torch.inf
         log_probs = torch.where(plan.forced[..., None], certain, log_probs)
         decided = (actions != PAD_ACTION) & ~plan.forced
         loss = -log_probs[decided].gather(1, actions[decided][:, None]).squeeze(1)

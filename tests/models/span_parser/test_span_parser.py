@@ -45,7 +45,20 @@ LABELS, TAGS = ["NP", "S", "S VP"], ["N", "V"]
 def encoder(tmp_path_factory) -> Path:
     """A folder with a tiny encoder and its tokenizer of pieces."""
     folder = tmp_path_factory.mktemp("encoder")
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "(", ")", '"', "not", "##s", "##ing", *"abcdefghijklmnopqrstuvwxyz"]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "(",
+        ")",
+        ".",
+        '"',
+        "not",
+        "##s",
+        "##ing",
+        *"abcdefghijklmnopqrstuvwxyz",
+    ]
     pieces += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
     backend = Tokenizer(models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]"))
     backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
