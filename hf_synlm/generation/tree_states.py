@@ -69,14 +69,13 @@ class TreeStates:
 
     tree_field = "actions"
 
-    def finish(self: Any, add_heads: bool) -> None:
-        """End `__init__`: add the heads that a search for trees needs, unless the model around has its own."""
+    def add_own_heads(self: Any, add_heads: bool) -> None:
+        """Add the heads that a search for trees needs, unless the model around has its own."""
         self.has_heads = add_heads
         if add_heads:
             self._add_heads()
         else:
             self._tied_weights_keys = dict[str, str]()
-        self.post_init()
 
     @property
     def num_states(self) -> int:

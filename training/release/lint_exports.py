@@ -23,7 +23,6 @@ NOT_FOLLOWED = {
     "TRF028": "a line names the licence (SPDX), and LICENSE lies beside the code",
     "TRF036": "the projection of LSTMForCausalLM is nn.Sequential: other names would not load older weights",
     "TRF041": "branches on the configuration are options of users, which tests cover; no list of checkpoints is known",
-    "TRF045": "searches give no attentions and states, and say so by name: forward takes these arguments itself",
     "TRF057": "docstrings are written by hand and checked by pydoclint; the decorator would add a second description",
 }
 

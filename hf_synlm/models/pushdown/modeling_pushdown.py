@@ -94,7 +94,8 @@ class PushdownModel(TreeStates, PushdownPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([PushdownLayer(config, number) for number in range(config.num_hidden_layers)])
         self.dropout = nn.Dropout(config.dropout)
-        self.finish(add_heads)
+        self.add_own_heads(add_heads)
+        self.post_init()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Scaled embeddings [.., D]."""

@@ -104,7 +104,8 @@ class RNNGModel(TreeStates, RNNGPreTrainedModel):
         self.output = nn.Linear(config.hidden_size, size)
         if config.subwords:
             self.word_final = nn.Buffer(torch.ones(config.vocab_size, dtype=torch.bool))
-        self.finish(add_heads)
+        self.add_own_heads(add_heads)
+        self.post_init()
 
     def make_plan(
         self,

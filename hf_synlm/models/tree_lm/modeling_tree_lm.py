@@ -138,7 +138,8 @@ class TreeLMModel(TreeStates, TreeLMPreTrainedModel):
             self.backbone = make_backbone(config.backbone_config)
         if config.subwords:
             self.word_final = nn.Buffer(torch.ones(config.vocab_size, dtype=torch.bool))
-        self.finish(add_heads)
+        self.add_own_heads(add_heads)
+        self.post_init()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [.., D] of words and labels [..]; labels count from V on, openings first."""

@@ -91,7 +91,8 @@ class URNNGModel(TreeStates, URNNGPreTrainedModel):
         self.stack_lstm = URNNGStackLSTM(config.hidden_size, config.num_layers, config.dropout)
         self.composition = BinaryTreeLSTM(config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
-        self.finish(add_heads)
+        self.add_own_heads(add_heads)
+        self.post_init()
 
     def run(self, input_ids: Tensor, mask: Tensor, plan: URNNGPlan) -> Tensor:
         """Run the stack on given derivations: states [P, h] of the pushes, in the order of the plan.
