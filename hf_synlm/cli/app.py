@@ -19,7 +19,19 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import evaluate, evaluate_trees, grammar, hub, options, reading, surprisal, train, treebanks, trees
+from hf_synlm.cli import (
+    evaluate,
+    evaluate_trees,
+    grammar,
+    hub,
+    options,
+    outputs,
+    reading,
+    surprisal,
+    train,
+    treebanks,
+    trees,
+)
 from hf_synlm.data.files import release_outputs
 
 for _library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
@@ -134,7 +146,7 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of `sys.argv`, and return its exit code."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
-    options.command_line.set(shlex.join(["synlm", *typed]))
+    outputs.command_line.set(shlex.join(["synlm", *typed]))
     try:
         copy_context().run(app, args=typed, prog_name="synlm")  # the encoding is that of this command
     except SystemExit as end:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hf_synlm.cli import options
+from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import flag_of
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
@@ -118,7 +118,7 @@ class InputOptions(options.TreebankReading):
         items = read_items(
             texts, kind=self.file_format, text_column=self.text_column, by_sentences=self.split_sentences
         )
-        options.say_odd_texts(item.text for item in items)
+        outputs.say_odd_texts(item.text for item in items)
         return items, {}
 
 
@@ -143,7 +143,7 @@ def perplexity(
         synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny
         synlm evaluate perplexity valid.txt --model model_cards/gpst-tiny --estimator stepwise --out ppl.json
     """
-    options.check_results(out, overwrite, texts, *sentences.files, scoring.cache, model=model)
+    outputs.check_results(out, overwrite, texts, *sentences.files, scoring.cache, model=model)
     items, read = reading.items(texts)
     trees = sentences.trees()
     how: dict[str, Any] = {"tokenize": sentences.tokenize, "options": {"seed": scoring.seed, **read}}
@@ -155,26 +155,26 @@ def perplexity(
 
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
-        return options.report(evaluate_proposals(scoring.scorer(model), items, trees, **how), out)
+        return outputs.report(evaluate_proposals(scoring.scorer(model), items, trees, **how), out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 
     scorer = scoring.scorer(model)
-    options.say_plain_context(scorer, context)
+    outputs.say_plain_context(scorer, context)
     result = evaluate_perplexity(scorer, items, context=context, **how)
     _say_odd_scores(result.scores)
-    options.report(result, out)
+    outputs.report(result, out)
 
 
 def _say_odd_scores(scores: Mapping[str, float]) -> None:
     """Remark on unknown words, and on sentences that cannot end."""
     share = scores["unknown_words"] / max(1, scores["words"])
     if share > 0.1:
-        options.say(
+        outputs.say(
             f"{share:.0%} of the words are unknown to the model and count as a class of words: its perplexity does not "
             "compare with that of a model with another vocabulary"
         )
     if scores["bits_per_token"] < math.inf == scores.get("bits_per_token_with_end"):
-        options.say(
+        outputs.say(
             "scores with ends are infinite: by this model some sentences cannot end where they do (a PCFG has none of "
             "one word). Leave these sentences out to get them"
         )
@@ -199,12 +199,12 @@ def syntaxgym(
     Examples:
         synlm evaluate syntaxgym test_suites/json --model model_cards/gpst-tiny --num-beams 300 --out sg.json
     """
-    options.check_results(out, overwrite, suites, scoring.cache, model=model, items_out=items_out)
+    outputs.check_results(out, overwrite, suites, scoring.cache, model=model, items_out=items_out)
     from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym, find_suites
 
     paths = find_suites(suites, suite or [])
     result = evaluate_syntaxgym(scoring.scorer(model), paths, options={"seed": scoring.seed})
-    options.report(result, out, items_out)
+    outputs.report(result, out, items_out)
 
 
 def blimp(
@@ -225,13 +225,13 @@ def blimp(
         synlm evaluate blimp blimp/data --model model_cards/gpst-tiny --limit 100 --out blimp.json
     """
     reads = (paradigms, *chosen.files, scoring.cache)
-    options.check_results(out, overwrite, *reads, model=model, items_out=items_out)
+    outputs.check_results(out, overwrite, *reads, model=model, items_out=items_out)
     from hf_synlm.evaluation.suites.blimp import evaluate_blimp, find_blimp
 
     paths, how = find_blimp(paradigms, paradigm or []), chosen.how()
     settings = {"seed": scoring.seed}
     result = evaluate_blimp(scoring.scorer(model), paths, limit=chosen.limit, options=settings, **how)
-    options.report(result, out, items_out)
+    outputs.report(result, out, items_out)
 
 
 def pairs(
@@ -256,7 +256,7 @@ def pairs(
         synlm evaluate pairs agreement.tsv --model model_cards/rnng-mini --group-column construction --items-out i.tsv
     """
     reads = (pairs, *chosen.files, scoring.cache)
-    options.check_results(out, overwrite, *reads, model=model, items_out=items_out)
+    outputs.check_results(out, overwrite, *reads, model=model, items_out=items_out)
     from hf_synlm.evaluation.suites.blimp import evaluate_pairs, first_pairs, read_pairs
 
     data = {"files": describe_files([pairs])}
@@ -264,7 +264,7 @@ def pairs(
     how: dict[str, Any] = {"data": data, **chosen.how()}
     how["options"] = {"pairs_per_group": chosen.limit or "all", "seed": scoring.seed}
     result = evaluate_pairs(scoring.scorer(model), first_pairs(read, chosen.limit), **how)
-    options.report(result, out, items_out)
+    outputs.report(result, out, items_out)
 
 
 # ------------------------------------------------------------------------------------------------- several results
@@ -277,14 +277,14 @@ def summary(results: Results, out: options.Output = None, overwrite: options.Ove
     Examples:
         synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
     """
-    options.check_results(out, overwrite, *results)
+    outputs.check_results(out, overwrite, *results)
     loaded = load_runs(results)
     names = "\n".join(f"- {path}: {result.model['name']}" for path, result in zip(results, loaded, strict=True))
     rows = summarize(loaded)
     text = f"# {loaded[0].task}\n\n{names}\n\n{markdown_table(rows)}\n"
     if out is not None:
         paths = write_report(out, summary_to_json(results, loaded, rows), text)
-        options.say(f"wrote {paths[0]} and {paths[1]}")
+        outputs.say(f"wrote {paths[0]} and {paths[1]}")
     typer.echo(text, nl=False)
 
 
@@ -319,7 +319,7 @@ def plot(
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
         synlm evaluate plot surprisals.tsv --by condition --x region --out regions.svg
     """
-    options.check_out(out, overwrite, *results, check=options.check_picture)
+    outputs.check_out(out, overwrite, *results, check=outputs.check_picture)
     is_table = results[0].suffix.lower() == ".tsv"
     if is_table != (x is not None) or (is_table and (len(results) > 1 or label)) or (by and x is None):
         raise ValueError(
@@ -327,11 +327,11 @@ def plot(
         )
     if x is not None:
         _plot_regions(results[0], out, x, by, score)
-        return options.say(f"wrote {out}")
+        return outputs.say(f"wrote {out}")
     loaded = load_runs(results)
     if loaded[0].task == "reading" and len(loaded) == 1 and not (label or score):
         _plot_reading(loaded[0], out)
-        return options.say(f"wrote {out}")
+        return outputs.say(f"wrote {out}")
     labels = label or _names(results)
     if len(labels) != len(results):
         raise ValueError(f"{len(labels)} labels for {len(results)} files: give one for each file, or omit --label")
@@ -345,7 +345,7 @@ def plot(
     axis, limit = _AXES.get(task, ("score", None))
     title = "\n".join(filter(None, [f"{task}: {named}", loaded[0].options.get("convention", "").partition(",")[0]]))
     plot_bars(out, names, means, deviations=deviations, title=title, axis=axis, limit=limit, chance=chance)
-    options.say(f"wrote {out}")
+    outputs.say(f"wrote {out}")
 
 
 # What the scores of a task are, and where their axis ends.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from hf_synlm.cli import options
+from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.data.parsed import ParsedSentence, TreeStyle, kind_of_trees, lines_of_parses
 from hf_synlm.data.text import read_lines, read_lines_beside
@@ -202,8 +202,8 @@ def parsing(
     models, files = model or [], trees or []
     reads = (treebank, *files, parsing.cache, counting.parameters)
     for name in models or [""]:
-        options.check_results(out, overwrite, *reads, model=name)
-        options.check_out(save_trees, overwrite, *reads, *options.report_files(out), model=name, flag="--save-trees")
+        outputs.check_results(out, overwrite, *reads, model=name)
+        outputs.check_out(save_trees, overwrite, *reads, *outputs.report_files(out), model=name, flag="--save-trees")
     if bool(models) == bool(files):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
     options.refuse_repeated("--trees", files)
@@ -219,14 +219,14 @@ def parsing(
     if len(models) > 1 or len(cases) > 1:
         if consensus or save_trees is not None:
             raise ValueError("--consensus and --save-trees take one model and one convention: give one of each")
-        return options.report(_tabulate(cases, models, parsing, data), out, style=style)
+        return outputs.report(_tabulate(cases, models, parsing, data), out, style=style)
     chosen, bank, rule, runs = cases[0]
     settings = chosen.describe(rule, bank)
     settings |= {"consensus": True} if consensus else {}
     if models:
         result = _evaluate_model(models[0], parsing, bank, rule, consensus, save_trees, settings, data)
-        return options.report(result, out, style=style)
-    options.report(_evaluate_runs(runs, bank, rule, consensus, save_trees, settings, data), out, style=style)
+        return outputs.report(result, out, style=style)
+    outputs.report(_evaluate_runs(runs, bank, rule, consensus, save_trees, settings, data), out, style=style)
 
 
 def _tabulate(
@@ -247,11 +247,11 @@ def _tabulate(
         trees = dict(zip(words, parse_sentences(scorer.model, scorer.tokenizer, words, **how), strict=True))
         for case in cases:
             if _needs_labels(scorer, case.rule):
-                options.say(f"evalb: {scorer.name} gives trees without labels and has no score (--unlabeled)")
+                outputs.say(f"evalb: {scorer.name} gives trees without labels and has no score (--unlabeled)")
             else:
                 case.runs[scorer.name] = [trees.get(tuple(own), ParsedSentence(())) for own in case.bank.words]
         described.append(scorer.describe())
-    options.leave_output_to_first_process()
+    outputs.leave_output_to_first_process()
     for case in cases:
         _say_missing(case.bank, case.runs, case.rule)
     scores, tables = report_conventions({case.counting.convention: case[1:] for case in cases})
@@ -335,7 +335,7 @@ def _evaluate_model(
     parsed = parse_sentences(
         scorer.model, scorer.tokenizer, bank.words, progress=bar, **parsing.computation(), **chosen
     )
-    options.leave_output_to_first_process()
+    outputs.leave_output_to_first_process()
     parsed = average_parses({scorer.name: parsed}) if consensus else parsed
     seconds = time.perf_counter() - start
     found = dict(zip(numbers, parsed, strict=True))
@@ -364,7 +364,7 @@ def _write_trees(path: Path | None, sentences: Sequence[ParsedSentence]) -> None
     """Write the best trees, if a file is given: one line per sentence, blank without a tree."""
     if path is not None:
         write_text(path, "".join(f"{line}\n" for line in lines_of_parses(sentences)))
-        options.say(f"wrote {path}")
+        outputs.say(f"wrote {path}")
 
 
 def compare(
@@ -390,7 +390,7 @@ def compare(
     Examples:
         synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
     """
-    options.check_results(out, overwrite, treebank, first, second, counting.parameters)
+    outputs.check_results(out, overwrite, treebank, first, second, counting.parameters)
     from hf_synlm.evaluation.trees.treebank_reports import report_comparison
 
     if first.resolve() == second.resolve():
@@ -404,7 +404,7 @@ def compare(
     _say_missing(bank, parses, rule)
     data = {"files": describe_files([treebank, first, second])}
     named = {"name": f"{first} and {second}"}
-    options.report(EvaluationResult("compare", scores, named, counting.describe(rule, bank), data, tables), out)
+    outputs.report(EvaluationResult("compare", scores, named, counting.describe(rule, bank), data, tables), out)
 
 
 def _numbers_scored(bank: "Treebank", rule: ParsingConvention | EvalbParameters) -> Sequence[int]:
@@ -419,14 +419,14 @@ def _say_missing(bank: "Treebank", runs: Mapping[str, Any], rule: ParsingConvent
         if isinstance(run, EvalbScores):
             counted, reasons = run.overall, [sentence.reason for sentence in run.sentences if sentence.reason]
             if counted.num_valid < counted.num_sentences:
-                options.say(
+                outputs.say(
                     f"{name}: of {counted.num_sentences} sentences, EVALB leaves out {counted.num_skipped} without a "
                     f"tree and {counted.num_errors} with other words" + "".join(f" ({why})" for why in reasons[:1])
                 )
             continue
         missing = sum(not run[number].hypotheses for number in numbers)
         if missing:
-            options.say(
+            outputs.say(
                 f"{name} has no tree for {missing} of {len(numbers)} sentences, which count as sentences without "
                 "brackets: were they left out by another convention when they were saved?"
             )
@@ -437,7 +437,7 @@ def _say_roots(gold: Path, test: Path) -> None:
     have = [any(re.match(r"\s*\(\s*\(", line) for line in read_lines_beside(path)) for path in (gold, test)]
     if have[0] != have[1]:
         path = gold if have[0] else test
-        options.say(
+        outputs.say(
             f"only {path} has brackets without a label around its trees, ( (S ...)): EVALB counts them, as "
             "constituents that the other file lacks. `synlm treebank` takes them away"
         )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hf_synlm.cli import options
+from hf_synlm.cli import options, outputs
 
 
 def grammar(
@@ -39,11 +39,11 @@ def grammar(
         synlm grammar runs/pcfg --nonterminals 12 --plot rules.svg
         synlm grammar runs/pcfg --rules 100 --words 100 --format json > grammar.json
     """
-    options.check_out(plot, overwrite, model=model, check=options.check_picture, flag="--plot")
+    outputs.check_out(plot, overwrite, model=model, check=outputs.check_picture, flag="--plot")
     from hf_synlm.hub.loading import load_pretrained
     from hf_synlm.viz.grammar import grammar_to_text, plot_grammar, read_grammar
 
-    options.hide_bars_of_weights()
+    outputs.hide_bars_of_weights()
     loaded, tokenizer = load_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
     found = read_grammar(
         loaded,
@@ -54,11 +54,11 @@ def grammar(
         num_preterminals=preterminals,
     )
     if loaded.config.is_compound:
-        options.say("every sentence has a grammar of its own; this is the one of z = 0, the mean of the prior")
+        outputs.say("every sentence has a grammar of its own; this is the one of z = 0, the mean of the prior")
     if style == "json":
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2, ensure_ascii=False))
     else:
         typer.echo(grammar_to_text(found))
     if plot is not None:
         plot_grammar(plot, found, title=f"likely rules of {model}")
-        options.say(f"wrote {plot}")
+        outputs.say(f"wrote {plot}")

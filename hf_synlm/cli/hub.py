@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hf_synlm.cli import options
+from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import check_target, find_model, read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 from hf_synlm.models import ARCHITECTURES
@@ -17,7 +17,7 @@ OutFolder = Annotated[Path, typer.Option(help="Folder to write.")]
 
 
 def _check_folder(out: Path, overwrite: bool, *reads: Path | None, model: str | None) -> None:
-    options.check_out(out, overwrite, *reads, model=model, check=check_target, is_folder=True)
+    outputs.check_out(out, overwrite, *reads, model=model, check=check_target, is_folder=True)
 
 
 def convert(
@@ -74,14 +74,14 @@ def convert(
     from hf_synlm.conversion.files import convert_files
     from hf_synlm.hub.loading import load_tokenizer
 
-    options.hide_bars_of_weights()
+    outputs.hide_bars_of_weights()
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     convert_files(architecture, weights, configs, out, loaded, overwrite=overwrite, vocabulary=vocabulary)
     if not (out / "tokenizer_config.json").is_file():
-        options.say(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer")
+        outputs.say(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer")
     if read_json(out / "config.json").get("eos_token_id") is None:
-        options.say(f"{out} has no end token, so it never ends a sentence: add eos_token_id to --config")
-    options.say(f"wrote {out}; check it by `synlm verify {out}`")
+        outputs.say(f"{out} has no end token, so it never ends a sentence: add eos_token_id to --config")
+    outputs.say(f"wrote {out}; check it by `synlm verify {out}`")
 
 
 def info(
@@ -177,7 +177,7 @@ def export(
     from hf_synlm.hub.export import export_model
     from hf_synlm.hub.loading import load_pretrained, saved_auto_class
 
-    options.hide_bars_of_weights()
+    outputs.hide_bars_of_weights()
     given = {} if facts is None else read_facts(facts)
     found = {path: load_result(path) for path in results or ()}
     measured = [row for result in found.values() for row in card_rows(result)]
@@ -201,7 +201,7 @@ def export(
     stored = loaded_tensors(model, revision) if dtype == "auto" else None
     chosen: dict[str, Any] = {"overwrite": overwrite, "code_repo": code_repo}
     export_model(loaded, tokenizer, out, card=text, facts=stated, stored=stored, **chosen)
-    options.say(f"wrote {out}; check it by `synlm verify {out}`")
+    outputs.say(f"wrote {out}; check it by `synlm verify {out}`")
 
 
 def _export_step(folder: Path, out: Path, overwrite: bool, facts: dict[str, Any], code_repo: str | None) -> None:
@@ -210,7 +210,7 @@ def _export_step(folder: Path, out: Path, overwrite: bool, facts: dict[str, Any]
     from hf_synlm.training.engine.export import load_step
 
     export_model(*load_step(folder), out, overwrite=overwrite, facts=facts, code_repo=code_repo)
-    options.say(f"wrote {out} with the weights of this step, not those of the best step or of an average")
+    outputs.say(f"wrote {out} with the weights of this step, not those of the best step or of an average")
 
 
 def _stated_facts(
@@ -236,12 +236,12 @@ def _stated_facts(
         facts.pop("weights", None)
         facts.pop("tree", None)
     if any(left_out) and not measured:
-        options.say(
+        outputs.say(
             "The card is without the results of card.yaml, which are those of the weights as they were saved. Evaluate "
             "the copy, and name the result files by --results."
         )
     elif is_cast and known is None and text is not None and not given:
-        options.say("README.md stays as it is: its numbers, if any, are those of the weights as they were saved.")
+        outputs.say("README.md stays as it is: its numbers, if any, are those of the weights as they were saved.")
     stated = {**(known or {}), "repo_id": name, **given}
     measured_weights = (given if "results" in given else stated).get("weights")
     if not measured and measured_weights and Path(model).is_dir():
@@ -292,7 +292,7 @@ def verify(
         with one_line_errors(model, "model"):
             folder = Path(snapshot_download(model, revision=revision))
     _check_trust(folder, trust_remote_code)
-    options.say(f"loading {model} with and without hf_synlm ...")
+    outputs.say(f"loading {model} with and without hf_synlm ...")
     chosen: dict[str, Any] = {"max_new_tokens": max_new_tokens, "tolerance": tolerance, "backbone": backbone}
     if not _print_report(folder, style, **chosen, **({"texts": text} if text else {})):
         raise typer.Exit(1)
@@ -315,7 +315,7 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     from hf_synlm.hub.export import check_tokenizer_of
     from hf_synlm.hub.verify import verify_export
 
-    options.hide_bars_of_weights()
+    outputs.hide_bars_of_weights()
     check_tokenizer_of(folder)
     try:
         report = verify_export(folder, **choices)
@@ -323,7 +323,7 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
         RuntimeError,
         SubprocessError,
     ) as error:  # the clean process could not even start: a finding about the folder
-        options.say(f"failed: {error}")
+        outputs.say(f"failed: {error}")
         return False
     found = {"folder": str(folder), "passed": report.passed, "checks": [check._asdict() for check in report.checks]}
     typer.echo(json.dumps(found, indent=2) if style == "json" else report.table())
@@ -364,19 +364,19 @@ def push(
     folder = Path(find_model(folder))
     sizes = files_to_push(folder)
     for remark in missing_on_card(str(folder)):
-        options.say(remark)
+        outputs.say(remark)
     if check:
         _check_trust(folder, trust_remote_code)
     if check and not dry_run:
         check_login()
     if check and not _print_report(folder, backbone=backbone):
-        options.say(f"{folder} was not pushed")
+        outputs.say(f"{folder} was not pushed")
         raise typer.Exit(1)
     if dry_run:
         _print_sizes(sizes, repo_id)
         return
     commit = push_to_hub(folder, repo_id, private=private, revision=revision, commit_message=message)
-    options.say(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)')
+    outputs.say(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)')
     typer.echo(commit)
 
 
@@ -407,7 +407,7 @@ def push_code(
         _print_sizes({name: len(text.encode()) for name, text in code_repository(repo_id).items()}, repo_id)
         return
     commit = push(repo_id, private=private, revision=revision, commit_message=message)
-    options.say(f"pushed {repo_id}; models load it if they were exported with --code-repo {repo_id}")
+    outputs.say(f"pushed {repo_id}; models load it if they were exported with --code-repo {repo_id}")
     typer.echo(commit)
 
 

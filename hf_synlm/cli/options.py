@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share, the checks of `--out`, and the model that options describe.
+"""Options that several commands share, and the model that options describe.
 
 An option is an ordinary `Annotated[type, typer.Option(help=...)]`. Options that belong together are the fields of a
 dataclass, such as `Loading` or `Scoring`; a command takes the dataclass as one parameter, and `grouped` shows typer its
@@ -9,22 +9,20 @@ fields.
 import dataclasses
 import inspect
 import json
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from hf_synlm.cli import outputs
 from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
-from hf_synlm.data.files import TOKENIZER_FILES, check_output, find_model, flag_of, lock_output, write_text
-from hf_synlm.data.text import Tokenization, command_encoding, plural, read_lines_beside
-from hf_synlm.evaluation.results import EvaluationResult, check_report, json_text, refuse_pipe
-from hf_synlm.evaluation.text.text_items import NUM_FIRST, OpenTexts, open_texts, remarks_on, rows_text
+from hf_synlm.data.files import find_model, flag_of
+from hf_synlm.data.text import Tokenization, command_encoding, read_lines_beside
+from hf_synlm.evaluation.text.text_items import NUM_FIRST, OpenTexts, open_texts
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
@@ -269,9 +267,11 @@ class TextReading:
         columns = {name: getattr(self, name) for name in names}
         found = open_texts(places, kind=kind, by_sentences=self.split_sentences, flag=flag, **columns)
         if self.word_column is None:
-            say_odd_texts(item.text for item in found.first)
+            outputs.say_odd_texts(item.text for item in found.first)
         if found.items is not found.first:
-            say(f"more than {NUM_FIRST:,} texts: they are read piece by piece, and remarks are about the first ones")
+            outputs.say(
+                f"more than {NUM_FIRST:,} texts: they are read piece by piece, and remarks are about the first ones"
+            )
         return found
 
 
@@ -294,7 +294,7 @@ class Loading:
         """Load a model and its tokenizer; `more` goes to `TextScorer.from_pretrained`."""
         from hf_synlm.evaluation.text.scoring import TextScorer
 
-        hide_bars_of_weights()
+        outputs.hide_bars_of_weights()
         given = dataclasses.asdict(self)
         search = {name: given.pop(name) for name in SEARCH_OPTIONS if name in given}
         for name in ("method", "parse_option"):
@@ -496,57 +496,6 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
     return chosen
 
 
-# ----------------------------------------------------------------------------------------------------- checks of --out
-# Files that make up a model; results may lie beside them.
-_OF_MODELS = (
-    *"*.safetensors *.gguf *.bin *.py config.json *_config.json *.index.json special_tokens_map.json".split(),
-    *"added_tokens.json vocab.* merges.txt chat_template* README.md".split(),
-    *(pattern for pattern in TOKENIZER_FILES if pattern != "vocab*"),
-)
-
-
-def check_out(
-    out: Path | None,
-    overwrite: bool,
-    *reads: Path | None,
-    model: str | None = None,
-    check: Callable[[Path, bool], object] = check_output,
-    beside: Callable[[Path], Path] | None = None,
-    is_folder: bool = False,
-    flag: str = "--out",
-    once: Sequence[Path] = (),
-) -> None:
-    """Check, before anything is computed, that an output can be written and is not a file that the command reads.
-
-    `reads` are the input files and folders, `model` is the folder of a model or its name on the Hub. `check` gets the
-    path and `--overwrite`. `beside` names a second output, which holds the checksums of the inputs: they are read
-    twice; those of `once` are read once, and may be pipes. A folder is replaced as a whole, so that it must not hold an
-    input either.
-    """
-    paths = [path for path in reads if path is not None]
-    if beside is not None:
-        for path in paths:
-            refuse_pipe(path)
-    if out is None:
-        return
-    if str(out) == "-":
-        raise ValueError(f"`{flag} -` is not supported: give a path, or omit {flag} to print to the terminal.")
-    inputs = {path.resolve() for path in (*paths, *once)}
-    # A folder of suites or pairs stands for its files, wherever links lead.
-    inputs |= {file.resolve() for path in inputs if path.is_dir() for file in path.glob("*.json*")}
-    if model and os.path.isdir(model):
-        inputs |= {Path(model).resolve(), *(p.resolve() for pattern in _OF_MODELS for p in Path(model).glob(pattern))}
-    for path in (out, *([beside(out)] if beside else ())):
-        target = path.resolve()
-        if target in inputs or (is_folder and any(file.is_relative_to(target) for file in inputs)):
-            raise ValueError(
-                f"{flag} {out} would overwrite an input or a part of the model ({path}). Choose another name."
-            )
-    if is_first_process():
-        lock_output(out)
-    check(out, overwrite)
-
-
 def differing(group: Any, usual: Any) -> list[str]:
     """Names of the options of a group that differ from the usual ones."""
     names = [field.name for field in dataclasses.fields(usual)]
@@ -558,50 +507,6 @@ def refuse_repeated(flag: str, values: Sequence[Path | str]) -> None:
     for value, count in Counter(map(str, values)).items():
         if count > 1:
             raise ValueError(f"{flag} {value} is given {count} times: give it once")
-
-
-def meta_file(out: Path) -> Path:
-    """The file beside an output that says how it was made."""
-    return Path(f"{out}.meta.json")
-
-
-def check_with_meta(out: Path, overwrite: bool) -> None:
-    """As `check_output`, for an output with a file beside it that says how it was made."""
-    check_output(out, overwrite)
-    check_output(meta_file(out), overwrite)
-
-
-def check_picture(out: Path, overwrite: bool) -> None:
-    """As `check_output`, for a picture by matplotlib."""
-    if out.suffix.lower() not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"{out} is not a picture file: use a name that ends in .svg, .png or .pdf")
-    check_output(out, overwrite)
-
-
-def check_results(
-    out: Path | None, overwrite: bool, *reads: Path | None, model: str | None = None, items_out: Path | None = None
-) -> None:
-    """As `check_out`, for the result of an evaluation, which is a JSON file, a Markdown file and, if asked, a table."""
-    check_out(out, overwrite, *reads, model=model, check=check_report, beside=lambda path: path.with_suffix(".md"))
-    check_out(items_out, overwrite, *reads, *report_files(out), model=model, flag="--items-out")
-
-
-def report_files(out: Path | None) -> list[Path]:
-    """The two files of a result."""
-    return [] if out is None else [out, out.with_suffix(".md")]
-
-
-# --------------------------------------------------------------------------------------------------------- results
-command_line: ContextVar[str | None] = ContextVar("command_line", default=None)
-"""The command that runs, as the user typed it."""
-
-# Rows of a table that a terminal shows.
-_MAX_ROWS = 8
-
-
-def say(message: str) -> None:
-    """Write a remark to standard error, beside the results."""
-    typer.echo(message, err=True)
 
 
 def read_trees(
@@ -616,7 +521,9 @@ def read_trees(
     kind = parsed.kind_of_trees(path, lines)
     found, is_certain = (style, True) if style else parsed.guess_style(lines)
     if not is_certain:
-        say(f"{path}: its brackets do not show whether they have labels; read as {found}. If wrong, give --tree-style.")
+        outputs.say(
+            f"{path}: its brackets do not show whether they have labels; read as {found}. If wrong, give --tree-style."
+        )
     if tagged is not None and kind == "brackets" and found == "treebank":
         return tagged(path)
     try:
@@ -624,69 +531,3 @@ def read_trees(
     except ValueError as error:
         remedy = f" (read as {found}: --tree-style gives another style)" if kind == "brackets" else ""
         raise ValueError(f"{error}{remedy}") from error
-
-
-def say_odd_texts(texts: Iterable[str]) -> None:
-    """Remark on texts that seem to be no sentences with spaces between their words."""
-    for remark in remarks_on(texts):
-        say(remark)
-
-
-def say_tokenization(scorer: "TextScorer", given: str | None) -> None:
-    """Tell how words are read where nobody has asked for it."""
-    if given is None and (how := scorer.tokenization(None)) != "words":
-        say(
-            f"text is read by --tokenize {how}, as the configuration of the model says (text_style {scorer.text_style})"
-        )
-
-
-def say_plain_context(scorer: "TextScorer", context: str) -> None:
-    """Remark on documents for a model that has learned to read single sentences."""
-    if context == "document" and scorer.reads_context == "plain text":
-        say(
-            "--context document: the words before a sentence stand as plain text before its begin token, which a Tree "
-            "LM does not see in training. Compare with --context sentence"
-        )
-
-
-def hide_bars_of_weights() -> None:
-    """Show no bars for the loading and writing of weights; bars of downloads stay."""
-    from transformers.utils import logging
-
-    logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **{**named, "disable": True}))
-
-
-def is_first_process() -> bool:
-    """Whether this is the process of `accelerate launch` that writes, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def leave_output_to_first_process() -> None:
-    """End the other processes of `accelerate launch` here."""
-    if not is_first_process():
-        raise typer.Exit
-
-
-def report(
-    result: EvaluationResult, out: Path | None, items_out: Path | None = None, style: TableFormat = "markdown"
-) -> None:
-    """Write a result with its command, if `out` is given, and print its tables, even if writing fails."""
-    leave_output_to_first_process()
-    result.command = command_line.get()
-    try:
-        if out is not None:
-            paths = result.save(out)
-            say(f"wrote {paths[0]} and {paths[1]}")
-        if items_out is not None:
-            is_json = items_out.suffix.lower() == ".jsonl"
-            lines = (json_text(row, indent=None) for row in result.items)
-            write_text(items_out, "".join(lines) if is_json else rows_text(result.items))
-            say(f"wrote {plural(len(result.items), 'row')} to {items_out}")
-    finally:
-        typer.echo(result.to_markdown(_MAX_ROWS) if style == "markdown" else _latex_of(result), nl=False)
-
-
-def _latex_of(result: EvaluationResult) -> str:
-    from hf_synlm.viz.latex import table_to_latex
-
-    return "\n".join(f"% {title}\n{table_to_latex(rows)}" for title, rows in result.tables.items() if rows)

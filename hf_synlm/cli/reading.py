@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hf_synlm.cli import options
+from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.text.text_items import TextItem, rows_text
@@ -153,8 +153,8 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
                 reason = words.why_sentences_alone(scorer)
                 context = "sentence" if reason else preferred
                 if context != preferred:
-                    options.say(f"each sentence is read alone (--context sentence): {reason}")
-            options.say_plain_context(scorer, context)
+                    outputs.say(f"each sentence is read alone (--context sentence): {reason}")
+            outputs.say_plain_context(scorer, context)
             correct = self.word_correction and words.can_correct_words(scorer)
             scores = words.score_words(
                 scorer, texts, context=context, word_correction=correct, tokenize=self.tokenize,
@@ -169,7 +169,7 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
             columns = {name: "surprisal_bits", beliefs: "belief_update_bits"}
             table = with_places(rows, name)
             found += [Predictor(*pair, table, settings=settings) for pair in columns.items() if pair[1] in table]
-        options.leave_output_to_first_process()
+        outputs.leave_output_to_first_process()
         return found, scorer.describe()
 
 
@@ -189,7 +189,7 @@ class FileOptions:
         for name, path in dataclasses.asdict(self).items():
             if path is not None:
                 write_text(path, rows_text(rows[name](found)))
-                options.say(f"wrote {path}")
+                outputs.say(f"wrote {path}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +290,7 @@ class _Study:
         rows = sap.compare_effects(items, effects, predictors, self.times.slope)
         remarks = [remark for one in predictors for remark in sap.remark_on_unknown_words(items, one)]
         for remark in remarks:
-            options.say(remark)
+            outputs.say(remark)
         return EvaluationResult(
             task="reading-effects",
             scores={f"{row['predictor']} {row['construction']} {row['region']}": row["r"] for row in rows},
@@ -334,14 +334,14 @@ def reading(
     from hf_synlm.evaluation.reading.tables import split_given
 
     reads = [times.times, *(split_given(given)[1] for given in surprisals or ())]
-    options.check_results(out, overwrite, *reads, model=model)
+    outputs.check_results(out, overwrite, *reads, model=model)
     for name, path in dataclasses.asdict(files).items():
-        options.check_out(path, overwrite, *reads, *options.report_files(out), model=model, flag=flag_of(name))
+        outputs.check_out(path, overwrite, *reads, *outputs.report_files(out), model=model, flag=flag_of(name))
     if times.preset == "sap":
-        options.report(study.effects(), out)
+        outputs.report(study.effects(), out)
         return
     found = study.regress()
     for remark in found.remarks:
-        options.say(remark)
+        outputs.say(remark)
     files.write(found)
-    options.report(found.result, out)
+    outputs.report(found.result, out)

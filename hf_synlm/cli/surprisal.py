@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hf_synlm.cli import options
+from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import file_writer, find_model, flag_of, write_text
-from hf_synlm.data.text import plural
+from hf_synlm.data.text import Tokenization, plural
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
-from hf_synlm.evaluation.text.text_items import TextItem, table_text, text_files
+from hf_synlm.evaluation.text.text_items import OpenTexts, TextItem, table_text, text_files
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
@@ -35,7 +35,7 @@ _ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 def _check_table(out: Path, overwrite: bool) -> None:
     if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
         raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
-    options.check_with_meta(out, overwrite)
+    outputs.check_with_meta(out, overwrite)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class MeasureOptions(options.Beliefs):
 
         correct = self.word_correction and can_correct_words(scorer)
         if correct != self.word_correction:
-            options.say("--word-correction does not apply: tokens of this model tell where a word ends")
+            outputs.say("--word-correction does not apply: tokens of this model tell where a word ends")
         tokenize = scorer.tokenization(self.tokenize)
         return {"context": self.context, "word_correction": correct, "tokenize": tokenize}
 
@@ -215,7 +215,7 @@ class TreeOptions:
             yield from given_trees.score_given_trees(scorer, texts, fitted)
         if self.counts["changed"]:
             total = plural(self.counts["texts"], "tree")
-            options.say(f"--unknown-labels {self.unknown_labels} changed {self.counts['changed']} of {total}")
+            outputs.say(f"--unknown-labels {self.unknown_labels} changed {self.counts['changed']} of {total}")
 
     def describe(self, scorer: "TextScorer") -> dict[str, Any]:
         """What results say about the trees, when all have been scored."""
@@ -271,7 +271,7 @@ def surprisal(
     found = text_files(texts)
     reads = (*given.files, measures.counts_file, scoring.cache)
     for name in model:
-        options.check_out(out, overwrite, *reads, model=name, check=_check_table, beside=options.meta_file, once=found)
+        outputs.check_out(out, overwrite, *reads, model=name, check=_check_table, beside=outputs.meta_file, once=found)
     by_width = scoring.by_width()
     _check_places(texts, out)
     measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
@@ -285,25 +285,12 @@ def surprisal(
         _say_repeated_items(opened.first)
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
     scorer = measures.scorer(widest, model[0])
-    options.say_plain_context(scorer, measures.context)
+    outputs.say_plain_context(scorer, measures.context)
     how = measures.how(scorer)
     if given.trees is None:
-        options.say_tokenization(scorer, measures.tokenize)
-        if how["tokenize"] == "words":
-            _say_attached_punctuation(scorer, opened.first)
-        if how["tokenize"] == "no-punctuation":
-            _say_lost_marks(opened.first)
+        _say_how_text_is_read(scorer, measures.tokenize, how["tokenize"], opened.first)
     start = time.perf_counter()
-    # All read the same texts in step: the rows of a text are complete when it has been read.
-    number = 1 + len(by_width) + len(model)
-    items, *reads_of = [opened.items] * number if isinstance(opened.items, list) else tee(opened.items, number)
-    if given.trees is None:
-        scores = _search(scorer, reads_of[len(model) - 1 :], list(by_width), out, how)
-    else:
-        from hf_synlm.evaluation.text.processes import progress_bar
-
-        total = len(items) if isinstance(items, list) else None
-        scores = progress_bar(given.scores(scorer, reads_of[0]), _bar(scorer, out), unit="sentences", total=total)
+    items, scores, reads_of = _score(scorer, opened, given, list(by_width), len(model), out, how)
     if count_of is not None:
         scores = _with_frequencies(scores, count_of)
     others, described = _score_by_others(model[1:], widest, measures, reads_of, out)
@@ -326,7 +313,42 @@ def surprisal(
         _write_meta(result, out, words_per_second=counts["words"] / seconds)
     _say_what_was_cut(scorer, counts, how["tokenize"], may_split=given.trees is None)
     for name, number in opened.late.items():
-        options.say(f"column {name!r} is left out: {number} of {counts['texts']} texts have it, and none of the first")
+        outputs.say(f"column {name!r} is left out: {number} of {counts['texts']} texts have it, and none of the first")
+
+
+def _say_how_text_is_read(
+    scorer: "TextScorer", typed: Tokenization | None, how: Tokenization, first: Sequence[TextItem]
+) -> None:
+    outputs.say_tokenization(scorer, typed)
+    if how == "words":
+        _say_attached_punctuation(scorer, first)
+    if how == "no-punctuation":
+        _say_lost_marks(first)
+
+
+def _score(
+    scorer: "TextScorer",
+    opened: OpenTexts,
+    given: TreeOptions,
+    narrower: Sequence[int | None],
+    num_models: int,
+    out: Path | None,
+    how: dict[str, Any],
+) -> "tuple[Iterable[TextItem], Iterable[WordScores], list[Iterable[TextItem]]]":
+    """The texts, their scores by the first model, and the texts for every other one.
+
+    All read the same texts in step: the rows of a text are complete when it has been read.
+    """
+    number = 1 + len(narrower) + num_models
+    copies: list[Any] = [opened.items] * number if isinstance(opened.items, list) else list(tee(opened.items, number))
+    items, reads = copies[0], copies[1:]
+    if given.trees is None:
+        return items, _search(scorer, reads[num_models - 1 :], narrower, out, how), reads
+    from hf_synlm.evaluation.text.processes import progress_bar
+
+    total = len(items) if isinstance(items, list) else None
+    scores = progress_bar(given.scores(scorer, reads[0]), _bar(scorer, out), unit="sentences", total=total)
+    return items, scores, reads
 
 
 def _search(
@@ -350,7 +372,7 @@ def _search(
         for width, read in zip(sorted(filter(None, narrower)), more, strict=True)
     }
     scores = words.iterate_words(scorer, first, progress=bar, **how)
-    return words.with_beams(scores, scorer.num_beams or 0, others, options.say) if others else scores
+    return words.with_beams(scores, scorer.num_beams or 0, others, outputs.say) if others else scores
 
 
 def _bar(scorer: "TextScorer", out: Path | None) -> str | None:
@@ -446,21 +468,21 @@ def _write_words(
             counts["words"] += len(found.words)
             counts["tokens"] += len(found.tokens)
             counts["unknown_words"] += sum(found.unknown)
-        options.leave_output_to_first_process()
+        outputs.leave_output_to_first_process()
     return names, counts
 
 
 def _write_meta(result: EvaluationResult, out: Path, words_per_second: float) -> None:
     """Say how the table was made, in a file beside it."""
-    options.say(f"wrote {out}: {result.scores['words']:,} words, {words_per_second:.3g} a second")
-    result.command = options.command_line.get()
-    write_text(options.meta_file(out), result.to_json())
-    options.say(f"wrote {options.meta_file(out)}, which says how the table was made")
+    outputs.say(f"wrote {out}: {result.scores['words']:,} words, {words_per_second:.3g} a second")
+    result.command = outputs.command_line.get()
+    write_text(outputs.meta_file(out), result.to_json())
+    outputs.say(f"wrote {outputs.meta_file(out)}, which says how the table was made")
 
 
 def _print(rows: Sequence[Sequence[Any]]) -> None:
     """Print rows at once; end quietly when nobody reads them, as by `| head`."""
-    if not options.is_first_process():
+    if not outputs.is_first_process():
         return
     try:
         typer.echo(table_text(rows), nl=False)
@@ -474,7 +496,7 @@ def _say_repeated_items(items: Sequence[TextItem]) -> None:
     repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
     if repeated:
         texts = "texts, by condition" if items[0].rows else "texts"
-        options.say(
+        outputs.say(
             f"items with several {texts}: {repeated}. Join other tables by sentence_id, which counts the rows of the "
             "input, and word_id, not by item"
         )
@@ -484,7 +506,7 @@ def _say_lost_marks(items: Sequence[TextItem]) -> None:
     """Tell that the marks between words are not read."""
     inside = sum(bool(_INSIDE.search(item.text)) for item in items)
     if inside:
-        options.say(
+        outputs.say(
             f"--tokenize no-punctuation: {inside} of {len(items)} texts lose marks between words, such as commas. If "
             "you compare texts with and without them, choose a model that reads punctuation"
         )
@@ -500,7 +522,7 @@ def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -
     words = sum(len(item.text.split()) for item in items)
     attached = sum(len(_ATTACHED.findall(item.text)) for item in items)
     if attached >= 0.1 * words and scorer.begins_itself and not has_words(scorer.tokenizer):
-        options.say(
+        outputs.say(
             f"{attached / words:.0%} of the words have punctuation attached. Models of treebanks have learned it as "
             "words of their own (--tokenize ptb), others have learned without it (--tokenize no-punctuation): see the "
             "card of the model"
@@ -519,17 +541,17 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
             remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
         else:
             remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"
-        options.say(
+        outputs.say(
             f"{counts['unknown_words']} of {counts['words']} words ({counts['unknown_words'] / counts['words']:.0%}) "
             f"are unknown to this model (oov 1): {remedy}"
         )
     if scorer.cuts["texts_in_windows"]:
-        options.say(
+        outputs.say(
             f"{scorer.cuts['texts_in_windows']} of {counts['texts']} texts are longer than the model's "
             f"{scorer.max_tokens} positions: they were scored in windows that overlap by half"
         )
     if scorer.cuts["contexts_cut"]:
-        options.say(
+        outputs.say(
             f"{scorer.cuts['contexts_cut']} of {counts['texts']} texts have more context than the model can read: its "
             "first sentences were left out"
         )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hf_synlm.cli import options
+from hf_synlm.cli import options, outputs
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import flag_of, write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
@@ -171,7 +171,7 @@ def treebank(
         synlm treebank de_gsd-ud-train.conllu --structure flat --labels deprel --out de.train.mrg
         synlm treebank parsed.txt --from parses --out train.txt
     """
-    options.check_out(out, overwrite, *trees, check=options.check_with_meta, beside=options.meta_file)
+    outputs.check_out(out, overwrite, *trees, check=outputs.check_with_meta, beside=outputs.meta_file)
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
         raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
     inputs = describe_files(trees)
@@ -199,10 +199,10 @@ def treebank(
     if any(converted for _, converted in sentences):
         facts["dependencies"] = {**DEPENDENCY_OPTIONS, "tags": "upos", **of_dependencies, **changed}
     files = {"inputs": inputs, "output": describe_files([out])}
-    write_json(options.meta_file(out), {**facts, **files, "command": options.command_line.get()})
+    write_json(outputs.meta_file(out), {**facts, **files, "command": outputs.command_line.get()})
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
     remarks += [f"{count:,} {what}" for what, count in (+changed).items()]
-    options.say(", ".join([f"wrote {plural(len(kept), 'tree')} of {plural(num_words, 'word')} to {out}", *remarks]))
+    outputs.say(", ".join([f"wrote {plural(len(kept), 'tree')} of {plural(num_words, 'word')} to {out}", *remarks]))
 
 
 def silver(
@@ -258,10 +258,10 @@ def silver(
         synlm treebank silver.mrg --max-words 40 --out train.txt
     """
     confidences = Path(f"{out}.confidence.tsv")
-    options.check_out(
-        out, overwrite, texts, models, model=parser, check=options.check_with_meta, beside=options.meta_file
+    outputs.check_out(
+        out, overwrite, texts, models, model=parser, check=outputs.check_with_meta, beside=outputs.meta_file
     )
-    options.check_out(confidences if parser else None, overwrite, texts)
+    outputs.check_out(confidences if parser else None, overwrite, texts)
     of_stanza = {"--package": package, "--models": models}
     of_parser = {"--backbone": backbone, "--min-confidence": min_confidence, "--dtype": dtype.replace("auto", "")}
     for flag, value in (of_stanza if parser else of_parser).items():
@@ -282,10 +282,10 @@ def silver(
         write_text(confidences, f"words\tconfidence\n{table}")
     write_text(out, "".join(f"{tree}\n" for tree in trees))
     files = {"inputs": inputs, "output": describe_files([out])}
-    write_json(options.meta_file(out), {"trees": len(trees), **facts, **files, "command": options.command_line.get()})
+    write_json(outputs.meta_file(out), {"trees": len(trees), **facts, **files, "command": outputs.command_line.get()})
     Path(f"{out}.partial").unlink()
     remarks = [f"{count:,} left out ({why})" for why, count in facts.get("left_out", {}).items() if count]
-    options.say(", ".join([f"wrote {plural(len(trees), 'tree')} to {out}", *remarks]))
+    outputs.say(", ".join([f"wrote {plural(len(trees), 'tree')} to {out}", *remarks]))
 
 
 def _trees_of_parser(
@@ -308,7 +308,7 @@ def _trees_of_parser(
                 readable.append(EncodedSentence(tuple(ids), tuple(ends), tuple(sentence)))
     given = {**loading.computation(), "cache": f"{out}.partial"}
     parsed = parse_encoded(scorer.model, readable, progress="silver trees", **given)
-    options.leave_output_to_first_process()
+    outputs.leave_output_to_first_process()
     rows = [
         (sentence_to_brackets(as_treebank_sentence(one, "")), n, (one.tree().log_prob or 0.0) / n)
         for one, n in ((one, len(one.words)) for one in parsed)

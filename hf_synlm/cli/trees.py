@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from hf_synlm.cli import options
+from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import check_output, file_writer, flag_of, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import file_ending, plural
@@ -109,7 +109,7 @@ def parse(
     options.refuse_repeated("--model", model)
     # The names of pictures depend on the sentences, see `_check_drawings`.
     for name in model:
-        options.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
+        outputs.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
     opened = reading.open([texts], input_format, "--input-format")
@@ -138,28 +138,34 @@ def parse(
         )
         runs[name] = runs[name] if is_stream else iter(list(runs[name]))
     if len(model) == 1:
-        options.say_tokenization(scorer, tokenize)
+        outputs.say_tokenization(scorer, tokenize)
     found = runs[model[0]]
     if wanted.consensus or len(model) > 1:
         found = iter(average_parses({name: list(run) for name, run in runs.items()}))
     counts = Counter[str]()
-
-    def counted(sentence: ParsedSentence) -> ParsedSentence:
-        counts["sentences"] += bool(sentence.words)
-        counts["without tree"] += bool(sentence.words) and not sentence.hypotheses
-        return sentence
-
-    found = map(counted, found)
+    found = _counted(found, counts)
     blocks: Iterable[list[ParsedSentence]] = growing_blocks(found, 1024) if is_stream else [list(found)]
-    options.leave_output_to_first_process()
+    outputs.leave_output_to_first_process()
     if style == "html" and len(model) == 1:
         blocks = (_with_unknown_words(block, scorer) for block in blocks)
     total = None if is_stream else len(sentences)
     _write_drawings(blocks, style, out, f"{texts}, parsed by {', '.join(runs)}", total, overwrite)
-    if skipped["long"]:
-        options.say(f"blank: {plural(skipped['long'], 'sentence')} longer than the model can read (--skip-long)")
+    _say_what_has_no_tree(skipped["long"], counts)
+
+
+def _counted(found: Iterable[ParsedSentence], counts: Counter[str]) -> Iterator[ParsedSentence]:
+    """The sentences; `counts` says how many have words, and how many of these no tree."""
+    for sentence in found:
+        counts["sentences"] += bool(sentence.words)
+        counts["without tree"] += bool(sentence.words) and not sentence.hypotheses
+        yield sentence
+
+
+def _say_what_has_no_tree(num_long: int, counts: Counter[str]) -> None:
+    if num_long:
+        outputs.say(f"blank: {plural(num_long, 'sentence')} longer than the model can read (--skip-long)")
     if counts["without tree"]:
-        options.say(
+        outputs.say(
             f"no complete tree for {counts['without tree']} of {counts['sentences']} sentences; a wider beam may find "
             "more"
         )
@@ -195,7 +201,7 @@ def draw(
         echo "(S (NP the cat) (VP sleeps))" | synlm draw -
         synlm draw hf_synlm/data/samples/trees.test.txt --format html --out trees.html
     """
-    options.check_out(out, overwrite, trees, check=lambda path, replace: None)
+    outputs.check_out(out, overwrite, trees, check=lambda path, replace: None)
     if file_ending(trees) in (".tsv", ".csv"):
         raise ValueError(f"{trees} is a table, and trees are drawn: make them of its texts by `synlm parse`")
     sentences = options.read_trees(trees, tree_style)
@@ -241,7 +247,7 @@ def _write_drawings(
                     write_text(check_output(_picture_file(out, number, total), overwrite), picture)
                 count += 1
         if out is not None:
-            options.say(f"wrote {plural(count, 'picture')} to {out}")
+            outputs.say(f"wrote {plural(count, 'picture')} to {out}")
     elif style == "html":
         _print_or_write(page_parts(chain.from_iterable(blocks), title), out)
     elif style == "json":
@@ -269,7 +275,7 @@ def _print_or_write(parts: Iterable[str], out: Path | None) -> None:
     else:
         with file_writer(out) as file:
             file.writelines(part.encode() for part in parts)
-        options.say(f"wrote {out}")
+        outputs.say(f"wrote {out}")
 
 
 # ------------------------------------------------------------------------------------------------------- generate
@@ -378,7 +384,7 @@ def generate(
         synlm generate --model model_cards/rnng-mini --sample --seed 1 --format brackets | synlm draw -
         synlm generate prompts.txt --model gpt2 --sample --top-k 20 --num-sequences 3
     """
-    options.check_out(out, overwrite, prompts, model=model)
+    outputs.check_out(out, overwrite, prompts, model=model)
     texts: list[str | None] = list(prompt or [""])
     if prompts is not None:
         if prompt:
@@ -409,7 +415,7 @@ def generate(
         **chosen,
     )
     if empty := sum(not text.num_new_tokens for text in found):
-        options.say(
+        outputs.say(
             f"texts that end with their prompt: {empty} of {len(found)}. Try another prompt, --sample, or a --seed."
         )
     if style in ("text", "json"):

@@ -46,6 +46,7 @@ def also_takes(common: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
         signature, more = inspect.signature(method), inspect.signature(common).parameters.values()
         *own, options = signature.parameters.values()
         named = [one for one in more if one.kind is one.KEYWORD_ONLY and one.name not in signature.parameters]
+        # `inspect` reads it; the type of a function does not declare it.
         method.__signature__ = signature.replace(parameters=[*own, *named, options])  # type: ignore[attr-defined]
         return method
 

@@ -64,8 +64,8 @@ DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distan
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
     "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8670),
-    "rnng": (SHARED + SEARCH + STATES + LABELED, 8820),
-    "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6360),
+    "rnng": (SHARED + SEARCH + STATES + LABELED, 8830),
+    "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6370),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
@@ -82,7 +82,7 @@ SHIPPED = {
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3170),
     "span_parser": (
         "backbone_adapter cache configuration_base module_tools outputs rows token_batch trees_spans",
-        1950,
+        1960,
     ),
 }
 
