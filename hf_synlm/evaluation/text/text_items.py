@@ -348,7 +348,7 @@ def _telling_columns(
             continue
         anew = [
             {c for c in parts.keys() - {name} if _begins_anew(*([row.get(c) for row in part] for part in both))}
-            | {word for _ in [0] if all(part[0][word][:1].isupper() for part in both)}
+            | ({word} if all(part[0][word][:1].isupper() for part in both) else set())
             for both in several.values()
             if min(map(len, both)) > 1
         ]
