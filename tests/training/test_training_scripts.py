@@ -88,8 +88,6 @@ def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_pat
     *_, last, end = results["stdout"].strip().splitlines()
     assert end.endswith(f"Next: synlm parse FILE --model {tmp_path / 'out' / 'model'}")
     assert last.startswith("validation loss") and "->" in last and "right" in last
-    saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
-    assert {"config.json", "model.safetensors", "modeling_gpst.py", "tokenizer.json", "README.md"} <= saved
     assert AutoConfig.from_pretrained(tmp_path / "out" / "model").text_style == "no-punctuation"
 
 
@@ -312,7 +310,7 @@ PCFG = train_pcfg.PCFGRecipe
         (RECURRENT, "--parsing-convention wsj", "parsing_convention is 'wsj'"),
         (RECURRENT, "--parse-sentences -1", "parse_sentences"),
         (PCFG, "--architecture gru", "architecture is 'gru'"),
-        (PCFG, "--curriculum-words 1", "curriculum_words is 1"),
+        (PCFG, "--curriculum-words 1", "curriculum_words is 1, .* Use 0 or at least 2"),
         (PCFG, "--curriculum-growth -1", "curriculum_growth"),
         (PCFG, "--max-sentence-words 0", "max_sentence_words"),
         (PCFG, "--bptt 9", "--bptt is not an option"),
