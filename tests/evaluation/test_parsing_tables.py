@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_synlm.data.brackets import spans_to_tree
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import parse_treebank, read_treebank
@@ -37,6 +36,7 @@ from hf_synlm.evaluation.trees.parsing_analysis import (
     tree_statistics,
 )
 from hf_synlm.trees.spans import right_branching
+from tests.reference.trees import nested_tree
 
 
 def test_paired_permutations_are_those_of_a_full_count():
@@ -106,7 +106,7 @@ def shape(tree, depth=0):
 def test_statistics_of_binary_trees(corpus):
     lengths = [length for length, _ in corpus]
     trees = [random_tree(length, random.Random(seed)) for length, seed in corpus]
-    shapes = [shape(spans_to_tree(tree, length)) for tree, length in zip(trees, lengths, strict=True)]
+    shapes = [shape(nested_tree(tree, 0, length)) for tree, length in zip(trees, lengths, strict=True)]
     found = tree_statistics(trees, lengths)
     first, last, splits, left, right = (sum(s[k] for s in shapes) for k in range(1, 6))
     assert found == pytest.approx({
