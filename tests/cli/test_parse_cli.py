@@ -16,7 +16,6 @@ import torch
 
 import hf_synlm
 from hf_synlm.cli import main
-from hf_synlm.data.brackets import spans_to_tree, tree_to_brackets
 from hf_synlm.data.parsed import ParsedSentence, guess_style, lines_of_parses, parses_of_lines, read_parses
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
@@ -27,7 +26,7 @@ from hf_synlm.evaluation.trees.consensus import average_parses
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.gold_treebank import best_trees, load_treebank, make_treebank, score_baselines
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-from hf_synlm.trees.spans import right_branching
+from hf_synlm.trees.spans import right_branching, spans_to_brackets
 from hf_synlm.viz import posteriors
 from tests.helpers.commands import fail, run
 from tests.helpers.scoring_models import model_and_tokenizer
@@ -370,7 +369,7 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
 def test_trees_from_elsewhere_and_agreement(files, capsys):
     treebank = make_treebank(read_treebank(sample_path("trees.test.txt")), max_sentences=30)
     for name, branch in (("right", right_branching), ("left", left_branching)):
-        lines = [tree_to_brackets(spans_to_tree(branch(len(w)), len(w)), w) for w in treebank.words]
+        lines = [spans_to_brackets(branch(len(w)), w) for w in treebank.words]
         (files / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     out = files / "result.json"
     command = ("evaluate", "parsing", "--treebank", sample_path("trees.test.txt"), "--limit", 30)

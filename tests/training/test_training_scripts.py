@@ -387,17 +387,6 @@ def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: p
         pretrain_gpst.main()
 
 
-@pytest.mark.parametrize("name", ["hub_strategy", "peak_flops", "shard_tokens"])
-def test_removed_options_say_what_to_do(name: str, tmp_path: Path) -> None:
-    for flags in ([f"--{name}", "1"], [f"--{name}=1"]):
-        with pytest.raises(ValueError, match=f"'{name}' was removed. Leave it out: "):
-            parse("--output-dir", "x", *flags)
-    config = tmp_path / "old.yaml"
-    config.write_text(f"{name}: 1\n")
-    with pytest.raises(ValueError, match=f"old.yaml: .*'{name}' was removed. Leave it out: "):
-        parse("--output-dir", "x", "--config", str(config))
-
-
 def test_errors_of_other_libraries_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_SYNLM_TRACEBACK", raising=False)
     monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", "x"])
