@@ -61,7 +61,7 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
         flags += ["--task-name", "rte"] if name == "glue" else []
     if recipe is train_span_parser.SpanParserRecipe:
         flags += ["--encoder", "name-on-the-hub"]
-    parsed = parse_arguments(recipe.argument_types(), flags, recipe.mappings)
+    parsed = parse_arguments(recipe.argument_types(), flags)
     return recipe, {key: value for part in parsed for key, value in vars(part).items()}
 
 
@@ -168,7 +168,5 @@ def test_published_values(name: str, processes: int, published: dict[str, Any], 
 def test_configurations_are_found_by_name_or_path(files: dict[str, str]) -> None:
     types, path = GPSTRecipe.argument_types(), str(PACKAGE_FILES / "configs" / "gpst_small_owt.yaml")
     flags = ("--output-dir", "x", "--config")
-    by_name, by_path = (
-        parse_arguments(types, [*flags, config], GPSTRecipe.mappings) for config in ("gpst_small_owt", path)
-    )
+    by_name, by_path = (parse_arguments(types, [*flags, config]) for config in ("gpst_small_owt", path))
     assert list(map(dataclasses.asdict, by_name)) == list(map(dataclasses.asdict, by_path))
