@@ -54,7 +54,7 @@ def flags(corpus: dict[str, str], output_dir: Path, architecture: str, *more: st
 
 def parse(*flags: str) -> tuple:
     recipe = train_recurrent.RecurrentRecipe
-    return run_arguments.parse_arguments(recipe.argument_types(), ("--output-dir", "x", *flags), recipe.mappings)
+    return run_arguments.parse_arguments(recipe.argument_types(), ("--output-dir", "x", *flags))
 
 
 # ---------------------------------------------------------------------------------------------- schedules
@@ -103,7 +103,7 @@ def test_rate_is_halved_on_plateaus_as_torch_does() -> None:
 
 
 def make_optimizer(model: torch.nn.Module, **changes: Any) -> schedules.PhasedOptimizer:
-    training = schedules.RecurrentTrainingArguments(output_dir="x", weight_decay=1.2e-6, learning_rate=5.0)
+    training = train_recurrent.RecurrentTrainingArguments(output_dir="x", weight_decay=1.2e-6, learning_rate=5.0)
     return schedules.make_phased_optimizer(Accelerator(cpu=True), model, arguments(**changes), training)[1]
 
 
@@ -300,7 +300,7 @@ def test_a_corpus_may_be_a_single_long_line(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "text.txt").write_text("a b c a b c a\n\nb\n", encoding="utf-8")
     file = str(tmp_path / "text.txt")
     for kind, expected in (("words", "a b c a b c a </s> </s> b </s>"), ("characters", "a b c a b c a")):
-        data = stream_batches.StreamDataArguments(
+        data = train_recurrent.StreamDataArguments(
             [file], [file], file_format="text", tokenizer_type=kind, tokenizer_vocab_size=None
         )
         accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
@@ -312,7 +312,7 @@ def test_a_corpus_may_be_a_single_long_line(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_preprocessing_and_limits(corpus: dict[str, str]) -> None:
-    data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]], preprocessing="ptb-concat")
+    data = train_recurrent.StreamDataArguments([corpus["train"]], [corpus["valid"]], preprocessing="ptb-concat")
     words = list(stream_batches.read_words(data.train_files, data))
     assert len(words) == 30 and all(word == "N" or word == word.lower() for sentence in words for word in sentence)
     assert not {",", "."} & {word for sentence in words for word in sentence}
@@ -349,7 +349,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     assert best["step"] == found["best_step"] == found["step"]  # the averages of the second epoch
     model = ONLSTMForCausalLM.from_pretrained(output_dir / "model")
     tokenizer = AutoTokenizer.from_pretrained(output_dir / "model")
-    data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]])
+    data = train_recurrent.StreamDataArguments([corpus["train"]], [corpus["valid"]])
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(output_dir)))
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
     assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
@@ -424,10 +424,10 @@ def test_continues_from_a_model_with_trees_or_without(corpus: dict[str, str], tm
 
 
 def test_text_that_is_trees_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
-    def text(content: str) -> stream_batches.StreamDataArguments:
+    def text(content: str) -> train_recurrent.StreamDataArguments:
         (tmp_path / "text.txt").write_text(content, encoding="utf-8")
         files = ([corpus["train.words"]], [str(tmp_path / "text.txt")])
-        return stream_batches.StreamDataArguments(*files, file_format="text")
+        return train_recurrent.StreamDataArguments(*files, file_format="text")
 
     for content in ("\n(S (NN a) (VB b))\n", "( (S\n   (NN a)\n   (VB b)))\n", "(S (NN New York) (VB b))\nx\n"):
         with pytest.raises(ValueError, match="--file-format treebank"):
@@ -442,7 +442,7 @@ def test_a_tokenizer_of_other_words_is_refused(tmp_path: Path) -> None:
 
     def tokenizer(text: str, path: Path = file, **options: Any) -> Any:
         path.write_text(text, encoding="utf-8")
-        data = stream_batches.StreamDataArguments([str(path)], [str(path)], file_format="text", **options)
+        data = train_recurrent.StreamDataArguments([str(path)], [str(path)], file_format="text", **options)
         return stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path)
 
     vocabulary = tokenizer("a b c\nd\n").get_vocab()

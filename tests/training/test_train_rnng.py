@@ -68,7 +68,7 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
 def parse(*flags: str) -> tuple:
     recipe = train_rnng.RNNGRecipe
-    return run_arguments.parse_arguments(recipe.argument_types(), ("--output-dir", "x", *flags), recipe.mappings)
+    return run_arguments.parse_arguments(recipe.argument_types(), ("--output-dir", "x", *flags))
 
 
 # ---------------------------------------------------------------------------------------------- batches

@@ -60,7 +60,7 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
         flags += ["--task-name", "rte"] if name == "glue" else []
     if recipe is train_span_parser.SpanParserRecipe:
         flags += ["--encoder", "name-on-the-hub"]
-    parsed = parse_arguments(recipe.argument_types(), flags, recipe.mappings)
+    parsed = parse_arguments(recipe.argument_types(), flags)
     return recipe, {key: value for part in parsed for key, value in vars(part).items()}
 
 

@@ -22,12 +22,13 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.files import write_json
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.training.arguments.contexts import DataArguments
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import checkpoints, loop, samplers
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.programs import pretrain_gpst, train_pcfg, train_recurrent, train_rnng
 from hf_synlm.training.programs.prepare_text import prepare
-from hf_synlm.training.programs.pretrain_gpst import DataArguments, GPSTRecipe, collate_plain, load_contexts
+from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe, collate_plain, load_contexts
 from hf_synlm.training.tasks import finetuning
 from tests.helpers.training_runs import SMALL_GPST, TRAINING, run_here, sample_files
 
@@ -70,7 +71,7 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
 
 def parse(*flags: str) -> tuple:
-    return run_arguments.parse_arguments(GPSTRecipe.argument_types(), flags, GPSTRecipe.mappings)
+    return run_arguments.parse_arguments(GPSTRecipe.argument_types(), flags)
 
 
 @pytest.mark.usefixtures("warm_verify")
@@ -318,7 +319,7 @@ PCFG = train_pcfg.PCFGRecipe
 )
 def test_bad_values_are_refused_before_work(recipe: type, flags: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run_arguments.parse_arguments(recipe.argument_types(), ["--output-dir", "x", *flags.split()], recipe.mappings)
+        run_arguments.parse_arguments(recipe.argument_types(), ["--output-dir", "x", *flags.split()])
 
 
 def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:
