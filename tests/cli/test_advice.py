@@ -78,6 +78,9 @@ def test_options_that_messages_name_exist() -> None:
     for file in PACKAGE.rglob("*.py"):
         place = str(file.relative_to(PACKAGE))
         allowed = [EVERYWHERE, *(COMMANDS[name] for name in USED_BY.get(place, ()))]
+        if file.parent.name == "arguments":
+            programs = getattr(importlib.import_module(f"hf_synlm.training.arguments.{file.stem}"), "COMMAND_LINES", ())
+            allowed.append(OTHERS.union(*map(flags_of_module, programs)))
         if file.parent.name == "programs" and file.stem in PROGRAMS:
             allowed.append(flags_of_module(file.stem) | OTHERS)
         for node, command in texts(ast.parse(file.read_text(encoding="utf-8"))):
