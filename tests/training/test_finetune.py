@@ -37,6 +37,7 @@ from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.evaluation.trees.gold_treebank import score_trees
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
+from hf_synlm.training.arguments.finetuning import name_split
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.samplers import seed_micro_step
@@ -317,7 +318,7 @@ def test_tables_are_known_by_their_content() -> None:
     first = described(numbers, [0, 1])
     assert {**first, "sha256_of_rows": ""} == {"role": "train", "path": "a.csv", "rows": 2, "sha256_of_rows": ""}
     assert described(names, [0, 1], "b.csv") == {**first, "path": "b.csv"}
-    assert example_tables.name_split("glue", None, "train") == "glue train"
+    assert name_split("glue", None, "train") == "glue train"
     others = [described(numbers, [1, 0]), described(numbers.select([1, 0]), [0, 1]), described(numbers.take(1), [0])]
     assert len({item["sha256_of_rows"] for item in (first, *others)}) == 4
 
