@@ -61,7 +61,7 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
         flags += ["--task-name", "rte"] if name == "glue" else []
     if recipe is train_span_parser.SpanParserRecipe:
         flags += ["--encoder", "name-on-the-hub"]
-    parsed = parse_arguments(recipe.argument_types(), flags)
+    parsed = parse_arguments(recipe.parts.values(), flags)
     return recipe, {key: value for part in parsed for key, value in vars(part).items()}
 
 
@@ -69,7 +69,7 @@ def test_the_table_of_architectures_says_what_the_recipes_are() -> None:
     assert set(ARCHITECTURES) == {name for name, recipe in RECIPES.items() if recipe not in FINE_TUNING_RECIPES}
     for program, rows in ARCHITECTURES.items():
         recipe = RECIPES[program]
-        arguments = recipe.argument_types()[0]
+        arguments = recipe.parts["model_arguments"]
         assert arguments.__dataclass_fields__["architecture"].default == next(iter(rows))
         for row in rows.values():
             tasks = {"treebank": issubclass(recipe, TreebankRecipe), "text": issubclass(recipe, TextRecipe)}
@@ -166,7 +166,7 @@ def test_published_values(name: str, processes: int, published: dict[str, Any], 
 
 
 def test_configurations_are_found_by_name_or_path(files: dict[str, str]) -> None:
-    types, path = GPSTRecipe.argument_types(), str(PACKAGE_FILES / "configs" / "gpst_small_owt.yaml")
+    types, path = GPSTRecipe.parts.values(), str(PACKAGE_FILES / "configs" / "gpst_small_owt.yaml")
     flags = ("--output-dir", "x", "--config")
     by_name, by_path = (parse_arguments(types, [*flags, config]) for config in ("gpst_small_owt", path))
     assert list(map(dataclasses.asdict, by_name)) == list(map(dataclasses.asdict, by_path))
