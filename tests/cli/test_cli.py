@@ -34,14 +34,13 @@ from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.suites.syntaxgym import load_suite, region_surprisals
 from hf_synlm.evaluation.text import text_items
-from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.text.surprisal import columns, score_words
 from hf_synlm.evaluation.text.text_items import TextItem, read_items
 from tests.evaluation.test_blimp import write_blimp
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.helpers import warm_python
 from tests.helpers.commands import fail, run
-from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
+from tests.helpers.scoring_models import SENTENCES, scorer_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -371,13 +370,6 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
     assert read[0] == read[1]
 
 
-def saved(architecture: str, folder: Path) -> Path:
-    """The folder of a saved model."""
-    for part in model_and_tokenizer(architecture):
-        part.save_pretrained(folder / architecture)
-    return folder / architecture
-
-
 REGIONS = [
     ("1", "garden", "np", "We ask"),
     ("1", "garden", "pp", "for peace"),
@@ -392,23 +384,13 @@ REGIONS = [
 
 @pytest.mark.parametrize("model", ["gpst", "pcfg"])
 @pytest.mark.parametrize("names", [("condition", "region"), ("Ambiguity", "part")])
-def test_regions_of_conditions_are_sums_of_sentences_of_their_own(tmp_path, capsys, model, names):
+def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_path, capsys, model, names):
     """A table of item x condition, and the figure; conditions are told by their name, or because texts are alike."""
     condition, region = names
     table = [("item", *names, "text"), *REGIONS]
     (tmp_path / "r.tsv").write_text("".join("\t".join(row) + "\n" for row in table), encoding="utf-8")
-    out, picture = tmp_path / "out.tsv", tmp_path / "out.svg"
-    command = [
-        "surprisal",
-        tmp_path / "r.tsv",
-        "--word-column",
-        "text",
-        "--model",
-        saved(model, tmp_path),
-        "--out",
-        out,
-    ]
-    assert main(list(map(str, command))) == 0
+    out, picture, given = tmp_path / "out.tsv", tmp_path / "out.svg", ("--model", models[model])
+    assert main(["surprisal", str(tmp_path / "r.tsv"), "--word-column", "text", *map(str, (*given, "--out", out))]) == 0
     assert "items with several texts, by condition: 2" in capsys.readouterr().err
     rows = read_tsv(out)
     assert [(row["item"], row[condition], row[region], row["word"]) for row in rows] == REGIONS
@@ -424,7 +406,8 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(tmp_path, caps
     run(capsys, "evaluate", "plot", out, "--by", condition, "--x", region, "--out", picture)
     drawn = "".join(ElementTree.fromstring(picture.read_text(encoding="utf-8")).itertext())
     assert all(word in drawn for word in (region, "np", "pp", "garden", "control", "surprisal_bits"))
-    assert "needs --x COLUMN" in fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
+    message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
+    assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
     message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     assert "no column 'place'" in message
 
@@ -455,15 +438,11 @@ def test_columns_in_doubt_are_refused_by_name(tmp_path, place):
         assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column=column)) == number
 
 
-def test_words_in_pieces_have_sums_and_measures_of_trees(tmp_path, capsys):
+def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):
     """Under a PCFG, too, as for a word that --tokenize ptb splits."""
     (tmp_path / "a.txt").write_text("We ask\u2019s for peace.\nask's\n", encoding="utf-8")
-    rows = [
-        row.split("\t")
-        for row in run(
-            capsys, "surprisal", tmp_path / "a.txt", "--model", saved("pcfg", tmp_path), "--tokenize", "ptb"
-        ).splitlines()[1:]
-    ]
+    printed = run(capsys, "surprisal", tmp_path / "a.txt", "--model", models["pcfg"], "--tokenize", "ptb")
+    rows = [row.split("\t") for row in printed.splitlines()[1:]]
     assert [(row[3], row[4]) for row in rows[:4]] == [("We", "1"), ("ask\u2019s", "2"), ("for", "1"), ("peace.", "1")]
     scores = score_words(scorer_of("pcfg"), [TextItem("", "We ask 's for peace")])[0].log_probs
     bits = (-scores / math.log(2)).tolist()
@@ -616,19 +595,6 @@ def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, caps
 
 
 # ------------------------------------------------------------------------------------------------------ evaluate
-def test_evaluate_perplexity(models, texts, capsys):
-    out = texts.with_name("ppl.json")
-    options = ["--model", models["gpst"], "--num-beams", "2", "--estimator", "stepwise", "--device", "cpu"]
-    assert main(["evaluate", "perplexity", str(texts), *options, "--out", str(out)]) == 0
-    scorer = scorer_of("gpst", num_beams=2, estimator="stepwise")
-    expected = evaluate_perplexity(scorer, read_items(texts)).scores["word_perplexity"]
-    result = json.loads(out.read_text(encoding="utf-8"))
-    assert result["scores"]["word_perplexity"] == pytest.approx(expected, rel=1e-4)
-    assert result["options"] | {"num_beams": 2, "estimator": "stepwise", "seed": 0} == result["options"]
-    assert "word_perplexity" in out.with_suffix(".md").read_text(encoding="utf-8")
-    assert "word_perplexity" in capsys.readouterr().out
-
-
 def test_evaluate_syntaxgym_with_items(models, tmp_path, capsys):
     suites = tmp_path / "suites"
     suites.mkdir()
@@ -860,7 +826,7 @@ def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
         assert (tmp_path / "new.json").is_symlink() and "word_perplexity" in target.read_text(encoding="utf-8")
 
 
-def test_texts_are_opened_once(models, texts, tmp_path, capsys, monkeypatch):
+def test_texts_are_opened_once(models, texts, tmp_path, capsys):
     """So they may come from pipes; their checksums are those of files."""
     model, out = ("--model", models["gpt2"]), tmp_path / "out.tsv"
     printed = run(capsys, "surprisal", texts, *model)
@@ -870,8 +836,6 @@ def test_texts_are_opened_once(models, texts, tmp_path, capsys, monkeypatch):
     [facts] = json.loads(Path(f"{out}.meta.json").read_text())["data"]["files"]
     assert out.read_text(encoding="utf-8") == printed and {"path": str(pipe), **facts} == facts
     assert [{**facts, "path": str(texts)}] == describe_files([texts])
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts.read_bytes())))
-    assert run(capsys, "surprisal", "-", *model) == printed
 
 
 def test_a_pipe_is_refused_before_it_is_read(models, texts, tmp_path, capsys):

@@ -62,26 +62,6 @@ def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path: Path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_a_pipe_that_closes_is_no_error(tmp_path: Path) -> None:
-    trees = tmp_path / "trees.mrg"
-    trees.write_text("(S (NP (DT the) (NN dog)) (VP (VBD ran)))\n" * 4000)
-    with subprocess.Popen(
-        [sys.executable, "-c", "from synlm import main; raise SystemExit(main())", "draw", str(trees)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
-
-
-def test_a_plot_of_a_table_says_what_it_draws(tmp_path: Path, capsys) -> None:
-    table = tmp_path / "s.tsv"
-    table.write_text("sentence_id\tword\n1\ta\n")
-    message = fail(capsys, "evaluate", "plot", table, "--out", tmp_path / "a.svg")
-    assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
-
-
 def test_treereg_names_the_model_that_has_no_hidden_states(tmp_path: Path, saved_models: Path) -> None:
     model = str(saved_models / "rnng")
     options = ["--model-name-or-path", model, "--output-dir", str(tmp_path / "run"), "--train-files"]

@@ -1,6 +1,5 @@
 """The shipped configurations: they parse, name their command, and have the sizes and values of the papers."""
 
-import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -163,10 +162,3 @@ def test_published_values(name: str, processes: int, published: dict[str, Any], 
     _, values = parse(name, files)
     rows = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
     assert published.items() <= {**values, "batch": processes * rows}.items()
-
-
-def test_configurations_are_found_by_name_or_path(files: dict[str, str]) -> None:
-    types, path = GPSTRecipe.parts.values(), str(PACKAGE_FILES / "configs" / "gpst_small_owt.yaml")
-    flags = ("--output-dir", "x", "--config")
-    by_name, by_path = (parse_arguments(types, [*flags, config]) for config in ("gpst_small_owt", path))
-    assert list(map(dataclasses.asdict, by_name)) == list(map(dataclasses.asdict, by_path))

@@ -91,8 +91,6 @@ def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_pat
     *_, last, end = results["stdout"].strip().splitlines()
     assert end.endswith(f"Next: synlm parse FILE --model {tmp_path / 'out' / 'model'}")
     assert last.startswith("validation loss") and "->" in last and "right" in last
-    saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
-    assert {"config.json", "model.safetensors", "modeling_gpst.py", "tokenizer.json", "README.md"} <= saved
     assert AutoConfig.from_pretrained(tmp_path / "out" / "model").text_style == "no-punctuation"
 
 
@@ -315,7 +313,7 @@ PCFG = train_pcfg.PCFGRecipe
         (RECURRENT, "--parsing-convention wsj", "parsing_convention is 'wsj'"),
         (RECURRENT, "--parse-sentences -1", "parse_sentences"),
         (PCFG, "--architecture gru", "architecture is 'gru'"),
-        (PCFG, "--curriculum-words 1", "curriculum_words is 1"),
+        (PCFG, "--curriculum-words 1", "curriculum_words is 1, .* Use 0 or at least 2"),
         (PCFG, "--curriculum-growth -1", "curriculum_growth"),
         (PCFG, "--max-sentence-words 0", "max_sentence_words"),
         (PCFG, "--bptt 9", "--bptt is not an option"),
@@ -390,17 +388,6 @@ def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
     with pytest.raises(ValueError, match="--train-files"):
         pretrain_gpst.main()
-
-
-@pytest.mark.parametrize("name", ["hub_strategy", "peak_flops", "shard_tokens"])
-def test_removed_options_say_what_to_do(name: str, tmp_path: Path) -> None:
-    for flags in ([f"--{name}", "1"], [f"--{name}=1"]):
-        with pytest.raises(ValueError, match=f"'{name}' was removed. Leave it out: "):
-            parse("--output-dir", "x", *flags)
-    config = tmp_path / "old.yaml"
-    config.write_text(f"{name}: 1\n")
-    with pytest.raises(ValueError, match=f"old.yaml: .*'{name}' was removed. Leave it out: "):
-        parse("--output-dir", "x", "--config", str(config))
 
 
 def test_errors_of_other_libraries_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

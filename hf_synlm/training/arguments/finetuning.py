@@ -79,6 +79,9 @@ class GlueArguments:
     pad_to_max_length: bool = option(False, "Pad all batches to max_length.")
     max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
     max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
+    objective_weight: float | None = option(
+        None, "Weight of the own objective of GPST, RNNG or Tree LM; default: that of the model's configuration."
+    )
     preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
 
     def __post_init__(self):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml, refuse_removed
+from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml
 from hf_synlm.data.files import find_model, flag_of
 from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.training.architectures import ARCHITECTURES, Architecture
@@ -325,7 +325,6 @@ def _check_names(values: Collection[Any], names: Sequence[str], file: str | None
     """Raise ValueError for a name in a config file that is no argument."""
     for key in map(str, values):
         if key not in names:
-            refuse_removed(key, f"{file}: ")
             close = difflib.get_close_matches(key, names, 1)
             hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
             raise ValueError(f"{file}: {key!r} is not an argument of this program.{hint}")

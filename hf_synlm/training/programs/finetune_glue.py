@@ -5,8 +5,9 @@
         --model-name-or-path runs/gpst_small_owt/model --output-dir runs/rte
 
 The input layout is that of the paper, `a <CLS>` or `a <SEP> b <CLS>`. For GPST, SEP and CLS are separate sentences. A
-tokenizer with its own layout for pairs (BERT) keeps it. GPST and RNNG minimise the classifier's loss plus their own
-objective on the inputs. The final model is the one with the best validation score.
+tokenizer with its own layout for pairs (BERT) keeps it. `--objective-weight` adds the own objective of GPST, RNNG and
+Tree LM to the classifier's loss. RNNG and Tree LM read trees that the pretrained model finds before training. The final
+model is the one with the best validation score.
 Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.1 and A.3.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from datasets import Dataset
 from torch import nn
 from torch.nn import functional as F
@@ -47,7 +48,8 @@ from hf_synlm.training.tasks.example_tables import (
     encode_table,
     load_table,
 )
-from hf_synlm.training.tasks.finetuning import FineTuning, load_model, read_config, read_tokenizer
+from hf_synlm.training.tasks.finetuning import FineTuning, load_model, read_config, read_tokenizer, takes
+from hf_synlm.trees.codecs import pad_rows
 
 LABEL = "label"
 # Columns of published data sets, tried in this order where none are named.
@@ -206,6 +208,18 @@ def encode_batch(
     return {name: [values[index] for index in kept] for name, values in encoded.items()}
 
 
+class TreeCollator(DataCollatorWithPadding):
+    """Pads `actions`, where examples have them, beside what the tokenizer pads."""
+
+    def __call__(self, features: list[dict[str, Any]]) -> Any:
+        """A batch of examples."""
+        trees = [row.pop("actions") for row in features if "actions" in row]
+        batch = super().__call__(features)
+        if trees:
+            batch["actions"] = pad_rows(trees, 0)
+        return batch
+
+
 # ---------------------------------------------------------------------------------------------- the run
 class GlueRecipe(FineTuning):
     """A classifier, or a regression, of one or two texts."""
@@ -248,11 +262,29 @@ class GlueRecipe(FineTuning):
         self.say_unknown_tokens()
         self.tokenizer.padding_side = "right"
         self.width = data.max_length if data.pad_to_max_length else None
-        self.collate = DataCollatorWithPadding(self.tokenizer, "max_length" if self.width else True, self.width)
+        self.collate = TreeCollator(self.tokenizer, "max_length" if self.width else True, self.width)
+        if takes(model, "actions"):
+            self.examples = self._with_trees(model, self.examples, "training")
+            self.held_out = {name: self._with_trees(model, part, name) for name, part in self.held_out.items()}
+        if getattr(model.config, "objective_weight", None) == 0:  # no gradient reaches the heads of the objective
+            accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
         return model
 
+    def _with_trees(self, model: PreTrainedModel, examples: ExampleDataset, name: str) -> ExampleDataset:
+        """The examples with `actions`, trees that the pretrained model finds; the processes share the rows."""
+        model.to(self.accelerator.device)
+
+        def search(rows: list[int]) -> list[np.ndarray]:
+            batch = to_device(self.collate([examples[row] for row in rows]), self.accelerator.device)
+            ids, mask = batch["input_ids"], batch["attention_mask"].bool()
+            return [row[row != 0] for row in model.best_trees(ids, mask, model.word_ends_of(ids)).cpu().numpy()]
+
+        batch_size = self.arguments.per_device_eval_batch_size
+        trees = map_rows(self.accelerator, examples.lengths, batch_size, search, f"searching trees, {name}")
+        return ExampleDataset(examples.table.with_format(None).add_column("actions", trees))
+
     def _load_classifier(self) -> PreTrainedModel:
-        task, arguments = self.text_task, self.model_arguments
+        task, arguments, weight = self.text_task, self.model_arguments, self.data.objective_weight
         names = list(task.labels) or ["score"]
         config = read_config(
             arguments,
@@ -260,7 +292,12 @@ class GlueRecipe(FineTuning):
             id2label=dict(enumerate(names)),
             label2id={name: index for index, name in enumerate(names)},
             problem_type="regression" if task.is_regression else "single_label_classification",
+            **({} if weight is None else {"objective_weight": weight}),
         )
+        if weight is not None and not hasattr(type(config), "objective_weight"):
+            raise ValueError(
+                f"--objective-weight is {weight}, but {config.model_type} has no objective of its own. Leave it out."
+            )
         positions = position_limit(config) or self.data.max_length
         self.data.max_length = min(self.data.max_length, positions)
         self.accelerator.print(f"inputs have at most {plural(self.data.max_length, 'token')}")
@@ -268,6 +305,10 @@ class GlueRecipe(FineTuning):
         add_classification_template(self.tokenizer)
         self.tokenizer.model_max_length = self.data.max_length
         return load_model(AutoModelForSequenceClassification, arguments, config, self.tokenizer)
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """The classification loss comes first."""
+        return dict(sorted(means.items(), key=lambda item: item[0] != "classification"))
 
     def fingerprints(self) -> tuple[str, list[str]]:
         """Of all examples."""
@@ -318,6 +359,11 @@ class GlueRecipe(FineTuning):
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Scores of the best model under `eval_` names, as in transformers' own scripts."""
         best = next(item for item in run.state.notes["evaluations"] if item["step"] == step)
+        if "actions" in self.examples.table.column_names:  # users of the model have no trees of the pretrained one
+            self.accelerator.print("with the trees that the model itself finds:")
+            tables = {name: part.table.remove_columns("actions") for name, part in self.held_out.items()}
+            self.held_out = {name: ExampleDataset(table) for name, table in tables.items()}
+            best.update(self.evaluate(run.model, step))
         evaluated = {f"eval_{name}": value for name, value in _flat_scores(best).items()}
         return {**super().final_results(run, step), "task": self.text_task.name, **evaluated}
 
