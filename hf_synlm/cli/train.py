@@ -23,18 +23,14 @@ PROGRAMS = {
     "recurrent": ("train_recurrent", "text", "Train ON-LSTM, PRPN, PaLM, Ordered Memory or AWD-LSTM on trees or text."),
     "pushdown": ("train_pushdown", "treebank", "Train Pushdown Layers on a treebank."),
     "treereg": ("train_treereg", None, "Train any causal language model of transformers on a treebank with TreeReg."),
-    "tree-planting": (
-        "train_tree_planting",
-        None,
-        "Train any causal language model of transformers on a treebank with tree-planting.",
-    ),
+    "tree-planting": ("train_tree_planting", None, "Train any causal language model on a treebank with tree-planting."),
     "ngram": ("train_ngram", "contexts", "Count the n-grams of a text: the baseline that models have to beat."),
     "glue": ("finetune_glue", "finetuning", "Fine-tune a classifier on GLUE or on a table of labeled texts."),
     "summarization": ("finetune_summarization", "finetuning", "Fine-tune a model to summarize."),
     "induction": (
         "finetune_grammar_induction",
         "finetuning",
-        "Fine-tune GPST on the words of a treebank and score its trees.",
+        "Fine-tune GPST on words of a treebank and score trees.",
     ),
 }
 

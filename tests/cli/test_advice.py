@@ -52,7 +52,7 @@ def flags_of_module(name: str) -> set[str]:
     classes = [value for value in vars(module).values() if isinstance(value, type)]
     kinds = {TrainingArguments, *classes}
     for recipe in classes:
-        kinds.update(recipe.argument_types() if hasattr(recipe, "parts") and issubclass(recipe, Recipe) else ())
+        kinds.update(recipe.parts.values() if hasattr(recipe, "parts") and issubclass(recipe, Recipe) else ())
     return {
         flag_of(field.name) for kind in filter(dataclasses.is_dataclass, kinds) for field in dataclasses.fields(kind)
     }

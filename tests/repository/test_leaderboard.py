@@ -58,7 +58,7 @@ def test_commands_of_a_row(name: str, corpus: Path) -> None:
                 parse_arguments([*types, TrainingArguments], [*own, "--use-cpu"])
             else:
                 recipe = RECIPES[Path(program).stem]
-                parse_arguments(recipe.argument_types(), own)
+                parse_arguments(recipe.parts.values(), own)
         else:
             check_options(words[1:])
 

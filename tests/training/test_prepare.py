@@ -645,7 +645,7 @@ def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
 
 
 def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
-    types = GPSTRecipe.argument_types()
+    types = GPSTRecipe.parts.values()
     _, data, evaluation, _ = parse_arguments(types, ["--config", "gpst_tiny", "--output-dir", "x", *flags])
     evaluation.complete(data)
     return data, evaluation

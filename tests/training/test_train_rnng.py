@@ -25,6 +25,7 @@ from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.loading import load_pretrained
+from hf_synlm.training.arguments.treebank import RNNGModelArguments
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
@@ -68,7 +69,7 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
 def parse(*flags: str) -> tuple:
     recipe = train_rnng.RNNGRecipe
-    return run_arguments.parse_arguments(recipe.argument_types(), ("--output-dir", "x", *flags))
+    return run_arguments.parse_arguments(recipe.parts.values(), ("--output-dir", "x", *flags))
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -346,7 +347,7 @@ def test_overrides_that_the_data_decide_are_refused() -> None:
     tokenizer = word_tokenizer([["a"]])
 
     def make(**fields: int) -> PreTrainedModel:
-        arguments = train_rnng.RNNGModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **fields})
+        arguments = RNNGModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **fields})
         recipe = train_rnng.RNNGRecipe(Accelerator(cpu=True), arguments, None, None, None)
         recipe.tokenizer = tokenizer
         return recipe.make_model(["NP", "S"])

@@ -60,7 +60,7 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
         flags += ["--task-name", "rte"] if name == "glue" else []
     if recipe is train_span_parser.SpanParserRecipe:
         flags += ["--encoder", "name-on-the-hub"]
-    parsed = parse_arguments(recipe.argument_types(), flags)
+    parsed = parse_arguments(recipe.parts.values(), flags)
     return recipe, {key: value for part in parsed for key, value in vars(part).items()}
 
 
@@ -68,7 +68,7 @@ def test_the_table_of_architectures_says_what_the_recipes_are() -> None:
     assert set(ARCHITECTURES) == {name for name, recipe in RECIPES.items() if recipe not in FINE_TUNING_RECIPES}
     for program, rows in ARCHITECTURES.items():
         recipe = RECIPES[program]
-        arguments = recipe.argument_types()[0]
+        arguments = recipe.parts["model_arguments"]
         assert arguments.__dataclass_fields__["architecture"].default == next(iter(rows))
         for row in rows.values():
             tasks = {"treebank": issubclass(recipe, TreebankRecipe), "text": issubclass(recipe, TextRecipe)}

@@ -23,6 +23,8 @@ from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.files import write_json
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.training.arguments.contexts import DataArguments
+from hf_synlm.training.arguments.text import RecurrentModelArguments
+from hf_synlm.training.arguments.treebank import RNNGModelArguments
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import checkpoints, loop, samplers
 from hf_synlm.training.engine import run as common
@@ -71,7 +73,7 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
 
 def parse(*flags: str) -> tuple:
-    return run_arguments.parse_arguments(GPSTRecipe.argument_types(), flags)
+    return run_arguments.parse_arguments(GPSTRecipe.parts.values(), flags)
 
 
 @pytest.mark.usefixtures("warm_verify")
@@ -187,8 +189,8 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
         common.load_pretrained(LSTMForCausalLM, str(tmp_path / "nowhere"), None, tokenizer)
     for kind in (
         pretrain_gpst.GPSTModelArguments,
-        train_rnng.RNNGModelArguments,
-        train_recurrent.RecurrentModelArguments,
+        RNNGModelArguments,
+        RecurrentModelArguments,
         finetuning.ModelArguments,
     ):
         with pytest.raises(ValueError, match="nowhere"):
@@ -319,7 +321,7 @@ PCFG = train_pcfg.PCFGRecipe
 )
 def test_bad_values_are_refused_before_work(recipe: type, flags: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run_arguments.parse_arguments(recipe.argument_types(), ["--output-dir", "x", *flags.split()])
+        run_arguments.parse_arguments(recipe.parts.values(), ["--output-dir", "x", *flags.split()])
 
 
 def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:

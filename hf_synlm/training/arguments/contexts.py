@@ -7,7 +7,7 @@ from typing import Any, Literal
 from hf_synlm.data.arguments import option
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
-from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum
+from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, parts_of
 from hf_synlm.training.programs.prepare_text import CorpusArguments, is_prepared
 
 
@@ -142,11 +142,6 @@ class NGramArguments(CorpusArguments):
 
 # Program -> its arguments, by the attribute of the recipe that holds them.
 COMMAND_LINES: dict[str, dict[str, type]] = {
-    "pretrain_gpst": {
-        "model_arguments": GPSTModelArguments,
-        "data": DataArguments,
-        "evaluation": EvaluationArguments,
-        "arguments": TrainingArguments,
-    },
+    "pretrain_gpst": parts_of(GPSTModelArguments, DataArguments, evaluation=EvaluationArguments),
     "train_ngram": {"arguments": NGramArguments},
 }

@@ -17,7 +17,7 @@ from hf_synlm.evaluation.suites.glue import glue_task
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, load_treebank
 from hf_synlm.evaluation.trees.parsing import resolve_convention
 from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
-from hf_synlm.training.engine.arguments import TrainingArguments, check_minimum
+from hf_synlm.training.engine.arguments import check_minimum, parts_of
 from hf_synlm.training.tasks.sentence_files import check_files
 
 
@@ -307,16 +307,7 @@ class InductionArguments:
 
 # Program -> its arguments, by the attribute of the recipe that holds them.
 COMMAND_LINES: dict[str, dict[str, type]] = {
-    "finetune_glue": {"model_arguments": ModelArguments, "data": GlueArguments, "arguments": TrainingArguments},
-    "finetune_summarization": {
-        "model_arguments": ModelArguments,
-        "data": SummaryArguments,
-        "decoding": DecodingArguments,
-        "arguments": TrainingArguments,
-    },
-    "finetune_grammar_induction": {
-        "model_arguments": ModelArguments,
-        "data": InductionArguments,
-        "arguments": TrainingArguments,
-    },
+    "finetune_glue": parts_of(ModelArguments, GlueArguments),
+    "finetune_summarization": parts_of(ModelArguments, SummaryArguments, decoding=DecodingArguments),
+    "finetune_grammar_induction": parts_of(ModelArguments, InductionArguments),
 }

@@ -18,7 +18,7 @@ from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, make_treebank
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS
-from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum
+from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum, parts_of
 from hf_synlm.training.tasks.sentence_files import BatchedFileArguments, Sentences, check_files
 
 TREE_TEST_LINES = 200  # that are read to tell trees from text
@@ -361,18 +361,12 @@ class PCFGTrainingArguments(TrainingArguments):
 
 # Program -> its arguments, by the attribute of the recipe that holds them.
 COMMAND_LINES: dict[str, dict[str, type]] = {
-    "train_recurrent": {
-        "model_arguments": RecurrentModelArguments,
-        "data": StreamDataArguments,
-        "parsing": ParsingArguments,
-        "schedule": ScheduleArguments,
-        "arguments": RecurrentTrainingArguments,
-    },
-    "train_pcfg": {
-        "model_arguments": PCFGModelArguments,
-        "data": PCFGDataArguments,
-        "parsing": PCFGParsingArguments,
-        "curriculum": CurriculumArguments,
-        "arguments": PCFGTrainingArguments,
-    },
-}
+    "train_recurrent": parts_of(
+        RecurrentModelArguments, StreamDataArguments, RecurrentTrainingArguments,
+        parsing=ParsingArguments, schedule=ScheduleArguments,
+    ),
+    "train_pcfg": parts_of(
+        PCFGModelArguments, PCFGDataArguments, PCFGTrainingArguments,
+        parsing=PCFGParsingArguments, curriculum=CurriculumArguments,
+    ),
+}  # fmt: skip

@@ -15,13 +15,7 @@ from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
 from hf_synlm.hub.checkpoint import is_folder
 from hf_synlm.training.arguments.text import RecurrentTrainingArguments
-from hf_synlm.training.engine.arguments import (
-    ModelArguments,
-    TrainingArguments,
-    check_choice,
-    check_minimum,
-    refuse_trees,
-)
+from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, parts_of, refuse_trees
 from hf_synlm.training.tasks.sentence_files import (
     MIN_FREQUENCY,
     UNKNOWN_WORDS,
@@ -340,21 +334,13 @@ class TreebankPCFGArguments(SentenceFileArguments):
 
 
 # Program -> its arguments, by the attribute of the recipe that holds them.
-_GRAMMAR = {"data": TreeDataArguments, "evaluation": EvaluationArguments, "arguments": TrainingArguments}
 COMMAND_LINES: dict[str, dict[str, type]] = {
-    "train_rnng": {"model_arguments": RNNGModelArguments, **_GRAMMAR},
-    "train_tree_lm": {"model_arguments": TreeLMModelArguments, **_GRAMMAR},
-    "train_pushdown": {"model_arguments": PushdownModelArguments, **_GRAMMAR},
-    "train_urnng": {
-        "model_arguments": URNNGModelArguments,
-        "data": TreeDataArguments,
-        "variational": VariationalArguments,
-        "arguments": URNNGTrainingArguments,
-    },
-    "train_span_parser": {
-        "model_arguments": SpanParserModelArguments,
-        "data": SpanDataArguments,
-        "arguments": TrainingArguments,
-    },
+    "train_rnng": parts_of(RNNGModelArguments, TreeDataArguments, evaluation=EvaluationArguments),
+    "train_tree_lm": parts_of(TreeLMModelArguments, TreeDataArguments, evaluation=EvaluationArguments),
+    "train_pushdown": parts_of(PushdownModelArguments, TreeDataArguments, evaluation=EvaluationArguments),
+    "train_urnng": parts_of(
+        URNNGModelArguments, TreeDataArguments, URNNGTrainingArguments, variational=VariationalArguments
+    ),
+    "train_span_parser": parts_of(SpanParserModelArguments, SpanDataArguments),
     "train_treebank_pcfg": {"arguments": TreebankPCFGArguments},
 }

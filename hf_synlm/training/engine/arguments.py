@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from hf_synlm.data.arguments import (
-    ArgumentParser,
-    config_flags,
-    option,
-    read_config_file,
-    read_yaml,
-)
+from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml
 from hf_synlm.data.files import find_model, flag_of
 from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.training.architectures import ARCHITECTURES, Architecture
@@ -187,6 +181,11 @@ class ModelArguments:
     def row(self) -> Architecture:
         """What the table says of the architecture."""
         return ARCHITECTURES[self.program][self.architecture]
+
+
+def parts_of(model: type, data: type, arguments: type = TrainingArguments, **others: type) -> dict[str, type]:
+    """Arguments of a recipe, by the attribute that holds them, in the order of the help."""
+    return {"model_arguments": model, "data": data, **others, "arguments": arguments}
 
 
 # ---------------------------------------------------------------------------------------------- checks

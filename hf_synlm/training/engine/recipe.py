@@ -73,11 +73,6 @@ class Recipe(ABC):
             setattr(self, name, value)
 
     @classmethod
-    def argument_types(cls) -> list[type]:
-        """The dataclasses of `parts`."""
-        return list(cls.parts.values())
-
-    @classmethod
     def default_config(cls, device: str, *arguments: Any) -> str | None:
         """Shipped configuration for a command line without `--config`; `device` is a type of torch. Default: none."""
         return None

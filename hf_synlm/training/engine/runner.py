@@ -76,7 +76,7 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
     words = list(sys.argv[1:] if argv is None else argv)
     if list_configs(recipe_type.program, words):
         return
-    parse = partial(parse_arguments, recipe_type.argument_types(), description=description)
+    parse = partial(parse_arguments, recipe_type.parts.values(), description=description)
     parsed = parsed or parse(words)
     accelerator = make_accelerator(parsed[-1])
     chosen = None if names_config(words) else recipe_type.default_config(accelerator.device.type, *parsed)

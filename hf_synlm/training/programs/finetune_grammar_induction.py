@@ -20,13 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.text import plural
-from hf_synlm.evaluation.trees.gold_treebank import (
-    Treebank,
-    score_baselines,
-    score_numbers,
-    score_table,
-    score_trees,
-)
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_numbers, score_table, score_trees
 from hf_synlm.evaluation.trees.parsing import ParsingScores
 from hf_synlm.training.arguments.finetuning import COMMAND_LINES, InductionArguments
 from hf_synlm.training.engine.recipe import kept_evaluation

@@ -17,14 +17,7 @@ from torch import Tensor, nn
 
 from hf_synlm.core.losses import share_of
 from hf_synlm.data.streams import collate_framed
-from hf_synlm.training.arguments.text import (
-    COMMAND_LINES,
-    CurriculumArguments,
-    PCFGDataArguments,
-    PCFGModelArguments,
-    PCFGParsingArguments,
-    PCFGTrainingArguments,
-)
+from hf_synlm.training.arguments.text import COMMAND_LINES, CurriculumArguments, PCFGDataArguments
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import model_loss
@@ -55,11 +48,8 @@ class PCFGRecipe(TextRecipe):
     program = "train_pcfg"
     parts = COMMAND_LINES[program]
     repeated = "max_batch_tokens batch_group_size curriculum_words curriculum_growth"
-    model_arguments: PCFGModelArguments
     data: PCFGDataArguments
-    parsing: PCFGParsingArguments
     curriculum: CurriculumArguments
-    arguments: PCFGTrainingArguments
 
     def check(self) -> None:
         """Complete the arguments about trees; refuse characters."""

@@ -10,7 +10,7 @@ in Transformer Language Models" (EMNLP 2023).
 
 from functools import partial
 
-from hf_synlm.training.arguments.treebank import COMMAND_LINES, PushdownModelArguments
+from hf_synlm.training.arguments.treebank import COMMAND_LINES
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
 
@@ -21,7 +21,6 @@ class PushdownRecipe(GrammarRecipe):
     program = "train_pushdown"
     parts = COMMAND_LINES[program]
     special_tokens = ("eos_token",)
-    model_arguments: PushdownModelArguments
 
     def check(self) -> None:
         """Refuse beams of actions, too."""

@@ -18,8 +18,6 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_synlm.training.arguments.text import (
     COMMAND_LINES,
-    RecurrentModelArguments,
-    RecurrentTrainingArguments,
     ScheduleArguments,
     StreamDataArguments,
 )
@@ -70,10 +68,8 @@ class RecurrentRecipe(TextRecipe):
     repeated = "batching bptt variable_bptt max_batch_tokens batch_group_size per_device_eval_batch_size"
     needs_whole = "parsing"
     num_optimizers = 2
-    model_arguments: RecurrentModelArguments
     data: StreamDataArguments
     schedule: ScheduleArguments
-    arguments: RecurrentTrainingArguments
     objective: StreamObjective
     control: EpochControl
 

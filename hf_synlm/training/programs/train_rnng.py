@@ -14,7 +14,7 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from hf_synlm.training.arguments.treebank import COMMAND_LINES, RNNGModelArguments
+from hf_synlm.training.arguments.treebank import COMMAND_LINES
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.programs.pretrain_gpst import make_baseline
 from hf_synlm.training.tasks.tree_batches import TreeCollator, WordCollator
@@ -27,7 +27,6 @@ class RNNGRecipe(GrammarRecipe):
 
     program = "train_rnng"
     parts = COMMAND_LINES[program]
-    model_arguments: RNNGModelArguments
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """An RNNG, an LSTM, or a GPT-2 with positions for the longest sentence."""
