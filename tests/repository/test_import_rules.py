@@ -63,8 +63,8 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8670),
-    "rnng": (SHARED + SEARCH + STATES + LABELED, 8830),
+    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8680),
+    "rnng": (SHARED + SEARCH + STATES + LABELED, 8840),
     "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6370),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
@@ -72,7 +72,7 @@ SHIPPED = {
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3710),
     "tree_lm": (
         SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        9010,
+        9020,
     ),
     "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6270),
     "pcfg": (
