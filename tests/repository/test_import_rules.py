@@ -63,8 +63,8 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8660),
-    "rnng": (SHARED + SEARCH + STATES + LABELED, 8800),
+    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8670),
+    "rnng": (SHARED + SEARCH + STATES + LABELED, 8810),
     "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6350),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4000),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4440),
@@ -72,7 +72,7 @@ SHIPPED = {
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3690),
     "tree_lm": (
         SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        8980,
+        8990,
     ),
     "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6260),
     "pcfg": (
