@@ -82,13 +82,14 @@ def test_a_plot_of_a_table_says_what_it_draws(tmp_path: Path, capsys) -> None:
     assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
 
 
-def test_treereg_names_the_model_that_has_no_hidden_states(tmp_path: Path, saved_models: Path) -> None:
-    model = str(saved_models / "rnng")
+@pytest.mark.parametrize("kind", ["RNNG", "PCFG"])
+def test_treereg_names_the_model_that_has_no_hidden_states(kind: str, tmp_path: Path) -> None:
+    model = str(Path(__file__).parents[2] / "model_cards" / f"{kind.lower()}-mini")
     options = ["--model-name-or-path", model, "--output-dir", str(tmp_path / "run"), "--train-files"]
     with pytest.raises(ValueError) as caught:
         train_treereg.main([*options, str(sample_path("trees.valid.txt"))])
     assert str(caught.value) == (
-        f"TreeReg needs a model with hidden states; RNNG ({model}) has none, because it sums over derivations. Name "
+        f"TreeReg needs a model with hidden states; {kind} ({model}) has none, because it sums over derivations. Name "
         "another --model-name-or-path."
     )
 
