@@ -62,13 +62,27 @@ def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path: Path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_treereg_names_the_model_that_has_no_hidden_states(tmp_path: Path, saved_models: Path) -> None:
-    model = str(saved_models / "rnng")
+def test_a_pipe_that_closes_is_no_error(tmp_path: Path) -> None:
+    trees = tmp_path / "trees.mrg"
+    trees.write_text("(S (NP (DT the) (NN dog)) (VP (VBD ran)))\n" * 4000)
+    with subprocess.Popen(
+        [sys.executable, "-c", "from synlm import main; raise SystemExit(main())", "draw", str(trees)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("kind", ["RNNG", "PCFG"])
+def test_treereg_names_the_model_that_has_no_hidden_states(kind: str, tmp_path: Path) -> None:
+    model = str(Path(__file__).parents[2] / "model_cards" / f"{kind.lower()}-mini")
     options = ["--model-name-or-path", model, "--output-dir", str(tmp_path / "run"), "--train-files"]
     with pytest.raises(ValueError) as caught:
         train_treereg.main([*options, str(sample_path("trees.valid.txt"))])
     assert str(caught.value) == (
-        f"TreeReg needs a model with hidden states; RNNG ({model}) has none, because it sums over derivations. Name "
+        f"TreeReg needs a model with hidden states; {kind} ({model}) has none, because it sums over derivations. Name "
         "another --model-name-or-path."
     )
 

@@ -384,6 +384,7 @@ def test_trees_from_elsewhere_and_agreement(files, capsys):
     assert rows[str(files / "right.txt")] == {**rows["right"], "trees": str(files / "right.txt")}
     mean = (rows["right"]["F1 by the convention"] + rows["left"]["F1 by the convention"]) / 2
     assert result.scores["f1"] == pytest.approx(mean)
+    assert isinstance(result.scores["num_sentences"], int)
     # Left and right trees share nothing but sentences of one or two words; of one run there is no agreement.
     assert 0 <= result.scores["agreement"] < 5 and "agreement" not in scores
 

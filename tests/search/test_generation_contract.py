@@ -222,19 +222,21 @@ def test_other_end_tokens_only_stop(model, mode):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"prompt_lookup_num_tokens": 2},
-        {"assistant_model": "itself"},
-        {"not_an_option": 1},
+        ({"prompt_lookup_num_tokens": 2}, "offer greedy search"),
+        ({"assistant_model": "itself"}, "offer greedy search"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "offer greedy search"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}, "offer greedy search"),
+        ({"not_an_option": 1}, "not_an_option"),
     ],
     ids=str,
 )
-def test_what_is_not_supported_is_an_error(model, options):
+def test_what_is_not_supported_is_an_error(model, options, message):
     options = dict(options)
     if "assistant_model" in options:
         options["assistant_model"] = model
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=message):
         generate(model, prompts()[:1], **options)
 
 

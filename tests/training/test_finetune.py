@@ -642,8 +642,12 @@ def test_columns_of_text_that_are_in_doubt_are_refused(tmp_path: Path) -> None:
     assert read_own(path, text_columns=["review", "title"])[0].text_columns == ("review", "title")
     with pytest.raises(ValueError, match="has no column 'x'"):
         read_own(path, text_columns=["x"])
-    path.write_text("text,label\na,0\nb,\nc,1\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"row 1 \(counted from 0\) has no label"):
+    for missing in ("", "NA", "nan", " null "):
+        path.write_text(f"text,label\na,0\nb,{missing}\nc,1\n", encoding="utf-8")
+        with pytest.raises(ValueError, match=r"row 1 \(counted from 0\) has no label"):
+            read_own(path)
+    path.write_text("text;label\na;0,5\nb;1,5\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="labels such as '0,5' are numbers with a comma. Write a point"):
         read_own(path)
     (summaries := tmp_path / "s.csv").write_text('document,text,summary\n"null\nNA",b,NA\n', encoding="utf-8")
     given = {"train_file": str(summaries), "validation_file": str(summaries)}
