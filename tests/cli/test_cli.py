@@ -14,7 +14,6 @@ import shlex
 import shutil
 import stat
 import statistics
-import subprocess
 import sys
 import threading
 import tomllib
@@ -894,23 +893,6 @@ def test_help(monkeypatch, capsys, words, command):
         assert headings == ["Arguments", "Options", "Model", "Computation", "Estimator and beam", "Given trees"]
     if not words:
         assert run(capsys, "--version").strip() == f"hf_synlm {__version__}"
-
-
-def test_what_needs_no_model_starts_without_torch_and_transformers(tmp_path):
-    (tmp_path / "trees.txt").write_text("((the cat) sleeps)\n")
-    model = ["surprisal", "missing.txt", "--model", "m"]
-    good = [["--help"], ["--version"], ["draw", "trees.txt"], ["evaluate", "parsing", "-h"], ["export", "-h"]]
-    code = f"""
-import sys, synlm
-for words in {[*good, ["surprisal", "--nothing"], model]}:
-    print("ended:", synlm.main(words), {{"torch", "transformers"}} & set(sys.modules))
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
-    )
-    ended = [line for line in done.stdout.splitlines() if line.startswith("ended:")]
-    assert ended == [f"ended: {status} set()" for status in (0, 0, 0, 0, 0, 2, 2)]
 
 
 def test_the_script_loads_models_and_prints_results_alone(tmp_path):
