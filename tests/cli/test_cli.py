@@ -922,13 +922,6 @@ for words in {commands}:
     return [int(status) for _, status, _ in ended]
 
 
-def test_what_needs_no_model_starts_without_torch_and_transformers(tmp_path):
-    (tmp_path / "trees.txt").write_text("((the cat) sleeps)\n")
-    good = [["--help"], ["--version"], ["draw", "trees.txt"], ["evaluate", "parsing", "-h"], ["export", "-h"]]
-    wrong = [["surprisal", "--nothing"], ["surprisal", "missing.txt", "--model", "m"]]
-    assert without("torch|transformers", [*good, *wrong], tmp_path) == [0] * len(good) + [2] * len(wrong)
-
-
 def test_training_shows_help_and_refuses_options_without_torch_and_models(tmp_path):
     """But for the two programs on `Trainer`: the class of its options imports torch."""
     names = [name for name, (_, arguments, _) in PROGRAMS.items() if arguments]
