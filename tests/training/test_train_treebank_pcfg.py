@@ -111,7 +111,7 @@ def test_a_sentence_without_derivation_is_infinitely_surprising() -> None:
     model, tokenizer = counted(list(parse_treebank(TREES.splitlines())))
     scorer = TextScorer(model, tokenizer)
     sentences = ["it sleeps", "the dog sleeps it it it it"]
-    possible, impossible = score_words(scorer, [TextItem("1", text) for text in sentences])
+    possible, impossible = score_words(scorer, [TextItem("1", text) for text in sentences], end=True)
     assert possible.log_probs.isfinite().all()
     assert impossible.log_probs.isfinite().tolist() == [True] * 4 + [False] * 3
     assert impossible.log_probs[4] == -math.inf and impossible.log_probs[5:].isnan().all()
