@@ -317,7 +317,7 @@ def test_tables_are_known_by_their_content() -> None:
     first = described(numbers, [0, 1])
     assert {**first, "sha256_of_rows": ""} == {"role": "train", "path": "a.csv", "rows": 2, "sha256_of_rows": ""}
     assert described(names, [0, 1], "b.csv") == {**first, "path": "b.csv"}
-    assert example_tables.name_split("glue", None, "train") == "glue train"
+    assert finetune_glue.name_split("glue", None, "train") == "glue train"
     others = [described(numbers, [1, 0]), described(numbers.select([1, 0]), [0, 1]), described(numbers.take(1), [0])]
     assert len({item["sha256_of_rows"] for item in (first, *others)}) == 4
 
