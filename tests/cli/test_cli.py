@@ -336,6 +336,13 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
             "the rows of 2 readers (subject)",
         ),
         ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "double the quotation marks inside a quoted field"),
+        (
+            "c.tok",
+            'item,sentence\n1,We\n2,"We, too"\n',
+            [],
+            "begins with the names of 2 columns, as a table: say --format csv",
+        ),
+        ("c.tok", '"item";"sentence"\n1;We ask\n', [], "2 columns, as a table: say --format csv, or --format txt"),
     ):
         (tmp_path / name).write_text(content)
         assert message in fail(capsys, "surprisal", tmp_path / name, *model, *given)
@@ -348,7 +355,9 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         assert main([command, str(tmp_path / "a.txt"), *model, "--input-format", "txt"]) == 0
     for content, said in (
         ("We\nask\nfor\npeace\n.\n", "5 of 5 texts have one word, .* --word-column"),
-        ('"We ask"\nWe\n', "1 of 2 texts stand in quotation marks"),
+        (' "We ask"\nWe\n', "1 of 2 texts stand in quotation marks"),
+        ("We\u200b ask\npea\u00adce\nexpose\u0301\nexpos\u00e9\n", "3 of 4 texts have characters that nobody sees"),
+        ("Well,ask\nWe ask\n", ""),
         ("\u3053\u308c\u306f\u672c\u3067\u3059\u305d\u308c\u3082\u3002\n" * 6, "have 9 characters on average: spaces"),
         (
             "We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n",
@@ -911,13 +920,6 @@ for words in {commands}:
     ended = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("ended:")]
     assert [found for _, _, found in ended] == ["[]"] * len(commands)
     return [int(status) for _, status, _ in ended]
-
-
-def test_what_needs_no_model_starts_without_torch_and_transformers(tmp_path):
-    (tmp_path / "trees.txt").write_text("((the cat) sleeps)\n")
-    good = [["--help"], ["--version"], ["draw", "trees.txt"], ["evaluate", "parsing", "-h"], ["export", "-h"]]
-    wrong = [["surprisal", "--nothing"], ["surprisal", "missing.txt", "--model", "m"]]
-    assert without("torch|transformers", [*good, *wrong], tmp_path) == [0] * len(good) + [2] * len(wrong)
 
 
 def test_training_shows_help_and_refuses_options_without_torch_and_models(tmp_path):

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
 from hf_synlm.cli import main
-from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.hub.checkpoint import check_complete
 from hf_synlm.hub.export import export_model
@@ -20,8 +19,7 @@ from hf_synlm.hub.info import shipped_files, shipped_table
 from hf_synlm.models import ARCHITECTURES as ARCHITECTURES_THAT_SHIP
 from tests.helpers.commands import fail, run
 from tests.helpers.goldens import read_case
-from tests.helpers.scoring_models import ARCHITECTURES, model_and_tokenizer
-from tests.helpers.search_models import GPST_TINY
+from tests.helpers.scoring_models import ARCHITECTURES, model_and_tokenizer, small_gpst
 
 PROMPTS = ["We ask for", "America is back, standing tall"]
 
@@ -30,8 +28,7 @@ PROMPTS = ["We ask for", "America is back, standing tall"]
 def small(tmp_path: Path) -> Path:
     """A model of the tokenizer of `saved`, quick to verify."""
     tokenizer = model_and_tokenizer("gpst")[1]
-    config = GPSTConfig(**{**GPST_TINY, **special_token_ids(tokenizer)})
-    return export_model(GPSTForCausalLM(config), tokenizer, tmp_path / "small")
+    return export_model(small_gpst(tokenizer), tokenizer, tmp_path / "small")
 
 
 # ------------------------------------------------------------------------------------------------------- generate
@@ -192,6 +189,8 @@ def test_info(saved_models: Path, small: Path, capsys):
     assert found["config"]["action_beam_size"] == 12 and "modeling_rnng.py" in found["code"]
     stock = json.loads(run(capsys, "info", saved_models / "gpt2", "--format", "json"))
     assert stock["self_contained"] and not stock["problems"] and stock["card"] is None  # of transformers itself
+    masked = Path(__file__).parents[2] / "model_cards" / "rnng-mini"  # it has a mask [V] beside its parameters
+    assert json.loads(run(capsys, "info", masked, "--format", "json"))["num_parameters"] == 3_297_058
     (small / "tokenizer_config.json").unlink()
     assert "none, so it cannot read text" in run(capsys, "info", small)
     (small / "trees_spans.py").unlink()

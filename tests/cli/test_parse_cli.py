@@ -384,6 +384,7 @@ def test_trees_from_elsewhere_and_agreement(files, capsys):
     assert rows[str(files / "right.txt")] == {**rows["right"], "trees": str(files / "right.txt")}
     mean = (rows["right"]["F1 by the convention"] + rows["left"]["F1 by the convention"]) / 2
     assert result.scores["f1"] == pytest.approx(mean)
+    assert isinstance(result.scores["num_sentences"], int)
     # Left and right trees share nothing but sentences of one or two words; of one run there is no agreement.
     assert 0 <= result.scores["agreement"] < 5 and "agreement" not in scores
 
@@ -605,7 +606,8 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     }
     assert [row["punctuation"] for row in result.tables["conventions"]][0] == "punctuation removed before parsing"
     # Labeled brackets of a model without labels have no score; trees of files are scored alike.
-    said = fail_nothing(capsys, "evaluate", "parsing", *bank, *given)
+    assert main(list(map(str, ("evaluate", "parsing", *bank, *given)))) == 0
+    said = capsys.readouterr()
     assert (
         f"evalb: {names[0]} gives trees without labels and has no score" in said.err and f"| {names[0]} |" in said.out
     )
@@ -623,12 +625,6 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     assert "--cache c holds trees of one model" in fail(capsys, *refused, "--cache", "c")
     assert "--convention gpst is given 2 times" in fail(capsys, *refused, "--convention", "gpst")
     assert "belong to --convention evalb" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two, "--unlabeled")
-
-
-def fail_nothing(capsys, *command):
-    """What a command prints that succeeds with a remark."""
-    assert main(list(map(str, command))) == 0
-    return capsys.readouterr()
 
 
 def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
@@ -677,6 +673,12 @@ def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsy
 # ------------------------------------------------------------------------------------------------------ without torch
 ROOT = Path(hf_synlm.__file__).parents[1]
 WITHOUT_TORCH = {
+    "help": "--help",
+    "version": "--version",
+    "a picture": "draw gold.mrg",
+    "help of a command": "evaluate parsing -h",
+    "help of another": "export -h",
+    "no such file": "surprisal missing.txt --model m",
     "trees": "evaluate parsing --treebank gold.mrg --trees gold.mrg --punctuation keep --out f1.json --overwrite",
     "average": "evaluate parsing --treebank gold.mrg --trees gold.mrg --trees b.mrg --punctuation keep --consensus",
     "evalb": "evaluate parsing --treebank gold.mrg --trees gold.mrg --convention evalb",
@@ -689,6 +691,7 @@ WITHOUT_TORCH = {
     "no model": "evaluate parsing --treebank gold.mrg",
     "options of a model": "evaluate parsing --treebank gold.mrg --trees gold.mrg --num-beams 5",
     "one file twice": "evaluate compare gold.mrg gold.mrg --treebank gold.mrg",
+    # Configurations need transformers.
     "info": f"info {ROOT / 'model_cards' / 'gpst-tiny'}",
     "info of an adapter": f"info {ROOT / 'model_cards' / 'span-parser-mini'} --format json",
     "info of code": "info --files rnng",
@@ -701,7 +704,8 @@ LOADED = """
 import sys, synlm
 for name, command in %r.items():
     status = synlm.main(command.split())
-    print("ended:", name, status, [name for name in sys.modules if name == "torch" or "modeling_" in name])
+    loaded = [x for x in sys.modules if x in ("torch", "transformers") or "modeling_" in x]
+    print("ended:", name, status, loaded)
 """
 
 
@@ -712,4 +716,7 @@ def test_commands_that_need_no_model_do_not_load_torch(files):
     done = subprocess.run(program, cwd=files, env=environment, capture_output=True, text=True)
     ended = [line for line in done.stdout.splitlines() if line.startswith("ended:")]
     failing = {name for name in WITHOUT_TORCH if name[:3] in ("an ", "no ") or name.startswith(("options", "one"))}
-    assert ended == [f"ended: {name} {2 if name in failing else 0} []" for name in WITHOUT_TORCH], done.stderr
+    names = list(WITHOUT_TORCH)
+    loaded = [[]] * names.index("info") + [["transformers"]] * len(names)
+    expected = [f"ended: {name} {2 if name in failing else 0} {x}" for name, x in zip(names, loaded, strict=False)]
+    assert ended == expected, done.stderr

@@ -35,6 +35,7 @@ from hf_synlm.hub.verify import verify_export
 from hf_synlm.trees.binary import actions_to_spans
 from hf_synlm.trees.codecs import CODECS, Row, TreeCodec, pad_rows
 from hf_synlm.trees.spans import Span
+from tests.helpers.documentation import ROOT, blocks
 from tests.helpers.scoring_models import tokenizer_of
 from tests.helpers.toy_architecture import ToyConfig, ToyForCausalLM, derivation
 from tests.reference.exhaustive_search import complete_derivations
@@ -148,6 +149,11 @@ def test_surprisal_of_words_and_of_given_trees(model: ToyForCausalLM, tokenizer:
     for scores, value in zip(score_given_trees(scorer, items, given), joint.tolist(), strict=True):
         assert scores.log_probs.sum().item() + scores.end == pytest.approx(value, abs=1e-4)
     assert [codec.decode(row) for row in encode_trees(given, tokenizer, codec)][1] == [("X", 0, 2)]
+
+
+def test_the_page_quotes_this_file():
+    (block,) = blocks(ROOT / "docs" / "adding-an-architecture.md", "python")
+    assert block["code"] in Path(__file__).read_text(encoding="utf-8")
 
 
 def test_trainer_trains_it(model: ToyForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):

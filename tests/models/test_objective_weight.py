@@ -41,6 +41,14 @@ def test_loss_and_gradient_are_linear_in_the_weight(name: str) -> None:
     assert any(slope is None for slope in slopes[0].values())
 
 
+def test_shares_of_the_classifier_alone() -> None:
+    """Each part of a batch that is read in parts counts by its rows."""
+    model, inputs = classifier("gpst", 0), batch("gpst")
+    assert model.count_loss_items(**inputs) == {"classification": 3}
+    half = model(**inputs, labels=LABELS, loss_shares={"classification": 0.5}).loss
+    torch.testing.assert_close(half, model(**inputs, labels=LABELS).loss / 2)
+
+
 @with_objective
 def test_trainer_takes_the_weight_of_the_configuration(name: str, tmp_path: Path) -> None:
     build(name).save_pretrained(tmp_path / "language_model")

@@ -23,6 +23,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 
 from hf_synlm.data.files import release_outputs, write_json
+from hf_synlm.data.text import plural
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.training.engine.arguments import TrainingArguments, list_configs, names_config, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
@@ -94,7 +95,7 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
     if recipe.text_style and getattr(model.config, "text_style", None) is None and "text_style" not in overrides:
         model.config.text_style = recipe.text_style
     recipe.settle_steps()
-    accelerator.print(f"{arguments.num_steps:,} steps")
+    accelerator.print(plural(arguments.num_steps, "step"))
     accelerator.print(
         f"model: {type(model).__name__}, {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}"
     )

@@ -11,6 +11,8 @@ model is the one with the best validation score.
 Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.1 and A.3.
 """
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +54,7 @@ from hf_synlm.training.tasks.finetuning import FineTuning, load_model, read_conf
 from hf_synlm.trees.codecs import pad_rows
 
 LABEL = "label"
+_MISSING = ("na", "n/a", "nan", "none", "null")
 # Columns of published data sets, tried in this order where none are named.
 _KNOWN_COLUMNS = (
     *dict.fromkeys(task.text_columns for task in GLUE_TASKS.values() if len(task.text_columns) == 2),
@@ -109,6 +112,8 @@ def infer_task(table: Dataset, source: str, named: Sequence[str] = ()) -> TextTa
         if wrong is not None:
             raise ValueError(f"{source}: unusable label {wrong!r}. Number the classes from 0, or give their names.")
         names = [str(number) for number in range(max(values, default=0) + 1)]
+    if all(re.fullmatch(r"-?\d+,\d+", name) for name in names):
+        raise ValueError(f"{source}: labels such as {names[0]!r} are numbers with a comma. Write a point instead.")
     if len(names) < 2:
         raise ValueError(f"{source}: all labels are {names}. A classifier needs at least two classes.")
     return TextTask("custom", texts, tuple(names))
@@ -130,11 +135,16 @@ def _text_columns(table: Dataset, source: str) -> tuple[str, ...]:
 
 
 def label_values(table: Dataset) -> list[Any]:
-    """The labels; numbers in text are numbers, whole ones if all are, and truth values are "false" and "true"."""
+    """The labels; numbers in text are numbers, whole ones if all are, and truth values are "false" and "true".
+
+    Beside numbers, "NA" and the like is no label.
+    """
     values = [str(value).lower() if isinstance(value, bool) else value for value in table[LABEL]]
-    values = [None if value == "" else value for value in values]
+    values = [(value.strip() or None) if isinstance(value, str) else value for value in values]
     numbers = [_as_number(value) for value in values]
-    if any(number is None for value, number in zip(values, numbers, strict=True) if value is not None):
+    kinds = {str(value): number for value, number in zip(values, numbers, strict=True) if value is not None}
+    texts = [name for name, number in kinds.items() if number is None]
+    if len(texts) == len(kinds) or any(name.lower() not in _MISSING for name in texts):
         return values
     if all(number is None or number.is_integer() for number in numbers):
         return [None if number is None else int(number) for number in numbers]
@@ -143,7 +153,7 @@ def label_values(table: Dataset) -> list[Any]:
 
 def _as_number(value: Any) -> float | None:
     try:
-        return float(value)
+        return float(value) if math.isfinite(float(value)) else None
     except (TypeError, ValueError):
         return None
 

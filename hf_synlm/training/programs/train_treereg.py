@@ -149,7 +149,7 @@ def check_output_folder(arguments: TrainingArguments) -> None:
 def _check_states(model: str, name: str) -> None:
     """Raise ValueError for a model whose words are predicted by a beam of derivations, each with states of its own."""
     config = AutoConfig.from_pretrained(model)
-    if declared(config, "searches"):
+    if declared(config, "searches") or config.model_type == "pcfg":
         raise ValueError(
             f"{name} needs a model with hidden states; {type(config).__name__.removesuffix('Config')} ({model}) has "
             "none, because it sums over derivations. Name another --model-name-or-path."

@@ -122,7 +122,9 @@ def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) 
     """Raise ValueError if a text (`what`) of `length` tokens does not fit the positions of a model."""
     limit = position_limit(config)
     if limit is not None and length > limit:
-        raise ValueError(f"{what} is {length} tokens, and the model has {limit} positions. {remedy}")
+        raise ValueError(
+            f"{what} is {length} tokens, {length - limit} more than the {limit} positions of the model. {remedy}"
+        )
 
 
 # ---------------------------------------------------------------------------------------------- the recipe

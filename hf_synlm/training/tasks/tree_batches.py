@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.punctuation import Punctuation, has_penn_tags
+from hf_synlm.data.text import plural
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
 from hf_synlm.models.rnng.plan import make_plan
@@ -138,7 +139,7 @@ class TreeDataset(torch.utils.data.Dataset):
     def describe(self) -> str:
         """One line about the size."""
         tokens, actions = (int(self.lengths(name).sum()) for name in ("input_ids", "actions"))
-        return f"{len(self):,} sentences, {tokens:,} tokens, {actions:,} actions"
+        return f"{plural(len(self), 'sentence')}, {tokens:,} tokens, {actions:,} actions"
 
     def fingerprint(self) -> str:
         """Hash of the sizes and of sentences spread over the data set."""
