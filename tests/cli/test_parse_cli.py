@@ -16,6 +16,7 @@ import torch
 
 import hf_synlm
 from hf_synlm.cli import main
+from hf_synlm.cli.train import PROGRAMS
 from hf_synlm.data.parsed import ParsedSentence, guess_style, lines_of_parses, parses_of_lines, read_parses
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
@@ -673,6 +674,8 @@ def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsy
 
 # ------------------------------------------------------------------------------------------------------ without torch
 ROOT = Path(hf_synlm.__file__).parents[1]
+# But for the two programs on `Trainer`: the class of its options imports torch.
+TRAINING = [name for name, (_, arguments, _) in PROGRAMS.items() if arguments]
 WITHOUT_TORCH = {
     "help": "--help",
     "version": "--version",
@@ -700,6 +703,11 @@ WITHOUT_TORCH = {
     "an output that exists": f"export {ROOT / 'model_cards' / 'gpst-tiny'} --out .",
     "configurations": "train gpst --list-configs",
     "a program without configurations": "train ngram --list-configs",
+    **{f"help of {name}": f"train {name} --help" for name in TRAINING},
+    **{f"no option of {name}": f"train {name}" for name in TRAINING},
+    "an option of no program": "train rnng --output-dir x --nothing",
+    "an option of text that should be a number": "train rnng --output-dir x --seed a",
+    "an unknown choice": "train rnng --output-dir x --precision fp8",
 }
 LOADED = """
 import sys, synlm
@@ -721,3 +729,4 @@ def test_commands_that_need_no_model_do_not_load_torch(files):
     loaded = [[]] * names.index("info") + [["transformers"]] * len(names)
     expected = [f"ended: {name} {2 if name in failing else 0} {x}" for name, x in zip(names, loaded, strict=False)]
     assert ended == expected, done.stderr
+    assert set(PROGRAMS) - set(TRAINING) == {"treereg", "tree-planting"}
