@@ -36,12 +36,13 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
     # How a sentence ends: by the end token, by its tree (all closed, so that no token says so), or not at all.
     sentence_end: ClassVar[Literal["token", "tree", "none"]] = "token"
-    # Whether a beam of derivations scores and generates (`word_search`), whether trees have labels, and words tags, and
-    # whether the attention to a derivation is measured (`attention_entropy`).
+    # Whether a beam of derivations scores and generates (`word_search`), whether trees have labels, and words tags,
+    # whether the attention to a derivation is measured (`attention_entropy`), and whether large activations are losses.
     searches: ClassVar[bool] = False
     gives_labels: ClassVar[bool] = False
     gives_tags: ClassVar[bool] = False
     measures_attention: ClassVar[bool] = False
+    penalizes_activations: ClassVar[bool] = False
     # Whether it is a grammar over words: no token is a piece of a word, and nothing follows the end of a sentence.
     is_grammar: ClassVar[bool] = False
     # How `parse` finds a tree where its `method` is not given.
@@ -148,11 +149,10 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     # ---------------------------------------------------------------------------------------------- checks
     def _check_magnitudes(self) -> None:
         """Raise ValueError for absurd numbers, before a model is built from them."""
-        for name, value in ((name, value) for name, value in vars(self).items() if isinstance(value, int)):
-            if abs(value) > LARGEST_INTEGER:
-                raise ValueError(f"{name} is {value}, more than {LARGEST_INTEGER}. Is the configuration damaged?")
-            if name.startswith("num_") and name.endswith("layers") and value > MOST_LAYERS:
-                raise ValueError(f"{name} is {value}, more than {MOST_LAYERS}. Is the configuration damaged?")
+        for name, value in vars(self).items():
+            limit = MOST_LAYERS if name.startswith("num_") and name.endswith("layers") else LARGEST_INTEGER
+            if isinstance(value, int) and abs(value) > limit:
+                raise ValueError(f"{name} is {value}, more than {limit}. Is the configuration damaged?")
 
     def check_least(self, least: int, *names: str) -> None:
         """Raise ValueError unless fields are at least `least`."""
@@ -184,8 +184,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     def check_token_ids(self, *names: str) -> None:
         """Raise ValueError unless fields are ids of the vocabulary, or None."""
         ids = {name: getattr(self, name) for name in names if isinstance(getattr(self, name), int)}
-        wrong = {name: value for name, value in ids.items() if not 0 <= value < self.vocab_size}
-        if wrong:
+        if wrong := {name: value for name, value in ids.items() if not 0 <= value < self.vocab_size}:
             found = ", ".join(f"{name} {value}" for name, value in wrong.items())
             raise ValueError(
                 f"{found}: outside the vocabulary of {self.vocab_size} ids. Set {', '.join(wrong)} to ids below "

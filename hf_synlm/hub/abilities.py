@@ -39,7 +39,8 @@ def joint_log_probs(model: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
 
 
 def parse_options(model: PreTrainedModel) -> set[str]:
-    """Names of what `parse` of a model takes besides the text; empty if it has none."""
+    """Names of what `parse` of this model, maybe of a folder exported earlier, takes besides the text."""
     parse = getattr(model, "parse", None)
-    text = {"input_ids", "attention_mask", "word_ends"}
-    return set() if parse is None else set(inspect.signature(parse).parameters) - text
+    found = {} if parse is None else inspect.signature(parse).parameters
+    named = {name for name, parameter in found.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    return named - {"input_ids", "attention_mask", "word_ends"}

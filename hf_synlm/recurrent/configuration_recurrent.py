@@ -76,6 +76,7 @@ class AWDConfig(RecurrentConfig):
         temporal_activation_regularization: weight of the mean square of the difference of neighbouring outputs.
     """
 
+    penalizes_activations = True
     embedding_dropout: float | int = 0.1
     input_dropout: float | int = 0.5
     hidden_dropout: float | int = 0.3

@@ -366,7 +366,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         shifted = shift_labels is not None
         targets = _targets(shift_labels if shifted else others["labels"], shifted, mask)
         counts = {"language_model": int((targets != -100).sum())}
-        if hasattr(self.config, "activation_regularization"):
+        if self.config.penalizes_activations:
             tokens_B = torch.ones_like(input_ids).sum(1) if mask is None else mask.sum(1)
             counts["activation"] = int(tokens_B.sum())
             counts["temporal_activation"] = int((tokens_B - 1).clamp_min(0).sum())

@@ -14,7 +14,6 @@ import shlex
 import shutil
 import stat
 import statistics
-import subprocess
 import sys
 import threading
 import tomllib
@@ -28,7 +27,6 @@ import typer
 
 from hf_synlm import __version__
 from hf_synlm.cli.app import app, main
-from hf_synlm.cli.train import PROGRAMS
 from hf_synlm.data.samples import sample_path
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
@@ -904,32 +902,6 @@ def test_help(monkeypatch, capsys, words, command):
         assert headings == ["Arguments", "Options", "Model", "Computation", "Estimator and beam", "Given trees"]
     if not words:
         assert run(capsys, "--version").strip() == f"hf_synlm {__version__}"
-
-
-def without(modules: str, commands: list[list[str]], folder: Path) -> list[int]:
-    """Statuses of commands that one process runs, which imports no modules of these names."""
-    code = f"""
-import re, sys, synlm
-for words in {commands}:
-    print("ended:", synlm.main(words), [name for name in sys.modules if re.fullmatch({modules!r}, name)])
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder, env=environment
-    )
-    ended = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("ended:")]
-    assert [found for _, _, found in ended] == ["[]"] * len(commands)
-    return [int(status) for _, status, _ in ended]
-
-
-def test_training_shows_help_and_refuses_options_without_torch_and_models(tmp_path):
-    """But for the two programs on `Trainer`: the class of its options imports torch."""
-    names = [name for name, (_, arguments, _) in PROGRAMS.items() if arguments]
-    assert set(PROGRAMS) - set(names) == {"treereg", "tree-planting"}
-    good = [["train", name, "--help"] for name in names]
-    wrong = [["train", name, *words] for name in names for words in ([], ["--output-dir", "x", "--nothing"])]
-    wrong += [["train", "rnng", "--output-dir", "x", *option] for option in (["--seed", "a"], ["--precision", "fp8"])]
-    assert without(r"torch|.*\bmodeling_\w+", [*good, *wrong], tmp_path) == [0] * len(good) + [2] * len(wrong)
 
 
 def test_the_script_loads_models_and_prints_results_alone(tmp_path):

@@ -16,6 +16,7 @@ import torch
 
 import hf_synlm
 from hf_synlm.cli import main
+from hf_synlm.cli.train import PROGRAMS
 from hf_synlm.data.parsed import ParsedSentence, guess_style, lines_of_parses, parses_of_lines, read_parses
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
@@ -164,7 +165,8 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "foo: not an option of GPSTForCausalLM.parse" in fail(capsys, *command, "--parse-option", "foo=1")
     other = ("parse", files / "in.txt", "--model", saved_models / "on_lstm", "--num-trees", 2)
     assert "--num-trees 2: ONLSTMForCausalLM" in fail(capsys, *other)
-    assert "word_ends: not an option of" in fail(capsys, *command, "--parse-option", "word_ends=1")
+    for name in ("word_ends", "options"):  # the text, and what stands for others
+        assert f"{name}: not an option of" in fail(capsys, *command, "--parse-option", f"{name}=1")
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     assert "a picture of every sentence: name a folder" in fail(capsys, *command, "--format", "svg")
@@ -672,6 +674,8 @@ def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsy
 
 # ------------------------------------------------------------------------------------------------------ without torch
 ROOT = Path(hf_synlm.__file__).parents[1]
+# But for the two programs on `Trainer`: the class of its options imports torch.
+TRAINING = [name for name, (_, arguments, _) in PROGRAMS.items() if arguments]
 WITHOUT_TORCH = {
     "help": "--help",
     "version": "--version",
@@ -699,6 +703,11 @@ WITHOUT_TORCH = {
     "an output that exists": f"export {ROOT / 'model_cards' / 'gpst-tiny'} --out .",
     "configurations": "train gpst --list-configs",
     "a program without configurations": "train ngram --list-configs",
+    **{f"help of {name}": f"train {name} --help" for name in TRAINING},
+    **{f"no option of {name}": f"train {name}" for name in TRAINING},
+    "an option of no program": "train rnng --output-dir x --nothing",
+    "an option of text that should be a number": "train rnng --output-dir x --seed a",
+    "an unknown choice": "train rnng --output-dir x --precision fp8",
 }
 LOADED = """
 import sys, synlm
@@ -720,3 +729,4 @@ def test_commands_that_need_no_model_do_not_load_torch(files):
     loaded = [[]] * names.index("info") + [["transformers"]] * len(names)
     expected = [f"ended: {name} {2 if name in failing else 0} {x}" for name, x in zip(names, loaded, strict=False)]
     assert ended == expected, done.stderr
+    assert set(PROGRAMS) - set(TRAINING) == {"treereg", "tree-planting"}

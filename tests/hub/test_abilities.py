@@ -9,7 +9,7 @@ from hf_synlm.hub.abilities import declared, parse_options
 from tests.helpers.scoring_models import MODELS, model_and_tokenizer
 
 ABILITIES = "searches gives_trees gives_labels measures_attention reads_context sentence_end parse_method is_grammar"
-ABILITIES = (*ABILITIES.split(), "closing", "loss_normalization")
+ABILITIES = (*ABILITIES.split(), "closing", "loss_normalization", "penalizes_activations")
 OURS = [name for name in MODELS if name != "gpt2"]
 
 

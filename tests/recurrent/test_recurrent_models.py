@@ -80,9 +80,11 @@ def test_padding_has_no_labels_and_is_not_counted(name, left):
         torch.testing.assert_close(model(ids, mask, shift_labels=mask_only).loss, -own[mask == 1].mean())
     else:
         torch.testing.assert_close(model(ids, mask, shift_labels=shifted).loss, -own[counts].mean())
+    losses = model(ids, mask, shift_labels=shifted).losses
     items = model.count_loss_items(ids, attention_mask=mask, shift_labels=shifted)
     assert items["word" if name == "lstm" else "language_model"] == counts.sum()
-    if "activation" in items:
+    assert ("activation" in items) == model.config.penalizes_activations == ("activation" in losses)
+    if model.config.penalizes_activations:
         assert (items["activation"], items["temporal_activation"]) == (12, 9)
 
 

@@ -19,6 +19,7 @@ from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.data.streams import SentenceCode, make_stream
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.trees.gold_treebank import make_treebank
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.training.arguments.text import (
     RecurrentModelArguments,
@@ -357,7 +358,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
     assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
     # The trees are scored by the convention that was named.
-    bank = stream_evaluation.make_treebank(read_treebank(corpus["test"]))
+    bank = make_treebank(read_treebank(corpus["test"]))
     trees = stream_evaluation.parse_words(model, tokenizer, bank.words, layer=0)
     scores = unlabeled_f1(trees, bank.spans, bank.lengths, "on-lstm")
     assert found["test"]["trees"]["model"] == scores.numbers()
