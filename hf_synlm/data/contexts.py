@@ -25,6 +25,7 @@ from filelock import FileLock
 
 from hf_synlm.data.files import write_bytes, write_json
 from hf_synlm.data.shards import PreparedCorpus, Shard
+from hf_synlm.data.text import plural
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +106,6 @@ class ContextDataset(torch.utils.data.Dataset):
         end_of_document_id: int | None = None,
         with_word_ends: bool = False,
     ):
-        if context_length < 1:
-            raise ValueError(f"context_length is {context_length}: it must be at least 1")
         self.corpus, self.context_length = corpus, context_length
         self.max_sentence_tokens, self.end_of_document_id = max_sentence_tokens, end_of_document_id
         self.with_word_ends = with_word_ends
@@ -184,8 +183,8 @@ class ContextDataset(torch.utils.data.Dataset):
         """One line about the size."""
         n = self.totals()
         return (
-            f"{n['contexts']:,} contexts, {n['sentences']:,} sentences, {n['tokens']:,} tokens "
-            f"({n['cut']:,} sentences cut at the context length, {n['left_out']:,} left out as too long)"
+            f"{plural(n['contexts'], 'context')}, {plural(n['sentences'], 'sentence')}, {plural(n['tokens'], 'token')} "
+            f"({plural(n['cut'], 'sentence')} cut at the context length, {n['left_out']:,} left out as too long)"
         )
 
     # ------------------------------------------------------------------------------------------ items

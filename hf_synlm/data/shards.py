@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_synlm.data.encoding import TextOptions, encode_block, encoded_features
 from hf_synlm.data.files import file_sha256, folder_writer, read_json, remove_folder, remove_partial, write_json
 from hf_synlm.data.sources import Block
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.text import PathLike, plural
 
 FORMAT = 2
 INDEX_FILE, MADE_FROM_FILE, RECORD_FILE = "corpus.json", "made_from.json", "shard.json"
@@ -70,15 +70,12 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
 
 
 def _check_format(folder: Path) -> dict[str, Any]:
-    """Read what a corpus is made from; refuse a corpus of an earlier version, with the other splits of that version."""
+    """Read what a corpus is made from; refuse a corpus of an earlier version."""
     made_from = read_record(folder / MADE_FROM_FILE)
     if made_from.get("format") != FORMAT:
-        splits = (path for path in folder.parent.glob(f"*/{MADE_FROM_FILE}") if path.parent != folder)
-        old = [folder, *(path.parent for path in splits if read_record(path).get("format", FORMAT) != FORMAT)]
         raise ValueError(
-            f"{' and '.join(sorted(map(str, old)))}: prepared by another version (format {made_from.get('format')}, "
-            f"not {FORMAT}). Delete what is named, and run python training/prepare_text.py --output-dir "
-            f"{folder.parent} with the options of that time."
+            f"{folder}: prepared by another version (format {made_from.get('format')}, not {FORMAT}). Delete it, and "
+            f"run python training/prepare_text.py --output-dir {folder.parent} with the options of that time."
         )
     return made_from
 
@@ -210,8 +207,8 @@ class PreparedCorpus:
     def describe(self) -> str:
         """One line: sizes, and what was replaced or dropped."""
         return (
-            f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} tokens in "
-            f"{len(self.records)} shards{_dropped(self.counts)}"
+            f"{plural(self.num_documents, 'document')}, {plural(self.num_sentences, 'sentence')}, "
+            f"{plural(self.num_tokens, 'token')} in {plural(len(self.records), 'shard')}{_dropped(self.counts)}"
         )
 
 

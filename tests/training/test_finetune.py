@@ -37,6 +37,7 @@ from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.evaluation.trees.gold_treebank import score_trees
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
+from hf_synlm.training.arguments.finetuning import name_split
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.samplers import seed_micro_step
@@ -317,7 +318,7 @@ def test_tables_are_known_by_their_content() -> None:
     first = described(numbers, [0, 1])
     assert {**first, "sha256_of_rows": ""} == {"role": "train", "path": "a.csv", "rows": 2, "sha256_of_rows": ""}
     assert described(names, [0, 1], "b.csv") == {**first, "path": "b.csv"}
-    assert example_tables.name_split("glue", None, "train") == "glue train"
+    assert name_split("glue", None, "train") == "glue train"
     others = [described(numbers, [1, 0]), described(numbers.select([1, 0]), [0, 1]), described(numbers.take(1), [0])]
     assert len({item["sha256_of_rows"] for item in (first, *others)}) == 4
 
@@ -645,8 +646,12 @@ def test_columns_of_text_that_are_in_doubt_are_refused(tmp_path: Path) -> None:
     assert read_own(path, text_columns=["review", "title"])[0].text_columns == ("review", "title")
     with pytest.raises(ValueError, match="has no column 'x'"):
         read_own(path, text_columns=["x"])
-    path.write_text("text,label\na,0\nb,\nc,1\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"row 1 \(counted from 0\) has no label"):
+    for missing in ("", "NA", "nan", " null "):
+        path.write_text(f"text,label\na,0\nb,{missing}\nc,1\n", encoding="utf-8")
+        with pytest.raises(ValueError, match=r"row 1 \(counted from 0\) has no label"):
+            read_own(path)
+    path.write_text("text;label\na;0,5\nb;1,5\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="labels such as '0,5' are numbers with a comma. Write a point"):
         read_own(path)
     (summaries := tmp_path / "s.csv").write_text('document,text,summary\n"null\nNA",b,NA\n', encoding="utf-8")
     given = {"train_file": str(summaries), "validation_file": str(summaries)}
