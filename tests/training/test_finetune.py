@@ -438,30 +438,34 @@ def test_files_replace_the_data_set_of_a_configuration(files: dict[str, str]) ->
         finetune_summarization.SummaryArguments()
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [
-        ("gpt2", ("--config-overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0")),
-        ("rnng", ("--config-overrides", "dropout=0", "--objective-weight", "0", "--max-eval-samples", "3")),
-    ],
-)
-def test_two_processes_train_and_evaluate_like_one(
-    models: Path, files: dict[str, str], tmp_path: Path, name: str, flags: tuple[str, ...]
-) -> None:
+NO_DROPOUT = "embedding residual attention composition composition_attention parser head".split()
+ALIKE = {
+    "gpt2": ("--config-overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0"),
+    "rnng": ("--config-overrides", "dropout=0", "--max-eval-samples", "3"),
+    "gpst": ("--config-overrides", ",".join(["merge_noise=0", *(f"{part}_dropout=0" for part in NO_DROPOUT)]),
+             "--gradient-checkpointing", "true"),
+}  # fmt: skip
+
+
+def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     """Also where the heads of the objective get no gradient, and where the processes share a search for trees."""
-    flags, size = (*flags, "--per-device-eval-batch-size", "3"), "--per-device-train-batch-size"
-    one = run("glue", models / name, files, tmp_path / "one", *flags, size, "4")
-    argv = command("glue", models / name, files, tmp_path / "two", *flags, size, "2")
-    job = {"script": "hf_synlm.training.programs.finetune_glue", "argv": argv, "output_dir": str(tmp_path / "two")}
-    two_processes.run_jobs([job], tmp_path, str(tmp_path / "cache"))
-    two_processes.check_status(tmp_path / "two")
-    two = results_of(tmp_path / "two")
-    assert two["examples"] == one["examples"]
-    for mine, theirs in zip(two["evaluations"], one["evaluations"], strict=True):
-        assert mine["scores"] == theirs["scores"]
-        assert mine["classification_loss"]["validation"] == pytest.approx(theirs["classification_loss"]["validation"])
-    for mine, theirs in zip(two["train"], one["train"], strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4)
+    size, jobs, ones = "--per-device-train-batch-size", [], {}
+    for name, flags in ALIKE.items():
+        flags, folder = (*flags, "--per-device-eval-batch-size", "3"), tmp_path / name
+        ones[folder] = run("glue", models / name, files, tmp_path / f"{name}_one", *flags, size, "4")
+        argv = command("glue", models / name, files, folder, *flags, size, "2")
+        jobs.append({"script": "hf_synlm.training.programs.finetune_glue", "argv": argv, "output_dir": str(folder)})
+    two_processes.run_jobs(jobs, tmp_path, str(tmp_path / "cache"))
+    for folder, one in ones.items():
+        two_processes.check_status(folder)
+        two = results_of(folder)
+        assert two["examples"] == one["examples"]
+        for mine, theirs in zip(two["evaluations"], one["evaluations"], strict=True):
+            assert mine["scores"] == theirs["scores"]
+            losses = [found["classification_loss"]["validation"] for found in (mine, theirs)]
+            assert losses[0] == pytest.approx(losses[1])
+        for mine, theirs in zip(two["train"], one["train"], strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-4)
 
 
 def test_trees_are_searched_once(

@@ -515,7 +515,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
 
 # ---------------------------------------------------------------------------------------------- classification
 class GPSTForSequenceClassification(GPSTClassifierMixin, GPSTPreTrainedModel):
-    """GPST with a classifier on the state after the CLS token, trained jointly with the pretraining objective.
+    """GPST with a classifier on the state after the CLS token; `config.objective_weight` > 0 keeps its own objective.
 
     Inputs are laid out as `a <CLS>` or `a <SEP> b <CLS>`; SEP and CLS are sentences of one token.
     """
