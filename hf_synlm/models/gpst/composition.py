@@ -204,15 +204,14 @@ class GPSTPairLayer(nn.Module):
             gradient = gradient[:, None]
             by_value = (both[..., None] * gradient).sum(2)
             if torch.compiler.is_compiling():  # key by key, which joins the operations around it
-                keys = zip(value, mask, strict=True)
+                parts = [(gradient[:, 0] * of_key).sum(-1) for of_key in value]
                 first, second = (
-                    _drop((gradient[:, 0] * of_key).sum(-1), kept_of_key, self.attention_dropout)
-                    for of_key, kept_of_key in keys
+                    _drop(part, kept, self.attention_dropout) for part, kept in zip(parts, mask, strict=True)
                 )
-                by_weight = first - second
             else:
-                by_both = _drop((gradient * value[:, None]).sum(-1), mask, self.attention_dropout)
-                by_weight = by_both[:, 0] - by_both[:, 1]
+                by_both = (gradient * value[:, None]).sum(-1)
+                first, second = _drop(by_both, mask, self.attention_dropout).unbind(1)
+            by_weight = first - second
         by_logit = (torch.ops.aten.sigmoid_backward(by_weight, weight) * self.scale)[..., None]
         by_first = (by_logit * query).sum(1)
         signs = torch.linspace(1, -1, 2, dtype=qkv.dtype, device=qkv.device)

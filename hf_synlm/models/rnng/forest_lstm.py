@@ -234,7 +234,7 @@ class _CompiledForestLSTM(torch.autograd.Function):
         for level in range(last, 0, -1):
             own = acts[4 * level - 4 : 4 * level], cells[level]
             above = ctx.parents[level - 1], hidden[level - 1], cells[level - 1], grads[level - 1]
-            outputs = call_level(ctx.options, _level_gradient, own, *above, grads[level], grad_cell, fixed=(weight,))
+            outputs = call_level(ctx.options, _level_gradient, own, above, grads[level], grad_cell, fixed=(weight,))
             grads[level - 1], grad_cell, *rows = outputs
             found.append(rows)
         grad_gates, before = (torch.cat(parts, 1) for parts in zip(*reversed(found), strict=True))
@@ -254,17 +254,10 @@ def _level(
 
 
 def _level_gradient(
-    weight_GDD: Tensor,
-    kept: tuple[list[Tensor], Tensor],
-    parent: Parents,
-    hidden: Tensor,
-    cell: Tensor,
-    grad_above: Tensor,
-    grad_hidden: Tensor,
-    grad_cell: Tensor,
+    weight_GDD: Tensor, own: tuple[list[Tensor], Tensor], above: tuple, grad_hidden: Tensor, grad_cell: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of hidden states and cells above [G, N', D] and of the gates; the hidden states of the parents."""
-    (i, f, g, o), new = kept
+    ((i, f, g, o), new), (parent, hidden, cell, grad_above) = own, above
     hidden, cell = (_of_parents(values, parent, f.shape[1]) for values in (hidden, cell))
     activated = new.tanh()
     # d sigmoid = s (1 - s), d tanh = 1 - t^2
