@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of a step of GPST with `--torch-compile`, counted without a GPU.
+"""Kernels of a step of GPST and RNNG with `--torch-compile`, counted without a GPU.
 
-    python -m tests.helpers.compiled_launches     # needs the package triton
+    python -m tests.helpers.compiled_launches [CASE ...]    # needs the package triton
 
-Inductor makes CUDA code of every function that is compiled, for an H100 and the widths of gpst-small. Its kernels and
-products are counted, not run. The pretend GPU counts how often each function is called, and all other launches, in the
-step of 8 x 1024 tokens of `tests.helpers.launches`. Shapes are fixed here, and nothing is dropped; in training, rows
-vary, and with dropout a level has 22 kernels more.
+Inductor makes CUDA code of every function that is compiled, for an H100 and real widths. Its kernels and products are
+counted, not run. The pretend GPU counts how often each function is called, and all other launches, in a step as in
+`tests.helpers.launches`. Shapes are fixed here; in training, rows vary.
 """
 
 import contextlib
 import re
+import sys
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -31,10 +31,12 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM
+import hf_synlm
+from hf_synlm.core import compiled_levels
 from hf_synlm.models.gpst import inside_outside
 from hf_synlm.models.gpst.composition import GPSTParserLayer
-from tests.helpers.launches import CASES, count
+from hf_synlm.models.rnng import forest_lstm
+from tests.helpers import launches
 from tests.helpers.pretend_gpu import PretendGPU
 
 H100 = types.SimpleNamespace(
@@ -43,7 +45,7 @@ H100 = types.SimpleNamespace(
     shared_memory_per_block=49152, shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472,
     L2_cache_size=50 << 20, clock_rate=1, gcnArchName="",
 )  # fmt: skip
-LAYERS = {"GPT-2": 12, "parser": 4}
+LAYERS = (GPT2Block, GPSTParserLayer)
 
 
 class FakeCUDA(device_interface.CudaInterface):
@@ -107,62 +109,102 @@ def kernels(function: Callable, *args: Any) -> int:
     return len(re.findall(r"triton_\w+\.run\(|extern_kernels\.\w+\(|torch\.ops\.aten\.[\w.]+\(", body))
 
 
-def count_parts() -> dict[str, int]:
-    """Kernels of each function of a level, and of forward and backward of a layer of GPT-2 and one of the parser."""
+def _gpst(**fields: float) -> tuple[Any, launches.Inputs]:
+    config = hf_synlm.GPSTConfig.from_preset("gpst-small", num_type_layers=1, num_token_layers=1, **fields)
+    model, ids = hf_synlm.GPSTForCausalLM(config), torch.randint(1000, (1, 128))
+    base = model.base_model
+    base.composition.gradient_checkpointing = base.decomposition.gradient_checkpointing = True  # as on a GPU
+    return model, {"input_ids": ids, "labels": ids}
+
+
+_KEPT = dict.fromkeys(("attention_dropout", "residual_dropout"), 0.0)
+_ALL_KEPT = _KEPT | dict.fromkeys(("composition_dropout", "composition_attention_dropout"), 0.0)
+_GPST, _TREES = launches.CASES["gpst-train 8 x 1024"], (512, range(16, 23))
+# A model of real widths and few layers, whose functions are compiled, and the step in which they are called.
+CASES: dict[str, tuple[Callable[[], tuple[Any, launches.Inputs]], launches.Case]] = {
+    "gpst-train 8 x 1024": (lambda: _gpst(**_KEPT), _GPST),
+    "gpst-train 8 x 1024, nothing dropped in the chart": (lambda: _gpst(**_ALL_KEPT), _GPST),
+    "rnng-train 512 sentences": (
+        lambda: launches.rnng(*_TREES, embedding_size=256, hidden_size=256),
+        launches.Case(lambda: launches.rnng(*_TREES), "train", 0, 0),
+    ),
+}
+
+
+@contextlib.contextmanager
+def levels_call(call: Callable) -> Iterator[None]:
+    """Let `call` (name, function, inputs) answer the calls of functions of levels."""
+
+    def answer(options: Any, function: Callable, *inputs: Any, fixed: tuple = ()) -> Any:
+        indices = [x for x in tree_flatten(inputs)[0] if isinstance(x, torch.Tensor) and x.dtype == torch.long]
+        return call(function.__name__ + ("" if indices else ", in order"), function, (*fixed, *inputs))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(compiled_levels.LevelModule, "compile_options", {}))
+        for module in (inside_outside, forest_lstm):
+            stack.enter_context(mock.patch.object(module, "call_level", answer))
+        yield
+
+
+def count_parts(model: Any, inputs: launches.Inputs) -> Counter[str]:
+    """Kernels of each function of a level, and of forward and backward of a layer of each kind."""
     calls: dict[str, tuple[int, Callable, tuple]] = {}
     graphs: list[tuple[str, Callable, list[torch.Tensor]]] = []
 
-    def keep_largest(run: Any, function: Callable, *inputs: Any, fixed: tuple = ()) -> Any:
-        indices = [x for x in tree_flatten(inputs)[0] if isinstance(x, torch.Tensor) and x.dtype == torch.long]
-        size = sum(index.numel() for index in indices)
-        if indices[0].shape[-1] > 1 and size > calls.get(function.__name__, (0,))[0]:
-            calls[function.__name__] = size, function, fixed + inputs
-        return function(*fixed, *inputs)
+    def keep_largest(name: str, function: Callable, inputs: tuple) -> Any:
+        tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, torch.Tensor)]
+        indices = [x for x in tensors if x.dtype == torch.long]
+        size = sum(x.numel() for x in indices or tensors)
+        if (not indices or indices[0].shape[-1] > 1) and size > calls.get(name, (0,))[0]:
+            calls[name] = size, function, inputs
+        return function(*inputs)
 
-    def compile_layer(name: str, layer: torch.nn.Module) -> None:
+    def compile_layer(layer: torch.nn.Module) -> None:
         def keep_graph(traced: Any, inputs: list[torch.Tensor]) -> Callable:
-            graphs.append((name, traced.forward, [torch.zeros(x.shape, dtype=x.dtype) for x in inputs]))
+            graphs.append((type(layer).__name__, traced.forward, [torch.zeros(x.shape, dtype=x.dtype) for x in inputs]))
             return make_boxed_func(traced.forward)
 
         backend = aot_autograd(fw_compiler=keep_graph, partition_fn=min_cut_rematerialization_partition)
         layer.compile(backend=backend, dynamic=False)
 
-    rates = "attention_dropout residual_dropout composition_dropout composition_attention_dropout".split()
-    fields = {"num_type_layers": 1, "num_token_layers": 1, **dict.fromkeys(rates, 0.0)}
-    model = GPSTForCausalLM(GPSTConfig.from_preset("gpst-small", **fields)).train()
-    base = model.base_model
-    base.composition.gradient_checkpointing = base.decomposition.gradient_checkpointing = True  # as on a GPU
-    compile_layer("GPT-2", base.type_layers.h[0])
-    compile_layer("parser", base.parser.layers[0])
-    ids = torch.randint(1000, (1, 128))
-    with mock.patch.object(inside_outside._Run, "call", keep_largest):
-        model(input_ids=ids, labels=ids).loss.backward()
-    found = {name: kernels(function, *inputs) for name, (_, function, inputs) in calls.items()}
-    parts = dict.fromkeys(LAYERS, 0)
-    for name, function, inputs in graphs:
-        parts[name] += kernels(function, *inputs)
-    return found | parts
+    for kind in LAYERS:
+        for layer in [module for module in model.modules() if isinstance(module, kind)][:1]:
+            compile_layer(layer)
+    with levels_call(keep_largest):
+        model.train()(**inputs).loss.backward()
+    found = Counter({name: kernels(function, *inputs) for name, (_, function, inputs) in calls.items()})
+    for name, function, tensors in graphs:
+        found[name] += kernels(function, *tensors)
+    return found
+
+
+def count_calls(gpu: PretendGPU, case: launches.Case) -> tuple[Counter[str], int]:
+    """How often each function of a level and each kind of layer is called in a step, and all other launches."""
+    calls: Counter[str] = Counter()
+
+    def not_counted(name: str, function: Callable, inputs: tuple) -> Any:
+        before = gpu.kernels.copy()
+        outputs = function(*inputs)
+        gpu.kernels = before
+        calls[name] += 1
+        return outputs
+
+    def nothing(layer: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls[type(layer).__name__] += 1
+        return hidden
+
+    with contextlib.ExitStack() as stack:
+        for kind in LAYERS:
+            stack.enter_context(mock.patch.object(kind, "forward", nothing))
+        stack.enter_context(levels_call(not_counted))
+        return calls, launches.count(gpu, case)[0]
 
 
 def main() -> None:
     """Print kernels of every part, and of the step."""
-    calls, gpu = Counter(LAYERS), PretendGPU()
-
-    def not_counted(run: Any, function: Callable, *inputs: Any, fixed: tuple = ()) -> Any:
-        before = gpu.kernels.copy()
-        outputs = function(*fixed, *inputs)
-        gpu.kernels, calls[function.__name__] = before, calls[function.__name__] + 1
-        return outputs
-
-    def nothing(layer: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return hidden
-
-    patches = [(inside_outside._Run, "call", not_counted), (GPT2Block, "forward", nothing)]
-    with contextlib.ExitStack() as stack:
-        for patch in [*patches, (GPSTParserLayer, "forward", nothing)]:
-            stack.enter_context(mock.patch.object(*patch))
-        with gpu:
-            others, _ = count(gpu, CASES["gpst-train 8 x 1024"])
+    names, gpu = sys.argv[1:] or list(CASES), PretendGPU()
+    with gpu:
+        steps = [count_calls(gpu, CASES[name][1]) for name in names]
     answers = {"get_current_target": GPUTarget("cuda", 90, 32), "get_current_device": 0, "get_current_stream": 0}
     driver.set_active(mock.Mock(**{f"{name}.return_value": answer for name, answer in answers.items()}))
     device_interface.get_registered_device_interfaces()  # or it would register its own afterwards
@@ -171,11 +213,15 @@ def main() -> None:
     has_triton.cache_clear()  # imports have asked
     cuda = {"get_device_properties": lambda device=None: H100, "current_device": lambda: 0, "device_count": lambda: 1}
     cuda |= {"get_device_capability": lambda device=None: (9, 0), "synchronize": lambda device=None: None}
-    with mock.patch.multiple(torch.cuda, **cuda), mock.patch.object(torch.version, "cuda", "13.0"):
-        parts = count_parts()
-    for name, number in parts.items():
-        print(f"{name}: {number} kernels, called {calls[name]} times")
-    print(f"not compiled: {others}; all: {others + sum(number * calls[name] for name, number in parts.items())}")
+    for name, (calls, others) in zip(names, steps, strict=True):
+        torch.manual_seed(0)
+        with mock.patch.multiple(torch.cuda, **cuda), mock.patch.object(torch.version, "cuda", "13.0"):
+            parts = count_parts(*CASES[name][0]())
+        print(name)
+        for part, number in parts.items():
+            print(f"    {part}: {number} kernels, called {calls[part]} times")
+        compiled = sum(number * calls[part] for part, number in parts.items())
+        print(f"    not compiled: {others}; all: {others + compiled}", flush=True)
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8670),
-    "rnng": (SHARED + SEARCH + STATES + LABELED, 8810),
-    "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6350),
+    "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8700),
+    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8950),
+    "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6490),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),

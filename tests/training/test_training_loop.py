@@ -25,6 +25,7 @@ from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import export_run, push_final_model
+from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.training.engine.runner import preflight
 from hf_synlm.training.engine.sample_texts import sample_texts
 from hf_synlm.training.engine.steps import StopSignals
@@ -194,6 +195,8 @@ def test_recomputed_and_compiled_layers_give_the_same(tmp_path: Path, monkeypatc
     train(other, batches)
     for mine, theirs in zip(losses(other), losses(plain), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+    grammar = MODELS["rnng"][0]()
+    assert Recipe.layers_to_compile(None, grammar) == [grammar.model.stack_lstm, grammar.model.composition.rnn]
     for flag, name in (("torch_compile", "on_lstm"), ("gradient_checkpointing", "rnng")):
         with pytest.raises(ValueError, match=f"{flag}.*{name}"):
             common.set_up_layers(MODELS[name][0](), TrainingArguments(output_dir="x", **{flag: True}), [])

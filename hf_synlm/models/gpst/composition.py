@@ -12,12 +12,12 @@ Source: the authors' `model/r2d2_base.py`, `modules/layers.py` and `model/fast_p
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_synlm.core.compiled_levels import LevelModule
 from hf_synlm.core.module_tools import weight_of
 from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
 
@@ -182,7 +182,7 @@ class GPSTPairLayer(nn.Module):
         if mask is None:
             mixed, both = torch.addcmul(value[1], weight[..., None], value_difference), None
         else:
-            both = _drop(torch.stack([weight, 1 - weight]), mask, self.attention_dropout)
+            both = _drop(stack_two(weight, 1 - weight, -weight.dim() - 1), mask, self.attention_dropout)
             mixed = torch.addcmul(both[1, ..., None] * value[1], both[0, ..., None], value[0])
         return mixed.flatten(-2), (qkv, difference, weight, both)
 
@@ -203,8 +203,15 @@ class GPSTPairLayer(nn.Module):
         else:
             gradient = gradient[:, None]
             by_value = (both[..., None] * gradient).sum(2)
-            by_both = _drop((gradient * value[:, None]).sum(-1), mask, self.attention_dropout)
-            by_weight = by_both[:, 0] - by_both[:, 1]
+            if torch.compiler.is_compiling():  # key by key, which joins the operations around it
+                parts = [(gradient[:, 0] * of_key).sum(-1) for of_key in value]
+                first, second = (
+                    _drop(part, kept, self.attention_dropout) for part, kept in zip(parts, mask, strict=True)
+                )
+            else:
+                by_both = (gradient * value[:, None]).sum(-1)
+                first, second = _drop(by_both, mask, self.attention_dropout).unbind(1)
+            by_weight = first - second
         by_logit = (torch.ops.aten.sigmoid_backward(by_weight, weight) * self.scale)[..., None]
         by_first = (by_logit * query).sum(1)
         signs = torch.linspace(1, -1, 2, dtype=qkv.dtype, device=qkv.device)
@@ -242,7 +249,7 @@ class GPSTScore(nn.Sequential):
         return _product(gradient, maps[f"{name}.0"][0], added)
 
 
-class GPSTPairEncoder(nn.Module):
+class GPSTPairEncoder(LevelModule):
     """Layers over pairs and the sum of their two positions: LN(sum over both positions of layers([x_0, x_1])).
 
     What a chart runs at each level is a pure function without autograd, its gradient a second one. `compile` compiles
@@ -258,11 +265,6 @@ class GPSTPairEncoder(nn.Module):
         self.layers = nn.ModuleList(GPSTPairLayer(config) for _ in range(num_layers))
         self.scale = config.score_size**-0.5
         self.gradient_checkpointing = False
-        self.compile_options: dict[str, Any] | None = None
-
-    def compile(self, *args: Any, dynamic: bool | None = None, **options: Any) -> None:
-        """Compile the functions of a chart's levels, with options of `torch.compile`; only rows are dynamic."""
-        self.compile_options = options
 
     def draw_masks(self, num_rows: int, device: torch.device) -> list[Masks]:
         """What dropout keeps in each layer (see `GPSTPairLayer.draw_masks`); in evaluation mode everything."""

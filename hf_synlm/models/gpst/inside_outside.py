@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from hf_synlm.core.compiled_levels import call_level
 from hf_synlm.models.gpst.chart import ChartPlan
 from hf_synlm.models.gpst.composition import (
     GPSTComposition,
@@ -43,9 +44,6 @@ _COLLECTED_ROWS = 1 << 15
 # On a CPU, calls with fewer rows are joined before they are multiplied; joining large ones would copy more than it
 # saves.
 _SMALL_CALL = 256
-# Graphs of a function in a process, of which torch allows 8. Each precision needs 3 or 4 (one cell or split in a level,
-# or more), with evaluation twice as many.
-_MOST_GRAPHS = 64
 
 
 # ---------------------------------------------------------------------------------------------- weight gradients
@@ -120,22 +118,6 @@ def _all_channels(gradient: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------- what both passes share
-@functools.cache
-def _compiled(function: Callable, **options: Any) -> Callable:
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
-    return torch.compile(function, fullgraph=True, **options)
-
-
-def _mark_rows(inputs: Any) -> None:
-    """Tell torch.compile that the last dimension but one varies, in all tensors of nested tuples and lists."""
-    if isinstance(inputs, Tensor):
-        torch._dynamo.maybe_mark_dynamic(inputs, max(inputs.dim() - 2, 0))
-    elif isinstance(inputs, (tuple, list)):
-        for part in inputs:
-            _mark_rows(part)
-
-
 class _Run:
     """What forward and backward of a pass share (nothing here is differentiable)."""
 
@@ -171,11 +153,7 @@ class _Run:
 
     def call(self, function: Callable, *inputs: Any, fixed: tuple = ()) -> Any:
         """Call a function of a level, compiled if the model's functions are; only rows of `inputs` vary."""
-        options = self.model.compile_options
-        if options is None:
-            return function(*fixed, *inputs)
-        _mark_rows(inputs)
-        return _compiled(function, **options)(*fixed, *inputs)
+        return call_level(self.model.compile_options, function, *inputs, fixed=fixed)
 
     def level_masks(self, level: int) -> list[Masks]:
         """The masks of a level."""

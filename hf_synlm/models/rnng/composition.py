@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_synlm.core.compiled_levels import LevelModule
 from hf_synlm.core.matrix_products import linear, uses_onednn
 from hf_synlm.core.module_tools import saved_whole, weight_of
 from hf_synlm.models.rnng.forest_lstm import batched_map, by_activation, forest_lstm, lstm_step
@@ -26,7 +27,7 @@ ReadChains: TypeAlias = Callable[[Tensor, list[int]], Tensor]
 _ROWS, _CALLS = 4, 100
 
 
-class BidirectionalLSTM(nn.Module):
+class BidirectionalLSTM(LevelModule):
     """A forward and a backward LSTM over short sequences, each read from its own first step."""
 
     def __init__(self, size: int) -> None:
@@ -47,7 +48,8 @@ class BidirectionalLSTM(nn.Module):
         weight_ih, weight_hh, bias = self._weights()
         dtype = _matmul_dtype(inputs)
         gates = _batched_linear(inputs.to(dtype), weight_ih.to(dtype), bias.to(dtype))
-        return forest_lstm(gates, weight_hh, sizes, [None] * (len(sizes) - 1))[0].to(inputs.dtype)
+        parents = [None] * (len(sizes) - 1)
+        return forest_lstm(gates, weight_hh, sizes, parents, self.compile_options)[0].to(inputs.dtype)
 
     @torch.no_grad()
     def prepared(self) -> ReadChains:

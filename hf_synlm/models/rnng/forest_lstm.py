@@ -14,11 +14,14 @@ Shapes: G independent LSTMs (directions), P steps, N steps of one depth, I input
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
+from hf_synlm.core.compiled_levels import call_level
 from hf_synlm.core.matrix_products import linear_map, uses_onednn, weight_gradient
 
 Parents = Tensor | None
@@ -27,7 +30,11 @@ Parents = Tensor | None
 
 @torch.compiler.disable
 def forest_lstm(
-    gates_GPD: Tensor, weight_hh_GDD: Tensor, sizes: Sequence[int], parents: Sequence[Parents]
+    gates_GPD: Tensor,
+    weight_hh_GDD: Tensor,
+    sizes: Sequence[int],
+    parents: Sequence[Parents],
+    compile_options: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run an LSTM over a forest, level by level: hidden states and cells [G, P, D], the cells without gradient.
 
@@ -35,7 +42,10 @@ def forest_lstm(
     steps share a parent. `gates_GPD` are W_ih x + b_ih + b_hh [G, P, 4 D], roots first, then level by level, in the
     order input, forget, cell, output. Under autocast the multiplications run in its type and the states stay in
     float32. No double backward. Cost: as many sequential steps as levels; O(P D^2) multiplications.
+    `compile_options` of `torch.compile`, if any, make few kernels of a level.
     """
+    if compile_options is not None:
+        return _CompiledForestLSTM.apply(gates_GPD, weight_hh_GDD, tuple(sizes), (None, *parents), compile_options)
     return _ForestLSTM.apply(gates_GPD, weight_hh_GDD, tuple(sizes), tuple(parents))
 
 
@@ -188,6 +198,87 @@ class _ForestLSTM(torch.autograd.Function):
         if len(sizes) > 1:
             grad_weight = torch.stack([weight_gradient(*pair) for pair in pairs]).to(weight_hh_GDD.dtype)
         return _in_usual_order(grad_gates, 2), _in_usual_order(grad_weight, 1), None, None
+
+
+class _CompiledForestLSTM(torch.autograd.Function):
+    """`_ForestLSTM` with a pure function for a level and one for its gradient. Above the roots stand zeros."""
+
+    @staticmethod
+    def forward(ctx, gates_GPD, weight_hh_GDD, sizes, parents, options):
+        fixed = (weight_hh_GDD.to(gates_GPD.dtype),)
+        dtype, shape = torch.promote_types(gates_GPD.dtype, torch.float32), (2, len(gates_GPD), sizes[0])
+        state = tuple(torch.zeros(*shape, weight_hh_GDD.shape[2], dtype=dtype, device=gates_GPD.device))
+        states, acts = [state], []
+        for gates, parent in zip(gates_GPD.detach().split(sizes, 1), parents, strict=True):
+            state, activations = call_level(options, _level, gates, parent, *state, fixed=fixed)
+            states.append(state)
+            acts += activations
+        hidden, cells = zip(*states, strict=True)
+        ctx.save_for_backward(*fixed, *hidden, *cells, *acts)
+        ctx.sizes, ctx.parents, ctx.options, ctx.dtype = sizes, parents, options, weight_hh_GDD.dtype
+        hidden, cells = torch.cat(hidden[1:], 1), torch.cat(cells[1:], 1)
+        ctx.mark_non_differentiable(cells)
+        return hidden, cells
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_hidden_GPD, _):
+        weight, *kept = ctx.saved_tensors
+        last = len(ctx.sizes)
+        hidden, cells, acts = kept[: last + 1], kept[last + 1 : 2 * last + 2], kept[2 * last + 2 :]
+        grads, grad_cell = (
+            [torch.zeros_like(hidden[0]), *grad_hidden_GPD.split(ctx.sizes, 1)],
+            torch.zeros_like(cells[-1]),
+        )
+        found = []
+        for level in range(last, 0, -1):
+            own = acts[4 * level - 4 : 4 * level], cells[level]
+            above = ctx.parents[level - 1], hidden[level - 1], cells[level - 1], grads[level - 1]
+            outputs = call_level(ctx.options, _level_gradient, own, above, grads[level], grad_cell, fixed=(weight,))
+            grads[level - 1], grad_cell, *rows = outputs
+            found.append(rows)
+        grad_gates, before = (torch.cat(parts, 1) for parts in zip(*reversed(found), strict=True))
+        return grad_gates, torch.bmm(grad_gates.mT, before).to(ctx.dtype), None, None, None
+
+
+def _level(
+    weight_GDD: Tensor, gates: Tensor, parent: Parents, hidden: Tensor, cell: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+    """Hidden state and cell [G, N, D] of a level from those above [G, N', D], and the activations of the gates."""
+    hidden, cell = (_of_parents(values, parent, gates.shape[1]) for values in (hidden, cell))
+    product = torch.bmm(hidden.to(weight_GDD.dtype), weight_GDD.mT)
+    i, f, g, o = (gates.to(cell.dtype) + product).chunk(4, 2)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    new = f * cell + i * g
+    return (o * new.tanh(), new), (i, f, g, o)
+
+
+def _level_gradient(
+    weight_GDD: Tensor, own: tuple[list[Tensor], Tensor], above: tuple, grad_hidden: Tensor, grad_cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of hidden states and cells above [G, N', D] and of the gates; the hidden states of the parents."""
+    ((i, f, g, o), new), (parent, hidden, cell, grad_above) = own, above
+    hidden, cell = (_of_parents(values, parent, f.shape[1]) for values in (hidden, cell))
+    activated = new.tanh()
+    # d sigmoid = s (1 - s), d tanh = 1 - t^2
+    grad_new = grad_cell + grad_hidden * o * (1 - activated * activated)
+    parts = [grad_new * g * i * (1 - i), grad_new * cell * f * (1 - f), grad_new * i * (1 - g * g)]
+    grad_gates = torch.cat([*parts, grad_hidden * activated * o * (1 - o)], 2).to(weight_GDD.dtype)
+    grad_above = _to_parents(grad_above, torch.bmm(grad_gates, weight_GDD), parent)
+    by_cell = _to_parents(torch.zeros_like(grad_above), grad_new * f, parent)
+    return grad_above, by_cell, grad_gates, hidden.to(weight_GDD.dtype, copy=True)
+
+
+def _of_parents(above: Tensor, parent: Parents, num_rows: int) -> Tensor:
+    """Rows of the parents in the level above [G, N', D]."""
+    return above[:, :num_rows] if parent is None else above.index_select(1, parent)
+
+
+def _to_parents(above: Tensor, more: Tensor, parent: Parents) -> Tensor:
+    """The sum of the level above [G, N', D] and rows of the children."""
+    if parent is None:
+        return above + F.pad(more, (0, 0, 0, above.shape[1] - more.shape[1]))
+    return above.index_add(1, parent, more.to(above.dtype))
 
 
 def _levels(sizes: Sequence[int]) -> list[slice]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from hf_synlm.core.compiled_levels import LevelModule
 from hf_synlm.core.matrix_products import linear, linear_map
 from hf_synlm.core.module_tools import unwrapped, weight_of
 from hf_synlm.models.rnng.composition import chain_inputs
@@ -35,7 +36,7 @@ from hf_synlm.models.rnng.plan import LevelPlan, StepPlan
 _PUSHED_ROWS, _PUSHES = 100, 100
 
 
-class StackLSTM(nn.Module):
+class StackLSTM(LevelModule):
     """Parameters of the stack LSTM and its three ways to run.
 
     Dropout stands between the layers only: the state that later pushes read is never dropped. (The authors' in-place
@@ -68,7 +69,7 @@ class StackLSTM(nn.Module):
             if layer:
                 inputs = F.dropout(inputs, self.dropout, self.training)
             gates = linear(inputs, weight_ih, bias)
-            hidden, _ = forest_lstm(gates[None], weight_hh[None], plan.sizes, plan.parents)
+            hidden, _ = forest_lstm(gates[None], weight_hh[None], plan.sizes, plan.parents, self.compile_options)
             inputs = hidden[0].to(elements.dtype)
             if every_layer:
                 states.append(inputs)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_synlm.core.compiled_levels import LevelModule
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
@@ -120,8 +121,8 @@ class Recipe(ABC):
         return {}
 
     def layers_to_compile(self, model: PreTrainedModel) -> list[nn.Module]:
-        """Layers that `torch_compile` compiles; default: none, and the option is refused."""
-        return []
+        """Layers that `torch_compile` compiles; default: what computes by levels. Without any, it is refused."""
+        return [module for module in model.modules() if isinstance(module, LevelModule)]
 
     def sampler(self, consumed: int = 0) -> StepSampler | EpochSampler:
         """Training batches of this process that begin after what all processes have consumed; default: shuffled."""

@@ -20,8 +20,8 @@ class GPSTTraining(Recipe):
 
         Their shapes vary only in rows and slots, so a few graphs serve all batches.
         """
+        levels = Recipe.layers_to_compile(self, model)
         if model.config.model_type != "gpst":
-            return []
+            return levels
         base = model.base_model
-        layers = [*base.type_layers.h, *base.token_layers.h, *base.parser.layers]
-        return [*layers, base.composition, base.decomposition]
+        return [*base.type_layers.h, *base.token_layers.h, *base.parser.layers, *levels]

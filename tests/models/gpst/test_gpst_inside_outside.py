@@ -97,21 +97,22 @@ def test_values_and_gradients_equal_the_specification(window, stop, layers, accu
         torch.testing.assert_close(mine, other, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_levels_that_are_computed_again_drop_the_same():
+def test_levels_that_are_computed_again_or_compiled_drop_the_same():
     _, composition, decomposition, _, plan, leaves, root = make()
     parameters = [leaves, root, *composition.parameters(), *decomposition.parameters()]
     found = []
-    for again in (False, True):
+    for again, compiled in ((False, None), (True, None), (True, {"backend": lambda graph, inputs: graph})):
         for model in (composition, decomposition):
-            model.train().gradient_checkpointing = again
+            model.train().gradient_checkpointing, model.compile_options = again, compiled
         torch.manual_seed(3)
         chart = inside(plan, leaves, composition)
         leaf_outside, _ = outside(plan, chart, root, decomposition)
         mix = torch.randn_like(chart.vector_ND)
         loss = (chart.language_vector_ND * mix).sum() + (leaf_outside * mix[: plan.num_leaves]).sum()
         found.append([loss, *gradients(loss, parameters)])
-    for kept, computed in zip(*found, strict=True):
-        torch.testing.assert_close(kept, computed, rtol=0, atol=1e-12)
+    for kept, *others in zip(*found, strict=True):
+        for other in others:
+            torch.testing.assert_close(kept, other, rtol=0, atol=1e-12)
     composition.eval()
     assert not torch.equal(inside(plan, leaves, composition).vector_ND, chart.vector_ND)
 

@@ -161,6 +161,24 @@ def test_forest_lstm_is_a_loop_over_steps(sizes):
     torch.testing.assert_close(mine[1], torch.zeros_like(weight) if theirs[1] is None else theirs[1], **TIGHT)
 
 
+@pytest.mark.parametrize("directions", [1, 2])
+def test_compiled_levels_are_the_same_and_new_batches_need_no_graphs(directions):
+    graphs, counts, size = [], [], 3
+    options = {"backend": lambda graph, inputs: graphs.append(graph) or graph}
+    for rows in (2, 3, 4, 5):
+        sizes = [4 * rows, 3 * rows, 2 * rows, rows]
+        parents = [None] * 3 if directions == 2 else random_forest(sizes, random.Random(rows))[0]
+        gates = torch.randn(directions, sum(sizes), 4 * size, requires_grad=True)
+        weight = torch.randn(directions, 4 * size, size, requires_grad=True)
+        upstream, found = torch.randn(directions, sum(sizes), size), []
+        for compile_options in (None, options):
+            states = forest_lstm(gates, weight, sizes, parents, compile_options)
+            found.append([*states, *torch.autograd.grad(states[0], [gates, weight], upstream)])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
+        counts.append(len(graphs))
+    assert 0 < counts[0] <= 8 and counts[1:] == counts[1:2] * 3, counts
+
+
 # --------------------------------------------------------------------------------------------------------- plans
 def plan_of(rows, system, **options):
     return make_plan(
