@@ -10,20 +10,6 @@ from transformers import HfArgumentParser
 
 from hf_synlm.data.files import flag_of
 
-# Options of earlier versions, and what to do instead.
-REMOVED = {
-    "hub_token": "the token is that of `hf auth login` or HF_TOKEN",
-    "hub_strategy": "--push-to-hub pushes the final model; upload the folder of a checkpoint with `hf upload`",
-    "peak_flops": "the peak of a GPU is known by its name",
-    "shard_tokens": "prepared text is cut into shards by characters",
-}
-
-
-def refuse_removed(name: str, where: str = "") -> None:
-    """Raise ValueError if an option of an earlier version is used; `where` begins the message."""
-    if name in REMOVED:
-        raise ValueError(f"{where}The option {name!r} was removed. Leave it out: {REMOVED[name]}.")
-
 
 def option(default: Any, help: str) -> Any:
     """Make a field of a dataclass of arguments.
@@ -65,14 +51,6 @@ class ArgumentParser(HfArgumentParser):
         if names[0].startswith("--"):
             action.option_strings = [flag_of(long)]  # what is shown; what is parsed stands in a table of the parser
         return action
-
-    def parse_known_args(self, *args: Any, **options: Any) -> Any:
-        """Parse as argparse does; options that were removed are refused by name."""
-        parsed, unknown = super().parse_known_args(*args, **options)
-        for word in unknown:
-            if word.startswith("--"):
-                refuse_removed(word.removeprefix("--").partition("=")[0].replace("-", "_"))
-        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError instead of printing all options."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Reading brackets: as the nodes of a treebank, or as nested tuples.
+r"""Reading brackets: as the nodes of a treebank, or unlabeled ones as spans.
 
 Of a treebank, `read_nodes` knows several styles:
 
@@ -12,22 +12,16 @@ Of a treebank, `read_nodes` knows several styles:
 * A bracket was not closed where a tree that begins in column 0 holds brackets there, all with its own label, or any if
   all other trees have one line. In other files a warning says so, unless most trees are like that. ROOT, TOP, ... does
   not stand inside of its like either.
-
-In nested tuples, a leaf is its position, an inner node the tuple of its children. Functions lead from each form of a
-tree (brackets, nested tuples, spans) to the others, without recursion.
 """
 
 import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias
 
-from hf_synlm.trees.spans import Span, escape_word, in_post_order, spans_to_brackets
+from hf_synlm.trees.spans import Span, escape_word
 
 logger = logging.getLogger(__name__)
-
-Tree: TypeAlias = "int | tuple[Tree, ...]"
 
 # White space is that of ASCII: a no-break space (1 000) or an ideographic one is part of a word.
 _BRACKET_OR_WORD = re.compile(r"[()]|[^\s()]+", re.ASCII)
@@ -86,7 +80,7 @@ def read_brackets(
 ) -> Iterator[tuple[str, tuple[int, int], bool]]:
     """Split bracketed trees into brackets and words, and check that the brackets match.
 
-    All readers of trees use this: `brackets_to_tree`, `hf_synlm.data.treebank`, and `evalb_input` of the evaluation.
+    All readers of trees use this: `brackets_to_spans`, `hf_synlm.data.treebank`, and `evalb_input` of the evaluation.
 
     Args:
         lines: lines of text.
@@ -280,17 +274,18 @@ def _is_empty(word: str) -> bool:
     return word == "0" or word.startswith("*")
 
 
-# ------------------------------------------------------------------------------------------------------ nested tuples
-def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
+# --------------------------------------------------------------------------------------------------- unlabeled brackets
+def brackets_to_spans(text: str) -> tuple[list[Span], list[str]]:
     """Read unlabeled brackets such as `((fruit flies) (like (a banana)))`.
 
-    Inverse of `tree_to_brackets`.
+    Inverse of `hf_synlm.trees.spans.spans_to_brackets`.
 
     Args:
         text: one tree; white space between words and brackets is free.
 
     Returns:
-        The tree as nested tuples, and its words with -LRB- and -RRB- turned back into parentheses.
+        The half-open spans of the tree in post-order, without leaves, and its words with -LRB- and -RRB- turned back
+        into parentheses.
 
     Raises:
         ValueError: the text is empty, brackets do not match, a bracket has fewer than two children, or text follows
@@ -298,130 +293,29 @@ def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
 
     Cost: O(length of the text).
     """
+    spans: list[Span] = []
     words: list[str] = []
-    tree: Tree | None = None
-    open_nodes: list[tuple[int, list[Tree]]] = []
+    # Per open bracket: its character in the text, its first word, its number of children.
+    open_nodes: list[tuple[int, int, int]] = []
     for symbol, place, _ in read_brackets([text]):
-        if tree is not None:
+        if words and not open_nodes:
             raise ValueError(f"{_at_character(symbol, place)} stands after the end of the tree: give one tree")
         if symbol == "(":
-            open_nodes.append((place[1], []))
+            open_nodes.append((place[1], len(words), 0))
             continue
-        node: Tree
         if symbol == ")":
-            opened_at, children = open_nodes.pop()
-            if len(children) < 2:
+            opened_at, start, count = open_nodes.pop()
+            if count < 2:
                 raise ValueError(
-                    f"the bracket opened at character {opened_at} has {len(children)} child(ren): "
+                    f"the bracket opened at character {opened_at} has {count} child(ren): "
                     "a constituent needs at least two, a single word stands without brackets"
                 )
-            node = tuple(children)
+            spans.append((start, len(words)))
         else:
-            node = len(words)
             words.append(unescape_word(symbol))
         if open_nodes:
-            open_nodes[-1][1].append(node)
-        else:
-            tree = node
-    if tree is None:
+            opened_at, start, count = open_nodes.pop()
+            open_nodes.append((opened_at, start, count + 1))
+    if not words:
         raise ValueError(f"no tree in {text!r}: leave empty lines out")
-    return tree, words
-
-
-def spans_to_tree(spans: Sequence[Span], num_tokens: int) -> Tree:
-    """Build the nested tuples of a list of spans; tokens and spans without a closer parent attach to the node above.
-
-    Inverse of `tree_to_spans`. Example: `[(0, 2), (0, 5)]` over 5 tokens gives `((0, 1), 2, 3, 4)`.
-
-    Args:
-        spans: half-open spans of width >= 2 in any order, the whole sentence included.
-        num_tokens: length n of the sentence in tokens.
-
-    Returns:
-        The tree: an int for one token, else nested tuples.
-
-    Raises:
-        ValueError: the spans cross, repeat, leave the sentence, or `(0, num_tokens)` is missing.
-
-    Cost: O(n + s log s) for s spans.
-    """
-    stack: list[tuple[int, Tree]] = []
-    next_token = 0
-    # A sentence of one token has no spans: its tree is the token.
-    for start, end in in_post_order(spans, num_tokens) or [(0, 1)]:
-        stack.extend((token, token) for token in range(next_token, end))
-        next_token = max(next_token, end)
-        first = len(stack)
-        while first > 0 and stack[first - 1][0] >= start:
-            first -= 1
-        children = [node for _, node in stack[first:]]
-        stack[first:] = [(start, tuple(children) if len(children) > 1 else children[0])]
-    return stack[0][1]
-
-
-def tree_to_spans(tree: Tree) -> list[Span]:
-    """List the spans of a tree in post-order, leaves left out.
-
-    Inverse of `spans_to_tree`.
-
-    Args:
-        tree: nested tuples whose leaves read 0, 1, ..., n - 1 from left to right.
-
-    Returns:
-        Half-open spans of width >= 2; empty for a single leaf.
-
-    Raises:
-        ValueError: the leaves are not 0, 1, ..., n - 1 in order, a node has fewer than two children, or something else
-            than an int or a tuple stands in the tree.
-
-    Cost: O(n).
-    """
-    spans: list[Span] = []
-    next_token = 0
-    # An entry is a subtree still to visit, or the start of a node whose children are all done.
-    agenda: list[tuple[Tree, int | None]] = [(tree, None)]
-    while agenda:
-        node, start = agenda.pop()
-        if start is not None:
-            spans.append((start, next_token))
-        elif isinstance(node, tuple):
-            if len(node) < 2:
-                raise ValueError(
-                    f"a node above token {next_token} has {len(node)} child(ren): inner nodes need at least two, "
-                    "replace a node with a single child by that child"
-                )
-            agenda.append((node, next_token))
-            agenda.extend((child, None) for child in reversed(node))
-        elif isinstance(node, int) and not isinstance(node, bool):
-            if node != next_token:
-                raise ValueError(f"leaf {node} stands where {next_token} should: leaves must read 0, 1, ..., n - 1")
-            next_token += 1
-        else:
-            raise ValueError(f"{node!r} is not part of a tree: leaves are ints and inner nodes are tuples")
-    return spans
-
-
-def tree_to_brackets(tree: Tree, words: Sequence[str]) -> str:
-    """Write a tree as unlabeled brackets, e.g. `((fruit flies) (like (a banana)))`; a single word has no brackets.
-
-    Inverse of `brackets_to_tree`. Parentheses inside words become -LRB- and -RRB-; so a word
-    that contains one of these names is not read back as it was.
-
-    Args:
-        tree: nested tuples over the positions of `words`.
-        words: one string per leaf, without white space.
-
-    Returns:
-        One line of text.
-
-    Raises:
-        ValueError: the number of words differs from the number of leaves, a word is empty or contains white space, or
-            the leaves are out of order.
-
-    Cost: O(n log n).
-    """
-    spans = tree_to_spans(tree)
-    num_leaves = spans[-1][1] if spans else 1
-    if len(words) != num_leaves:
-        raise ValueError(f"{len(words)} words for a tree of {num_leaves} leaves: give exactly one word per leaf")
-    return spans_to_brackets(spans, words)
+    return spans, words

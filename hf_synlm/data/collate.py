@@ -33,22 +33,8 @@ def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> d
     Returns:
         `input_ids`, `attention_mask` (1 = token, 0 = padding), `labels` (the ids, -100 at padding), `sentence_ids` (0
         at padding), all int64 [B, T]; `word_ends` bool [B, T] (False at padding) if given.
-
-    Raises:
-        ValueError: the batch or a context is empty, lengths within a context differ, or a key is in some contexts only.
     """
-    names = [name for name in ("sentence_ids", "word_ends") if any(name in context for context in batch)]
-    if not batch:
-        raise ValueError("the batch is empty: give at least one context")
-    for index, context in enumerate(batch):
-        length = len(context["input_ids"])
-        if length == 0:
-            raise ValueError(f"context {index} has no tokens: leave empty contexts out")
-        for name in names:
-            if name not in context:
-                raise ValueError(f"context {index} has no {name} but others have: give it in all contexts or in none")
-            if len(context[name]) != length:
-                raise ValueError(f"context {index} has {len(context[name])} {name} for {length} tokens: give one each")
+    names = [name for name in ("sentence_ids", "word_ends") if name in batch[0]]
     rows = [context["input_ids"] for context in batch]
     types = {"sentence_ids": torch.long, "word_ends": torch.bool}
     inputs = pad_inputs(rows, pad_token_id)

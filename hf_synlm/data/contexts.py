@@ -106,8 +106,6 @@ class ContextDataset(torch.utils.data.Dataset):
         end_of_document_id: int | None = None,
         with_word_ends: bool = False,
     ):
-        if context_length < 1:
-            raise ValueError(f"context_length is {context_length}: it must be at least 1")
         self.corpus, self.context_length = corpus, context_length
         self.max_sentence_tokens, self.end_of_document_id = max_sentence_tokens, end_of_document_id
         self.with_word_ends = with_word_ends

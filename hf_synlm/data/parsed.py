@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from hf_synlm.data.brackets import brackets_to_tree, tree_to_spans, unescape_word
+from hf_synlm.data.brackets import brackets_to_spans, unescape_word
 from hf_synlm.data.dependencies import is_conllu
 from hf_synlm.data.text import PathLike, errors_at, read_lines_beside
 from hf_synlm.data.treebank import (
@@ -108,10 +108,8 @@ class ParsedSentence:
             The sentence, spans and log-probabilities counted in words.
 
         Raises:
-            ValueError: the row does not exist, the number of words does not fit, or a span cuts a word.
+            ValueError: the number of words does not fit, or a span cuts a word.
         """
-        if not 0 <= sentence < len(output.spans):
-            raise ValueError(f"there is no sentence {sentence}: the output has {len(output.spans)}")
         offset, length = output.offsets[sentence], output.lengths[sentence]
         ends = None if output.word_ends is None else list(output.word_ends[sentence])
         if ends is None or len(words) != len(ends):
@@ -270,8 +268,6 @@ def word_brackets(
     Raises:
         ValueError: a span begins or ends inside a word, or labels and spans do not fit.
     """
-    if len(labels) != len(spans):
-        raise ValueError(f"there are {len(spans)} spans and {len(labels)} labels: give one label per span")
     boundary = {position: word for word, position in enumerate((offset, *word_ends))}
     for label, (i, j) in zip(labels, spans, strict=True):
         if i not in boundary or j not in boundary:
@@ -501,8 +497,8 @@ def read_parse(line: str, style: TreeStyle = "unlabeled", **reading: Any) -> Par
         except RecursionError as error:
             raise ValueError("the brackets of the JSON object are nested too deeply for a parsed sentence") from error
     if style == "unlabeled":
-        tree, words = brackets_to_tree(line)
-        return ParsedSentence(tuple(words), (Hypothesis(tuple(tree_to_spans(tree))),))
+        spans, words = brackets_to_spans(line)
+        return ParsedSentence(tuple(words), (Hypothesis(tuple(spans)),))
     if style == "labeled":
         return _with_labels(*brackets_to_labeled_spans(line))
     try:

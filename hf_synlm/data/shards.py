@@ -70,15 +70,12 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
 
 
 def _check_format(folder: Path) -> dict[str, Any]:
-    """Read what a corpus is made from; refuse a corpus of an earlier version, with the other splits of that version."""
+    """Read what a corpus is made from; refuse a corpus of an earlier version."""
     made_from = read_record(folder / MADE_FROM_FILE)
     if made_from.get("format") != FORMAT:
-        splits = (path for path in folder.parent.glob(f"*/{MADE_FROM_FILE}") if path.parent != folder)
-        old = [folder, *(path.parent for path in splits if read_record(path).get("format", FORMAT) != FORMAT)]
         raise ValueError(
-            f"{' and '.join(sorted(map(str, old)))}: prepared by another version (format {made_from.get('format')}, "
-            f"not {FORMAT}). Delete what is named, and run python training/prepare_text.py --output-dir "
-            f"{folder.parent} with the options of that time."
+            f"{folder}: prepared by another version (format {made_from.get('format')}, not {FORMAT}). Delete it, and "
+            f"run python training/prepare_text.py --output-dir {folder.parent} with the options of that time."
         )
     return made_from
 

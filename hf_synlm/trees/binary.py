@@ -22,13 +22,11 @@ def binarize_spans(spans: Sequence[Span], num_tokens: int, direction: Literal["r
         The n - 1 spans of the binary tree in post-order.
 
     Raises:
-        ValueError: `direction` is unknown; the spans cross, repeat, leave the sentence, or the whole sentence is
+        ValueError: the spans cross, repeat, leave the sentence, or the whole sentence is
             missing.
 
     Cost: O(n log n).
     """
-    if direction not in ("right", "left"):
-        raise ValueError(f"direction is {direction!r}: choose 'right' or 'left'")
     binary: list[Span] = []
     starts: list[int] = []  # of the parts that have no parent yet
     next_token = 0

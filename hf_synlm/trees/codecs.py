@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION, spans_to_actions
 from hf_synlm.trees.binary import actions_to_spans, binarize_spans
-from hf_synlm.trees.spans import Span, fold_tokens
+from hf_synlm.trees.spans import Span, check_word_ends, fold_tokens
 from hf_synlm.trees.transitions import ADDED_NODE, CHAIN, PAD, SHIFT, TransitionSystem
 
 Constituent: TypeAlias = tuple[str, int, int]
@@ -229,13 +229,8 @@ def _steps(actions: Tensor, shift: int, padding: int) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------------------------------- trees
 def first_tokens(word_ends: Sequence[bool]) -> list[int]:
     """The first token of each word, and the number of tokens; ValueError if the last token does not end a word."""
-    if not len(word_ends) or not word_ends[-1]:
-        raise ValueError("word_ends must be True at the last token: every token belongs to a word")
+    check_word_ends((), word_ends)
     return [0, *(token + 1 for token, is_end in enumerate(word_ends) if is_end)]
-
-
-def _unlabeled(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Constituent]:
-    return [(NO_LABEL, i, j) for i, j in fold_tokens(spans, word_ends)]
 
 
 def binary_token_spans(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Span]:

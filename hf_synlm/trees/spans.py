@@ -10,11 +10,12 @@ A labeled tree is a list of (label, i, j), or brackets with labels: `(S (NP the 
 constituents over a single word and unary chains.
 
 Everything here is pure Python without recursion: trees may be thousands of tokens deep. `hf_synlm.data.brackets` reads
-brackets and has trees as nested tuples; `evaluation/trees/baseline_trees.py` has further trees that need no model.
+brackets; `evaluation/trees/baseline_trees.py` has further trees that need no model.
 """
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import TypeAlias
 
 Span: TypeAlias = tuple[int, int]
@@ -170,12 +171,6 @@ def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], wor
     return _write_brackets([(f"({label} ", start, end) for label, start, end in ordered], words)
 
 
-def check_length(num_tokens: int) -> None:
-    """Raise ValueError unless there is at least one token."""
-    if num_tokens < 1:
-        raise ValueError(f"num_tokens is {num_tokens}: a tree needs at least one token")
-
-
 def right_branching(num_tokens: int) -> list[Span]:
     """Return the spans of the right-branching binary tree: (n - 2, n), ..., (1, n), (0, n).
 
@@ -184,12 +179,21 @@ def right_branching(num_tokens: int) -> list[Span]:
 
     Returns:
         The n - 1 spans in post-order.
-
-    Raises:
-        ValueError: `num_tokens` is less than 1.
     """
-    check_length(num_tokens)
     return [(start, num_tokens) for start in range(num_tokens - 2, -1, -1)]
+
+
+def check_word_ends(spans: Iterable[Span], word_ends: Sequence[bool]) -> None:
+    """Raise ValueError unless spans of tokens begin and end where words do, and the last token ends a word."""
+    if not len(word_ends) or not word_ends[-1]:
+        raise ValueError("word_ends must be True at the last token: every token belongs to a word")
+    for span in spans:
+        for boundary in span:
+            if boundary > 0 and not word_ends[boundary - 1]:
+                raise ValueError(
+                    f"token span {span} cuts a word at boundary {boundary}: "
+                    "parse with word_ends, which keeps the pieces of a word together"
+                )
 
 
 def fold_tokens(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Span]:
@@ -203,29 +207,12 @@ def fold_tokens(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Span]:
         Half-open word spans of width >= 2, in the order given.
 
     Raises:
-        ValueError: a span begins or ends inside a word without lying in that word as a whole, a span is out of range,
-            or the last token does not end a word.
+        ValueError: a span begins or ends inside a word without lying in that word as a whole, or the last token does
+            not end a word.
 
     Cost: O(n + s) for s spans.
     """
-    num_tokens = len(word_ends)
-    if num_tokens == 0 or not word_ends[-1]:
-        raise ValueError("word_ends must be True at the last token: every token belongs to a word")
-    words_before = [0]
-    for is_end in word_ends:
-        words_before.append(words_before[-1] + bool(is_end))
-    folded: list[Span] = []
-    for start, end in spans:
-        if not 0 <= start < end <= num_tokens:
-            raise ValueError(f"span ({start}, {end}) does not fit into {num_tokens} tokens")
-        first_word, last_word = words_before[start], words_before[end - 1]
-        if first_word == last_word:
-            continue
-        for boundary in (start, end):
-            if boundary > 0 and not word_ends[boundary - 1]:
-                raise ValueError(
-                    f"token span ({start}, {end}) cuts a word at boundary {boundary}: "
-                    "parse with word_ends, which keeps the pieces of a word together"
-                )
-        folded.append((first_word, last_word + 1))
-    return folded
+    words = list(accumulate(map(bool, word_ends), initial=0))  # that end before each boundary
+    kept = [(start, end) for start, end in spans if words[start] != words[end - 1]]
+    check_word_ends(kept, word_ends)
+    return [(words[start], words[end]) for start, end in kept]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
-from hf_synlm.trees.spans import Span, validate_spans
+from hf_synlm.trees.spans import Span, check_word_ends, validate_spans
 
 LabeledSpan: TypeAlias = tuple[int, int, int]  # (label id, i, j)
 
@@ -158,7 +158,7 @@ class TransitionSystem:
                 "add a constituent over the whole sentence"
             )
         if word_ends is not None:
-            _check_word_boundaries(spans, num_tokens, word_ends)
+            check_word_ends(spans, word_ends)
         for label, start, end in labeled_spans:
             if not 0 <= label < self.num_labels:
                 raise ValueError(
@@ -322,18 +322,3 @@ def _without_padding(actions: Sequence[int]) -> Sequence[int]:
     while length > 0 and actions[length - 1] == PAD:
         length -= 1
     return actions[:length]
-
-
-def _check_word_boundaries(spans: Sequence[Span], num_tokens: int, word_ends: Sequence[bool]) -> None:
-    """Raise ValueError unless spans begin and end where words do."""
-    if len(word_ends) != num_tokens or not word_ends[-1]:
-        raise ValueError(
-            f"word_ends has {len(word_ends)} entries for {num_tokens} tokens, the last one {list(word_ends[-1:])}: "
-            "give one per token, and True for the last token, which ends a word"
-        )
-    for start, end in spans:
-        for boundary in (start, end):
-            if boundary > 0 and not word_ends[boundary - 1]:
-                raise ValueError(
-                    f"span ({start}, {end}) cuts a word at boundary {boundary}: constituents consist of whole words"
-                )

@@ -22,28 +22,20 @@ HOLD = (
 )
 
 
-@pytest.fixture
-def other_writer(tmp_path: Path):
-    """An output that another process writes until its input ends."""
-    path = tmp_path / "out"
-    command = [sys.executable, "-c", f"{HOLD}; sys.stdin.read()", str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "locked\n"
-        yield path, process
-        process.kill()
-
-
-def test_a_file_or_folder_that_another_process_writes_is_refused(other_writer, capsys, saved_models: Path) -> None:
-    path, process = other_writer
-    text = path.with_name("a.txt")
+def test_a_file_or_folder_that_another_process_writes_is_refused(capsys, tmp_path: Path, saved_models: Path) -> None:
+    path, text = tmp_path / "out", tmp_path / "a.txt"
     write_text(text, "the dog\n")
-    command = ("parse", text, "--model", saved_models / "on_lstm", "--out", path)
-    assert fail(capsys, *command) == f"Another process writes {path}. Wait until it ends, or choose another name."
-    training = ("train", "rnng", "--config", "rnng_tiny", "--output-dir", path)
-    assert fail(capsys, *training) == f"Another process writes {path}. Wait until it ends, or choose another name."
-    assert not path.exists()
-    process.kill()
-    process.wait()
+    writer = [sys.executable, "-c", f"{HOLD}; sys.stdin.read()", str(path)]  # until its input ends
+    with subprocess.Popen(writer, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "locked\n"
+        for command in (
+            ("parse", text, "--model", saved_models / "on_lstm", "--out", path),
+            ("train", "rnng", "--config", "rnng_tiny", "--output-dir", path),
+        ):
+            said = f"Another process writes {path}. Wait until it ends, or choose another name."
+            assert fail(capsys, *command) == said
+        assert not path.exists()
+        process.kill()
     lock_output(path)  # a process that dies keeps nothing
     lock_output(path)
     release_outputs()
@@ -73,13 +65,6 @@ def test_a_pipe_that_closes_is_no_error(tmp_path: Path) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-
-
-def test_a_plot_of_a_table_says_what_it_draws(tmp_path: Path, capsys) -> None:
-    table = tmp_path / "s.tsv"
-    table.write_text("sentence_id\tword\n1\ta\n")
-    message = fail(capsys, "evaluate", "plot", table, "--out", tmp_path / "a.svg")
-    assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
 
 
 @pytest.mark.parametrize("kind", ["RNNG", "PCFG"])

@@ -10,7 +10,6 @@ import evaluate
 import pytest
 import yaml
 
-from hf_synlm.data.brackets import spans_to_tree, tree_to_brackets
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.metrics import NAMES, metric_path
@@ -22,7 +21,7 @@ from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, evaluate_files
 from hf_synlm.evaluation.trees.gold_treebank import make_treebank, score_baselines
-from hf_synlm.trees.spans import right_branching
+from hf_synlm.trees.spans import right_branching, spans_to_brackets
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.helpers.scoring_models import SENTENCES, scorer_of
 
@@ -52,8 +51,7 @@ def test_unlabeled_agrees_with_the_library(load):
     lines = sample_path("trees.test.txt").read_text(encoding="utf-8").splitlines()[:20]
     metric = load("unlabeled_parsing_f1")
     for words, line in zip(treebank.words, lines, strict=True):
-        tree = spans_to_tree(right_branching(len(words)), len(words))
-        metric.add(prediction=tree_to_brackets(tree, words), reference=line)
+        metric.add(prediction=spans_to_brackets(right_branching(len(words)), words), reference=line)
     scores, expected = metric.compute(), score_baselines(treebank)["right"]
     assert scores["f1"] == expected.f1 and {name: scores[name] for name in expected.variants} == expected.variants
     assert scores["num_sentences"] == 20

@@ -686,18 +686,6 @@ def test_context_is_refused_by_models_of_single_sentences():
         scorer_of("rnng").score([dataclasses.replace(text, context=(text.ids,))])
 
 
-@pytest.mark.parametrize("architecture", ["gpst", "rnng", "lstm", "urnng"])
-def test_models_whose_code_has_no_sentence_end_end_as_their_type_does(architecture):
-    """As folders that earlier versions exported, loaded with their own code."""
-    model, tokenizer = model_and_tokenizer(architecture)
-    scorer, old = TextScorer(model, tokenizer), copy.deepcopy(model)
-    missing = property(lambda self: self.no_such_field)
-    old.config.__class__ = type("Old", (type(model.config),), {"sentence_end": missing})
-    assert not hasattr(old.config, "sentence_end")
-    found = TextScorer(old, tokenizer)
-    assert (found.end_ids, found.end_of_text, found.begin_id) == (scorer.end_ids, scorer.end_of_text, scorer.begin_id)
-
-
 def test_numbers_that_are_none_are_an_error():
     tokenizer = tokenizer_of("bpe")
     ids = {"bos_token_id": 0, "eos_token_id": 0}

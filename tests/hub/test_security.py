@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hf_synlm
 from hf_synlm.cli import main
-from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_spans
+from hf_synlm.data.brackets import brackets_to_spans
 from hf_synlm.data.files import find_model
 from hf_synlm.data.parsed import read_parse
 from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
@@ -29,6 +29,7 @@ from hf_synlm.hub.info import describe_model
 from hf_synlm.hub.loading import check_checkpoint, load_pretrained, load_tokenizer, saved_auto_class
 from hf_synlm.trees.actions import spans_to_actions
 from hf_synlm.trees.binary import actions_to_spans
+from hf_synlm.trees.spans import in_post_order
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.reference.trees import stack_depths
@@ -308,7 +309,7 @@ class TestFuzz:
     @FUZZ
     @given(BRACKETS)
     def test_trees(self, text: str):
-        only_value_errors(brackets_to_tree, text)
+        only_value_errors(brackets_to_spans, text)
         only_value_errors(brackets_to_labeled_spans, text)
         only_value_errors(lambda: list(parse_treebank(text.splitlines())))
         for style in ("unlabeled", "labeled", "treebank"):
@@ -324,15 +325,10 @@ class TestFuzz:
     @FUZZ
     @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=6), st.integers(-2, 8))
     def test_spans(self, spans: list, num_tokens: int):
-        only_value_errors(spans_to_tree, spans, num_tokens)
+        only_value_errors(in_post_order, spans, num_tokens)
         only_value_errors(spans_to_actions, spans, num_tokens)
         for name in ("top_down", "in_order"):
             only_value_errors(TransitionSystem(name, 2).spans_to_actions, [(0, i, j) for i, j in spans], num_tokens)
-
-    @FUZZ
-    @given(st.recursive(NUMBERS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6))
-    def test_nested_tuples(self, tree: Any):
-        only_value_errors(tree_to_spans, tree)
 
     @FUZZ
     @given(st.lists(st.integers(-2, 6) | st.integers(), max_size=12), st.none() | st.lists(st.booleans(), max_size=6))

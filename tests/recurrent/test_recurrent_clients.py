@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import PromptTuningConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, pipeline
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from hf_synlm.generation.base import word_ends_of
 from tests.helpers.recurrent_models import (
@@ -113,15 +113,6 @@ def test_prompt_tuning(name, task):
 
 
 # --------------------------------------------------------------------------------------------- batches and sizes
-@every_architecture
-def test_feature_extraction_pipeline(name, tokenizer):
-    extractor = pipeline("feature-extraction", model=make_model(name, "Model"), tokenizer=tokenizer)
-    together, alone = extractor(SENTENCES, batch_size=2), [extractor(sentence) for sentence in SENTENCES]
-    for mine, theirs in zip(together, alone, strict=True):
-        length = len(theirs[0])  # rows are padded to the longest of their batch
-        torch.testing.assert_close(torch.tensor(mine)[:, :length], torch.tensor(theirs), atol=1e-5, rtol=1e-5)
-
-
 @every_architecture
 def test_hidden_size_is_the_width_of_the_states(name, tmp_path):
     model = make_model(name, "Model")

@@ -7,14 +7,13 @@ import random
 import pytest
 import torch
 
-from hf_synlm.data.brackets import tree_to_spans
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.recurrent.distances import distances_to_spans, ranking_loss, spans_to_distances
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import validate_spans
 from tests.helpers.goldens import read_meta
 from tests.reference import on_lstm as reference
-from tests.reference.trees import all_binary_trees
+from tests.reference.trees import all_binary_trees, spans_of
 
 CASES = read_meta("onlstm/trees")
 DECODERS = ["unbiased", "biased"]
@@ -26,8 +25,8 @@ def test_every_binary_tree_comes_back(length):
     assert len(trees) == math.comb(2 * length - 2, length - 1) // length  # Catalan
     seen = set()
     for tree in trees:
-        distances = spans_to_distances(tree_to_spans(tree), length)
-        assert distances_to_spans(distances) == tree_to_spans(tree)
+        distances = spans_to_distances(spans_of(tree), length)
+        assert distances_to_spans(distances) == spans_of(tree)
         seen.add(tuple(distances))
     assert len(seen) == len(trees)
 
@@ -59,7 +58,7 @@ def test_decoders_are_the_recursive_ones(decoder, values):
     for length in [*range(1, 12), 40]:
         for _ in range(40):
             distances = [float(generator.randrange(values)) for _ in range(length)]
-            assert distances_to_spans(distances, decoder) == tree_to_spans(recursive(distances))
+            assert distances_to_spans(distances, decoder) == spans_of(recursive(distances))
 
 
 def test_long_sentences():
@@ -79,7 +78,7 @@ def test_gold_distances_of_the_authors(case):
         return tuple(map(binarised, tree))
 
     tree = binarised(case["binarised"])
-    assert spans_to_distances(tree_to_spans(tree), len(case["leaves"]))[1:] == case["gap_distance"]
+    assert spans_to_distances(spans_of(tree), len(case["leaves"]))[1:] == case["gap_distance"]
 
 
 def test_wide_nodes_are_split_to_the_right():

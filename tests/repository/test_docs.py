@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hf_synlm.data.brackets import brackets_to_tree, tree_to_spans
+from hf_synlm.data.brackets import brackets_to_spans
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.viz import tree_to_text
 from tests.helpers.documentation import ROOT, blocks, check_command, commands, make_inputs, run_page
@@ -83,8 +83,8 @@ def test_notebooks_run(notebook: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_drawing_is_what_the_code_prints():
-    tree, words = brackets_to_tree("((fruit flies) (like (a banana)))")
-    drawing = tree_to_text(words, tree_to_spans(tree))
+    spans, words = brackets_to_spans("((fruit flies) (like (a banana)))")
+    drawing = tree_to_text(words, spans)
     shown = "\n".join(block["code"] for block in blocks(DOCS / "getting-started.md", "text"))
     assert all(line.strip() in shown for line in drawing.splitlines())
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from tests.helpers.architectures import ARCHITECTURES, build
@@ -180,13 +179,6 @@ def test_right_padding(model, options):
         written = generate(model, padded, attention_mask=mask, **options, **mode)[:, longer:]
         alone = [generate(model, row, **options, **mode)[:, row.shape[1] :] for row in (ids[:1], ids[1:, :1])]
         assert torch.equal(written, torch.cat(alone))
-
-
-def test_generation_configuration_as_an_argument(model):
-    ids = prompts()
-    settings = GenerationConfig(max_new_tokens=NEW, min_new_tokens=NEW, num_beams=2, pad_token_id=0)
-    torch.manual_seed(0)
-    assert torch.equal(model.generate(ids, generation_config=settings), generate(model, ids, num_beams=2))
 
 
 @pytest.mark.parametrize("mode", ["joint", "marginal"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_brackets, tree_to_spans
+from hf_synlm.data.brackets import brackets_to_spans
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
 from hf_synlm.training.programs import train_treereg
@@ -22,6 +22,7 @@ from hf_synlm.training.tasks.treereg import (
     orthogonal_norms,
     tree_regularization_loss,
 )
+from hf_synlm.trees.spans import spans_to_brackets
 from tests.helpers.finetuning import tiny_gpt2, trainer_arguments
 from tests.helpers.goldens import read_meta, read_tensors
 from tests.helpers.training_runs import sample_files
@@ -37,8 +38,8 @@ def read(case: str, offset: int = 0) -> tuple[list[dict[str, Any]], dict[str, Te
     for sentence in sentences:
         begins = [place for place, starts in enumerate(sentence["word_starts"]) if starts]
         ends = [*begins[1:], len(sentence["word_starts"])]
-        tree, words = brackets_to_tree(sentence["gold"])
-        rows.append({"input_ids": [0], "splits": gold_splits(tree_to_spans(tree), len(words))})
+        spans, words = brackets_to_spans(sentence["gold"])
+        rows.append({"input_ids": [0], "splits": gold_splits(spans, len(words))})
         rows[-1]["word_spans"] = [(i + offset, j + offset) for i, j in zip(begins, ends, strict=True)]
     batch = TreeRegCollator(0)(rows)
     return (
@@ -66,8 +67,7 @@ def test_trees_are_those_of_the_authors(case: str) -> None:
     sentences, golden, trees = read(case)
     parses = greedy_parse(golden["hidden_states"], trees["word_spans"])
     for sentence, (spans, score), expected in zip(sentences, parses, golden["parse_score"].tolist(), strict=True):
-        words = brackets_to_tree(sentence["gold"])[1]
-        assert tree_to_brackets(spans_to_tree(spans, len(words)), words) == sentence["parse"]
+        assert spans_to_brackets(spans, brackets_to_spans(sentence["gold"])[1]) == sentence["parse"]
         assert score == pytest.approx(expected, abs=1e-4, rel=1e-5)
 
 

@@ -6,18 +6,16 @@ Right-branching trees are in `hf_synlm.trees.spans`, because PaLM uses them too.
 
 import random
 
-from hf_synlm.trees.spans import Span, check_length
+from hf_synlm.trees.spans import Span
 
 
 def left_branching(num_tokens: int) -> list[Span]:
     """The left-branching binary tree: (0, 2), (0, 3), ..., (0, n)."""
-    check_length(num_tokens)
     return [(0, end) for end in range(2, num_tokens + 1)]
 
 
 def balanced(num_tokens: int) -> list[Span]:
     """The balanced binary tree in post-order: every span is split in the middle, an odd token goes to the right."""
-    check_length(num_tokens)
     # Parent, right, left is post-order backwards.
     spans: list[Span] = []
     agenda: list[Span] = [(0, num_tokens)]
@@ -37,7 +35,6 @@ def random_tree(num_tokens: int, generator: random.Random) -> list[Span]:
     Source: Remy's algorithm (Knuth, The Art of Computer Programming 4A, section 7.2.1.6, algorithm R): a tree over
     k + 1 leaves comes from a tree over k leaves by putting a new leaf beside one of its 2k - 1 nodes, left or right.
     """
-    check_length(num_tokens)
     # A slot is None for a leaf, else the slots of its two children. A node that gets a new sibling moves to a new slot
     # and leaves its old slot to the new parent, so other parents stay as they are.
     children: list[tuple[int, int] | None] = [None]

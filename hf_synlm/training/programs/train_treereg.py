@@ -182,7 +182,7 @@ def prepare_training(
     validation sentences.
     """
     types = (ModelAndDataArguments, arguments_type, TrainingArguments)
-    data, method, arguments = parse_arguments(types, argv, ["config_overrides"], f"Train a language model with {name}.")
+    data, method, arguments = parse_arguments(types, argv, f"Train a language model with {name}.")
     check_output_folder(arguments)
     if data.model_name_or_path is not None:
         _check_states(data.model_name_or_path, name)

@@ -54,11 +54,6 @@ def load_table(
     return table if max_samples is None else table.select(range(min(max_samples, len(table))))
 
 
-def name_split(name: str | None, config: str | None, split: str) -> str:
-    """The split `split` of configuration `config` of the data set `name`, for messages."""
-    return " ".join(filter(None, (name, config, split)))
-
-
 def describe_table(
     role: str, path: str, table: Dataset, columns: Sequence[str], labels: np.ndarray | None = None
 ) -> dict[str, Any]:

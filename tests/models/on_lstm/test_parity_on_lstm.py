@@ -6,13 +6,13 @@ import torch
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.on_lstm import RULES
 from hf_synlm.conversion.rename import rename_state_dict
-from hf_synlm.data.brackets import tree_to_spans
 from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.models.on_lstm.modeling_on_lstm import ONLSTMForCausalLM
 from hf_synlm.recurrent import layers as recurrent_layers
 from hf_synlm.recurrent.cache import RecurrentCache
 from hf_synlm.recurrent.distances import ranking_loss
 from tests.helpers.goldens import read_case
+from tests.reference.trees import spans_of
 
 LANGUAGE_MODELS = ["lm_2layer_nowdrop_untied", "lm_3layer_wdrop_tied", "lm_chunk1_1layer"]
 SUPERVISED = ["syd_l4d0_untied_alpha075", "syd_l4d2_tied"]
@@ -168,7 +168,7 @@ def test_trees(case, framed):
             def positions(tree):
                 return int(tree[1:]) if isinstance(tree, str) else tuple(map(positions, tree))
 
-            expected = [(i + framed, j + framed) for i, j in tree_to_spans(positions(stored["tree"]))]
+            expected = [(i + framed, j + framed) for i, j in spans_of(positions(stored["tree"]))]
             assert parsed.spans == [[expected]] and parsed.lengths == [leaves]
 
 
