@@ -39,6 +39,7 @@ _UNPACKING: dict[bytes, Callable[..., Any]] = {
     rb"BZh[1-9](1AY|\x17rE)": bz2.open,
     rb"\xfd7zXZ": lzma.open,
 }
+_LFS_POINTER = b"version https://git-lfs"
 _OTHER_ARCHIVE = re.compile(rb"\x28\xb5\x2f\xfd|PK\x03\x04|7z\xbc\xaf")  # zstd, zip, 7z
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Scripts that write no spaces between words: Thai and Lao, Burmese, Khmer, Japanese and Chinese."""
@@ -144,11 +145,21 @@ def _read_once(stream: BinaryIO) -> bytes:
     return stream.read()
 
 
+def refuse_pointer(path: PathLike, start: bytes | None = None) -> None:
+    """Raise ValueError for a file, which may be open at its `start`, that Git LFS has not downloaded."""
+    if start is None:
+        with Path(path).open("rb") as file:
+            start = file.read(len(_LFS_POINTER))
+    if start.startswith(_LFS_POINTER):
+        raise ValueError(f"{str(path)!r} is a Git LFS pointer, not the file. Get it by `git lfs pull` in its folder.")
+
+
 @contextmanager
 def open_unpacked(path: PathLike) -> Iterator[BinaryIO]:
     """As `open_bytes`, and unpack what gzip, bzip2 or xz has compressed."""
     with open_bytes(path) as file:
-        head = file.peek(10)
+        head = file.peek(len(_LFS_POINTER))
+        refuse_pointer(path, head)
         if _OTHER_ARCHIVE.match(head):
             raise ValueError(f"{path} is compressed: unpack it first, or compress it by gzip, bzip2 or xz")
         unpack = next((unpack for start, unpack in _UNPACKING.items() if re.match(start, head)), None)

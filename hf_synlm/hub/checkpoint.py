@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from transformers.dynamic_module_utils import get_relative_imports
 
 from hf_synlm.data.files import CONFIG_FILE, TOKENIZER_FILES, file_sha256, find_model, read_json
+from hf_synlm.data.text import refuse_pointer
 
 # Tokenizers of bytes and code points, which have no vocabulary to save.
 _WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
-_LFS_POINTER = b"version https://git-lfs"
 INDEX_FILE = "model.safetensors.index.json"
 STATE_FILE = "training_state.json"  # of a checkpoint of a training run, which is no model
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -49,11 +49,7 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
     """
     tensors: dict[str, StoredTensor] = {}
     for file in weight_files(Path(folder)):
-        with file.open("rb") as start:
-            if start.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                raise ValueError(
-                    f"{str(file)!r} is a Git LFS pointer, not the weights. Get them by `git lfs pull` in this folder."
-                )
+        refuse_pointer(file)
         try:
             with safe_open(file, "np") as weights:
                 # An open safetensors file is not a mapping: it cannot be iterated without `keys`.
@@ -150,6 +146,9 @@ def check_model_source(
                 "FOLDER` makes one of the checkpoint. Or let the run end, which writes `model` into its folder."
             )
         raise ValueError(f"{str(folder)!r} is not a model folder: it has no {CONFIG_FILE}. Name a folder that has one.")
+    for pattern in ("*.json", *PICKLES):
+        for file in folder.glob(pattern):
+            refuse_pointer(file)
 
 
 def check_hub(name: str | os.PathLike, revision: str | None, files: Iterable[str], subfolder: str = "") -> None:

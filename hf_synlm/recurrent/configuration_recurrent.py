@@ -49,7 +49,7 @@ class RecurrentConfig(SyntacticConfig):
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> Self:
         """As of the base class; `hidden_size` alone replaces `layer_size`, as in earlier versions."""
-        if "hidden_size" in overrides and "layer_size" not in overrides:
+        if overrides.get("hidden_size") is not None and "layer_size" not in overrides:
             overrides["layer_size"] = overrides.pop("hidden_size")
         return super().from_preset(name, **overrides)
 

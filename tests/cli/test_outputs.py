@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,9 @@ def test_treereg_names_the_model_that_has_no_hidden_states(kind: str, tmp_path: 
     )
 
 
+FILES = ("model.safetensors", "config.json", "tokenizer.json")
+
+
 def _without_tokenizer(folder: Path) -> str:
     (folder / "tokenizer.json").unlink()
     return f"'{folder}' has no tokenizer.json. Get it again, or save the tokenizer there."
@@ -91,13 +95,13 @@ def _with_null(folder: Path) -> str:
     return "Field 'hidden_size' expected int, got NoneType (value: None)"
 
 
-def _with_pointer(folder: Path) -> str:
-    file = folder / "model.safetensors"
+def _with_pointer(folder: Path, name: str) -> str:
+    file = folder / name
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    return f"'{file}' is a Git LFS pointer, not the weights. Get them by `git lfs pull` in this folder."
+    return f"'{file}' is a Git LFS pointer, not the file. Get it by `git lfs pull` in its folder."
 
 
-@pytest.mark.parametrize("damage", [_without_tokenizer, _with_null, _with_pointer])
+@pytest.mark.parametrize("damage", [_without_tokenizer, _with_null, *(partial(_with_pointer, name=n) for n in FILES)])
 def test_damaged_folders_are_refused_by_what_they_lack(damage, tmp_path: Path, capsys, saved_models: Path) -> None:
     shutil.copytree(saved_models / "gpst", tmp_path / "model")
     write_text(tmp_path / "a.txt", "the dog\n")

@@ -600,6 +600,8 @@ def test_frequencies_of_a_file(tables, capsys):
     write(tables / "s.tsv", WORDS, OF_SURPRISALS)
     write(tables / "rt.tsv", WORDS, OF_TIMES)
     assert run(capsys, *files)[0]["options"]["frequencies"] == "counts.tsv"
+    (tables / "commas.tsv").write_text("the\t1,000\nthen\t2\n")
+    assert "'1,000' in the first row is not a number" in fail(capsys, *COMMON[:-1], "commas.tsv")
     result, said = run(capsys, *COMMON[:-2])
     assert "no word frequency" in said and "frequency_0" not in result["tables"]["baseline"][0]["columns"]
     assert "frequency needs --frequencies" in fail(capsys, *COMMON[:-2], "--baseline", "frequency,length")

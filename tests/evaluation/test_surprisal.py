@@ -744,6 +744,7 @@ def test_tables_of_all_formats(tmp_path):
         ("a.json", b'{"sentence": "a"}\n', ".jsonl"),
         ("a.txt.gz", b"", "a.txt.gz"),
         ("a.txt", b"\n \n", "no text"),
+        ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a.txt' is a Git LFS pointer"),
         ("a.txt", b"abc\n\xff\n", "a.txt:2: byte 0xff"),
     ],
 )

@@ -136,6 +136,8 @@ def test_hidden_size_is_the_width_of_the_states(name, tmp_path):
     assert (config.layer_size, config.hidden_size) == (40, config.embedding_size)
     with pytest.raises(ValueError, match="hidden_size is null"):
         config_class(hidden_size=None)
+    with pytest.raises(ValueError, match="hidden_size is null"):
+        config_class.from_preset(next(iter(config_class.presets)), hidden_size=None)
     with pytest.raises(ValueError, match="hidden_size is 12, embedding_size .* layer_size 40"):
         config_class(hidden_size=12, layer_size=40)
     assert config_class.from_dict(config.to_dict()).to_dict() == config.to_dict()

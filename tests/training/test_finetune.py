@@ -95,6 +95,14 @@ def test_rouge_takes_the_best_of_several_references_and_splits_sentences() -> No
     assert scores["rouge_average"] == pytest.approx((scores["rouge1"] + scores["rouge2"] + scores["rougeL"]) / 3)
     lines = sentences_as_lines("It rained. Dr. Smith left.\nNobody saw him").split("\n")
     assert lines == ["It rained.", "Dr. Smith left.", "Nobody saw him"]
+    for text, language in (
+        ("\u0414\u0430, \u043c\u044b", "ru"),
+        ("\u540c\u610f \u4fee\u8def\u3002", "zh"),
+        ("\u00c9l", "es"),
+    ):
+        assert rouge_scores([text], [text], language=language)["rouge1"] == pytest.approx(100)
+    with pytest.raises(ValueError, match="document 0 has no letters of 'en'"):
+        rouge_scores(["\u0414\u0430"], ["\u0414\u0430"])
     with pytest.raises(ValueError, match="document 1"):
         rouge_scores(["a", "b"], ["a", " "])
     with pytest.raises(ValueError, match="shorter"):

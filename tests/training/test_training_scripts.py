@@ -378,13 +378,19 @@ def test_validation_losses_do_not_depend_on_the_batches(tiny_gpst_config: GPSTCo
     )
 
 
-def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_errors_of_users_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", "x", "--trainfiles", "a.txt"])
     with pytest.raises(SystemExit) as stopped:
         pretrain_gpst.main()
     assert stopped.value.code == 2
     expected = "error: --trainfiles is not an option of this program. Did you mean --train-files?\n"
     assert capsys.readouterr().err == expected
+    (tmp_path / "my.txt").write_text("One. Two.")
+    words = ["--train-files", str(tmp_path / "my.txt"), "--config", "gpst_tiny", "--config-overrides=hidden_size=null"]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", str(tmp_path / "run"), *words])
+        pretrain_gpst.main()
+    assert capsys.readouterr().err.endswith("error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
     monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
     with pytest.raises(ValueError, match="--train-files"):
         pretrain_gpst.main()

@@ -73,6 +73,8 @@ def _read_counts(path: str) -> dict[str, float]:
     first, second = table.columns[:2]
     counts = dict(zip(table[first], numbers(table, second), strict=True))
     count = pd.to_numeric(second, errors="coerce")
+    if math.isnan(count) and second[:1].isdigit():
+        raise ValueError(f"--frequencies {path}: {second!r} in the first row is not a number: write it without commas")
     return counts if math.isnan(count) else {first: float(count), **counts}
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from hf_synlm.data.files import release_outputs, write_json
 from hf_synlm.data.text import plural
@@ -55,10 +56,11 @@ def tells_errors(argv: Sequence[str] | None) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, StrictDataclassFieldValidationError) as error:
         if argv is not None or os.environ.get("HF_SYNLM_TRACEBACK") or not _is_user_error(error):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        is_of_field = isinstance(error, StrictDataclassFieldValidationError)  # it wraps what is wrong with the field
+        print(f"error: {error.__cause__ if is_of_field else error}", file=sys.stderr)
         sys.exit(2)
     finally:
         release_outputs()

@@ -42,7 +42,7 @@ def load_table(
             else:
                 table = load_dataset(kind, data_files=path, split="train")
         except (DatasetGenerationError, ValueError) as error:  # the cause of the former says what is wrong
-            cause = " ".join(str(error.__cause__ or error).split())
+            cause = " ".join(str(error.__cause__ or error).split()).removesuffix(".")
             raise ValueError(
                 f"{path!r} cannot be read as {kind}: {cause}. Correct the file (text is in UTF-8), or get it again."
             ) from error

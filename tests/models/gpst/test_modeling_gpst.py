@@ -37,6 +37,8 @@ def test_special_ids_are_refused_together_and_told_apart():
         GPSTConfig(**{**TINY, **{f"{role}_token_id": 5 for role in ("bos", "eos", "pad", "reduce", "cls", "sep")}})
     with pytest.raises(ValueError, match="sep_token_id 5 is cls_token_id, too"):
         GPSTConfig(**{**TINY, "cls_token_id": 5})
+    with pytest.raises(ValueError, match="hidden_size 90 is not a multiple of num_attention_heads 12. Change one"):
+        GPSTConfig(**{**TINY, "hidden_size": 90, "num_attention_heads": 12})
 
 
 def test_leading_begin_token_is_the_beginning():
