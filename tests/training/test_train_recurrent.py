@@ -22,6 +22,7 @@ from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.gold_treebank import make_treebank
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.training.arguments.text import (
+    ParsingArguments,
     RecurrentModelArguments,
     RecurrentTrainingArguments,
     StreamDataArguments,
@@ -456,6 +457,22 @@ def test_a_tokenizer_of_other_words_is_refused(tmp_path: Path) -> None:
             tokenizer(text)
     with pytest.raises(ValueError, match="made with {'max_sentence_words': None"):
         tokenizer("a b c\nd\n", max_sentence_words=2)
+
+
+def test_leaves_of_several_words_are_read_on_demand(tmp_path: Path) -> None:
+    file = str(tmp_path / "trees.txt")
+    Path(file).write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n", encoding="utf-8")
+    data = StreamDataArguments([file], [file], split_leaves=True)
+    parsing = ParsingArguments(punctuation="keep")
+    parsing.complete(data)
+    with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
+        parsing.treebank(parsing.parsing_files, {})
+    assert parsing.treebank(parsing.parsing_files, data.reading).words == [["New", "York", "sleeps"]]
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
+    tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path)
+    for gold in ("spans", "distances", None):
+        stream = stream_batches.load_stream(data, [file], tokenizer, gold)
+        assert len(stream) == 5 and (gold != "spans" or stream.spans.tolist() == [[1, 3]])
 
 
 @pytest.mark.parametrize("role", ["train", "validation"])
