@@ -77,11 +77,7 @@ def segment_mask(
     """
     columns, attention_mask = columns_of(input_ids, inputs_embeds), padding_mask(attention_mask)
     if cache is not None and cache.is_initialized:
-        if cache.batch_size != len(columns):
-            raise ValueError(
-                f"past_key_values holds {cache.batch_size} rows and input_ids {len(columns)}. Pass the cache that "
-                "was returned for the same rows, or leave it out."
-            )
+        cache.check_rows(len(columns))
         both = (len(columns), cache.num_columns + columns.shape[-1])
         if attention_mask is not None and attention_mask.shape == both:
             attention_mask = attention_mask[:, cache.num_columns :]
@@ -89,8 +85,6 @@ def segment_mask(
         check_tokens(config, input_ids, attention_mask)
     else:
         check_columns("inputs_embeds", columns, attention_mask)
-        if inputs_embeds.shape[2] != config.embedding_size:
-            raise ValueError(f"inputs_embeds are {inputs_embeds.shape[2]} wide, not {config.embedding_size}.")
     return None if attention_mask is None else attention_mask.bool()
 
 

@@ -66,11 +66,7 @@ class PCFGCache(StateCache):
         return torch.stack(logits, 1)
 
     def _mask(self, config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        if len(input_ids) != self.batch_size:
-            raise ValueError(
-                f"past_key_values holds {self.batch_size} rows and input_ids {len(input_ids)}. Pass the cache that "
-                "was returned for the same rows, or leave it out."
-            )
+        self.check_rows(len(input_ids))
         attention_mask = padding_mask(attention_mask)
         if attention_mask is None:
             if self.num_columns:
