@@ -151,15 +151,16 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one saved model each of gpst, rnng, on_lstm (exported) and gpt2; tests must not change it."""
+    """A folder with one saved model each of gpst, rnng, on_lstm (exported), pcfg and gpt2; tests must not change it."""
     from hf_synlm.hub.export import export_model
     from tests.helpers.scoring_models import model_and_tokenizer
 
     folder = tmp_path_factory.mktemp("saved_models")
     for architecture in ("gpst", "rnng", "on_lstm"):
         export_model(*model_and_tokenizer(architecture), folder / architecture)
-    for part in model_and_tokenizer("gpt2"):
-        part.save_pretrained(folder / "gpt2")
+    for name in ("gpt2", "pcfg"):
+        for part in model_and_tokenizer(name):
+            part.save_pretrained(folder / name)
     return folder
 
 

@@ -17,6 +17,8 @@ from hf_synlm.models import ARCHITECTURES
 ROOT = Path(__file__).resolve().parents[2]
 EQUATION = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.S)
 MODULE = re.compile(r"^::: (?P<module>[\w.]+)$", re.M)
+MINIS = re.compile(r"<!-- begin of the table: [^\n]+ -->\n(.*?)<!-- end of the table -->", re.S)
+CARD = re.compile(r"\[(`[\w-]+`)\]\(model_cards/[^)]+\)")
 PACKAGE = re.compile(r"^::: (?P<package>[\w.]+)\.\*$", re.M)
 
 
@@ -44,7 +46,7 @@ def _pages(nav: Any) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, *, config: Any, **kwargs: Any) -> str:
-    """Replace `::: package.*` with the public modules that no page of the reference names; fill in the table of files.
+    """Replace `::: package.*` with the public modules that no page of the reference names; fill in tables.
 
     Args:
         markdown: the text of the page.
@@ -65,6 +67,8 @@ def on_page_markdown(markdown: str, *, config: Any, **kwargs: Any) -> str:
         return "\n\n".join(f"::: {name}" for name in names if name not in named)
 
     markdown = markdown.replace("<!-- what ships with each model -->", shipped_table())
+    minis = MINIS.search((ROOT / "README.md").read_text(encoding="utf-8"))[1]
+    markdown = markdown.replace("<!-- table of the minis -->", CARD.sub(r"\1", minis))  # the site has no cards to link
     return PACKAGE.sub(modules, markdown)
 
 

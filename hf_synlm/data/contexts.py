@@ -25,6 +25,7 @@ from filelock import FileLock
 
 from hf_synlm.data.files import write_bytes, write_json
 from hf_synlm.data.shards import PreparedCorpus, Shard
+from hf_synlm.data.text import plural
 
 logger = logging.getLogger(__name__)
 
@@ -182,8 +183,8 @@ class ContextDataset(torch.utils.data.Dataset):
         """One line about the size."""
         n = self.totals()
         return (
-            f"{n['contexts']:,} contexts, {n['sentences']:,} sentences, {n['tokens']:,} tokens "
-            f"({n['cut']:,} sentences cut at the context length, {n['left_out']:,} left out as too long)"
+            f"{plural(n['contexts'], 'context')}, {plural(n['sentences'], 'sentence')}, {plural(n['tokens'], 'token')} "
+            f"({plural(n['cut'], 'sentence')} cut at the context length, {n['left_out']:,} left out as too long)"
         )
 
     # ------------------------------------------------------------------------------------------ items

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_synlm.data.encoding import TextOptions, encode_block, encoded_features
 from hf_synlm.data.files import file_sha256, folder_writer, read_json, remove_folder, remove_partial, write_json
 from hf_synlm.data.sources import Block
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.text import PathLike, plural
 
 FORMAT = 2
 INDEX_FILE, MADE_FROM_FILE, RECORD_FILE = "corpus.json", "made_from.json", "shard.json"
@@ -207,8 +207,8 @@ class PreparedCorpus:
     def describe(self) -> str:
         """One line: sizes, and what was replaced or dropped."""
         return (
-            f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} tokens in "
-            f"{len(self.records)} shards{_dropped(self.counts)}"
+            f"{plural(self.num_documents, 'document')}, {plural(self.num_sentences, 'sentence')}, "
+            f"{plural(self.num_tokens, 'token')} in {plural(len(self.records), 'shard')}{_dropped(self.counts)}"
         )
 
 

@@ -2,6 +2,7 @@
 """Opening and reading text files, and the sentences of running text by sentencex (rules for about 300 languages)."""
 
 import bz2
+import codecs
 import csv
 import gzip
 import hashlib
@@ -73,12 +74,13 @@ def read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:
 def read_csv(lines: Iterable[str], path: PathLike) -> Iterator[tuple[int, int, list[str]]]:
     """Rows of the lines of a CSV file, which keep their ends, each with the numbers of its first and its last line.
 
-    Semicolons separate if the first line has some and no comma, as Excel writes it where commas are decimal points.
+    Semicolons separate if the first line has some and no comma, as Excel writes it where commas are decimal points, and
+    tabs if it has neither.
     """
     lines = iter(lines)
     header = next(lines, "")
     csv.field_size_limit(2**31 - 1)  # a cell may be a long document
-    delimiter = ";" if ";" in header and "," not in header else ","
+    delimiter = next((mark for mark in ",;\t" if mark in header), ",")
     reader = csv.reader(chain([header] if header else [], lines), delimiter=delimiter, strict=True)
     last = 0
     try:
@@ -164,12 +166,17 @@ def open_unpacked(path: PathLike) -> Iterator[BinaryIO]:
 def open_text(
     path: PathLike, *, encoding: str | None = None, errors: str = "strict", newline: str | None = None
 ) -> Iterator[TextIO]:
-    """Open a text file, compressed or not, without its byte order mark; by default in the encoding of the command."""
+    """Open a text file, compressed or not, without its byte order mark; by default in the encoding of the command.
+
+    A file that should be UTF-8 and begins with the mark of UTF-16 is UTF-16.
+    """
     codec = encoding or command_encoding.get() or "utf-8"
-    if codec.lower().replace("_", "-") in ("utf-8", "utf8"):
-        codec = "utf-8-sig"
-    with open_unpacked(path) as stream, io.TextIOWrapper(stream, codec, errors, newline) as file:
-        yield file
+    with open_unpacked(path) as stream:
+        if codec.lower().replace("_", "-") in ("utf-8", "utf8"):
+            is_wide = stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # type: ignore[attr-defined]
+            codec = "utf-16" if is_wide else "utf-8-sig"
+        with io.TextIOWrapper(stream, codec, errors, newline) as file:
+            yield file
 
 
 def read_lines(path: PathLike, *, encoding: str | None = None) -> Iterator[str]:

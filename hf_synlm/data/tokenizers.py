@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_synlm.data.text import check_list
 
@@ -263,7 +264,8 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
     Raises:
         ValueError: it is not a fast tokenizer, or its ids are not 0 to `len()` - 1, the rows of an embedding.
     """
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **{"padding_side": "left", **kwargs})
+    # As a name of this module, it would import torch.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name_or_path, **{"padding_side": "left", **kwargs})
     if not tokenizer.is_fast:
         raise ValueError(
             f"{name_or_path} is a {type(tokenizer).__name__}, not a fast tokenizer, which has no word boundaries: "

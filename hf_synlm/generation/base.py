@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation import GenerationMixin, StopStringCriteria
+from transformers.generation.configuration_utils import GenerationMode
 
 from hf_synlm.core.cache import CACHE, name_cache
 from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS
@@ -111,6 +112,15 @@ class WordGenerationMixin(GenerationMixin):
 
     # transformers reads the names of its arguments.
     functools.update_wrapper(prepare_inputs_for_generation, GenerationMixin.prepare_inputs_for_generation)
+
+    def _get_deprecated_gen_repo(self, generation_mode: Any, *args: Any, **kwargs: Any) -> str | None:
+        modes = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH)
+        if generation_mode not in (*modes, GenerationMode.BEAM_SAMPLE):
+            raise ValueError(
+                f"{generation_mode}: syntactic language models offer greedy search, sampling and beam search; leave "
+                "out assistant_model, prompt_lookup_num_tokens, penalty_alpha, dola_layers and num_beam_groups"
+            )
+        return None
 
     def _get_stopping_criteria(
         self, generation_config: GenerationConfig, stopping_criteria: StoppingCriteriaList | None, tokenizer: Any = None

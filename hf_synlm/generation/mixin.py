@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, SuppressTokensLogitsProcessor
 from transformers.generation import SynthIDTextWatermarkLogitsProcessor
-from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from hf_synlm.core.cache import CACHE
@@ -313,15 +312,6 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
     # ------------------------------------------------------------------------------ hooks of GenerationMixin.generate
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         super()._validate_model_kwargs({k: v for k, v in model_kwargs.items() if k not in _SEARCH_INPUTS})
-
-    def _get_deprecated_gen_repo(self, generation_mode: Any, *args: Any, **kwargs: Any) -> str | None:
-        modes = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH)
-        if generation_mode not in (*modes, GenerationMode.BEAM_SAMPLE):
-            raise ValueError(
-                f"{generation_mode}: syntactic language models offer greedy search, sampling and beam search; leave "
-                "out assistant_model, prompt_lookup_num_tokens, penalty_alpha, dola_layers and num_beam_groups"
-            )
-        return None
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         processors = super()._get_logits_processor(generation_config, *args, **kwargs)

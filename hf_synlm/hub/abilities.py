@@ -24,7 +24,7 @@ def declared(config: PreTrainedConfig, ability: str) -> Any:
 def tree_codec(config: PreTrainedConfig) -> TreeCodec:
     """The codec of the trees that are given to models with this configuration; ValueError if it has none."""
     name = declared(config, "tree_codec")
-    if name is None:
+    if name not in CODECS:
         raise ValueError(
             f"Models of type {config.model_type} give no probability to given trees. Leave the files of trees out."
         )

@@ -101,6 +101,8 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     if unknown or "repo_id" not in facts:
         known = ["repo_id", *DEFAULT_FACTS]
         raise ValueError(f"A card needs a repo_id and does not know {sorted(unknown)}. Facts it knows: {known}.")
+    if config.model_type not in PAPERS:
+        raise ValueError(f"hub/papers.yaml does not name the paper of {config.model_type!r}. Pass the text as card.")
     stated = {**DEFAULT_FACTS, **facts}
     for result in stated["results"]:
         _check_result(result)

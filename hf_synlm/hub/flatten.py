@@ -8,12 +8,14 @@ of its imports change, and none is added: the line numbers of a traceback on the
 
 `SyntacticConfig.save_pretrained` calls `write_code`, and every way of saving a model calls that: `save_pretrained`,
 `push_to_hub`, Trainer, `merge_and_unload` of PEFT. Classes of your own are saved with their model if you call their
-`register_for_auto_class`, as everywhere in transformers; otherwise a warning says so. A model that was loaded from the
-Hub with its own code has flat files already, which transformers copies.
+`register_for_auto_class`, as everywhere in transformers; otherwise a warning says so. What their file imports by `from
+hf_synlm.room.module` is saved, too. A model that was loaded from the Hub with its own code has flat files already,
+which transformers copies.
 """
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from transformers.utils import logging
 
 import hf_synlm
 from hf_synlm.data.files import write_text
+from hf_synlm.hub.checkpoint import code_files
 from hf_synlm.models import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -46,13 +49,19 @@ def flat_name(module: str) -> str:
 
 def flat_files(architecture: str) -> dict[str, str]:
     """The code of an architecture (a folder in `hf_synlm/models`) as it ships, shared modules too: text by name."""
-    files: dict[str, str] = {}
-    agenda = [f"models.{architecture}.{kind}_{architecture}" for kind in ("configuration", "modeling")]
+    kinds = ("configuration", "modeling")
+    return _with_imports({}, [f"models.{architecture}.{kind}_{architecture}" for kind in kinds])
+
+
+def _with_imports(own: Mapping[str, str], modules: Iterable[str] = ()) -> dict[str, str]:
+    """Code of a user (text by name) and modules of this package as they ship, with all that they import."""
+    files, agenda = dict[str, str](), [*own, *modules]
     while agenda:
         module = agenda.pop()
-        name = f"{flat_name(module)}.py"
+        name = module if module in own else f"{flat_name(module)}.py"
         if name not in files:
-            text = PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+            file = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+            text = own[name] if name in own else file.read_text(encoding="utf-8")
             agenda += [found[1] for found in _IMPORT.findall(text)]
             files[name] = _IMPORT.sub(lambda found: f"{found[1]}.{flat_name(found[2])}{found[3]}", text)
     return dict(sorted(files.items()))
@@ -89,18 +98,23 @@ def write_code(config: "SyntacticConfig", folder: str | os.PathLike) -> None:
     if config.auto_map and not references:
         return
     owner = next((cls for cls in type(config).__mro__ if cls.__module__.startswith("hf_synlm.models.")), None)
-    for name, text in flat_files(owner.__module__.split(".")[-2]).items() if owner else ():
+    files = flat_files(owner.__module__.split(".")[-2]) if owner else {}
+    # Where transformers has copied the file of a user's class, that file and what it imports.
+    copied = {file for reference in references for file in code_files(Path(folder), reference) if file.is_file()}
+    own = {file.name: file.read_text(encoding="utf-8") for file in copied if file.name not in files}
+    files |= _with_imports(own)
+    for name, text in files.items():
         write_text(Path(folder) / name, text)
-    if owner and not (Path(folder) / LICENSE.name).exists():  # that of the weights, say
+    if files and not (Path(folder) / LICENSE.name).exists():  # that of the weights, say
         write_text(Path(folder) / LICENSE.name, LICENSE.read_text(encoding="utf-8"))
     named = [reference.partition(".") for reference in references]
     missing = sorted({f"{file}.py" for file, _, _ in named if not (Path(folder) / f"{file}.py").is_file()})
     known = {name for _, _, name in named}
     known |= {f"{owner.__name__.removesuffix('Config')}{kind}" for kind in _KINDS} if owner else set()
-    own = sorted(set(config.architectures or ()) - known)
-    if missing or own:
+    unsaved = [*missing, *sorted(set(config.architectures or ()) - known)]
+    if unsaved:
         logger.warning(
-            f"The code of {', '.join([*missing, *own])} is not saved with the model, so that {folder} does not load "
+            f"The code of {', '.join(unsaved)} is not saved with the model, so that {folder} does not load "
             "elsewhere as you made it. Before saving, call register_for_auto_class() of your configuration, and "
             'register_for_auto_class("AutoModelForCausalLM") (or another Auto class) of your model.'
         )

@@ -25,6 +25,7 @@ from hf_synlm.hub.flatten import flat_files, outdated_code
 
 _SIZES = ("vocab_size", "max_position_embeddings", "scoring_num_beams", "action_beam_size", "num_labels")
 _CARD_FIELDS = ("license", "language", "pipeline_tag", "datasets", "tags")
+_MASKS = ("word_final",)  # of a vocabulary: saved, and no parameters
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -67,7 +68,7 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
         "revision": None if Path(name).is_dir() else folder.name,
         "architecture": next(iter(config.get("architectures") or ()), None),
         "model_type": config.get("model_type"),
-        "num_parameters": sum(counts.values()),
+        "num_parameters": sum(math.prod(shape) for name, (shape, _) in weights.items() if not name.endswith(_MASKS)),
         "weights": {dtype: count * _BYTES.get(dtype, 1) for dtype, count in sorted(counts.items())},
         "config": {key: config[key] for key in (*_SIZES, *SPECIAL_IDS) if config.get(key) is not None},
         "adapter_of": (config.get("adapter_of") or {}).get("name"),

@@ -34,6 +34,8 @@ class RecurrentConfig(SyntacticConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any):
+        if kwargs.get("hidden_size", 0) is None:
+            raise ValueError("hidden_size is null. Give a number, or leave it out.")
         earlier = kwargs.pop("hidden_size", None)
         if self.layer_size is None:
             self.layer_size = self.published_layer_size if earlier is None else earlier

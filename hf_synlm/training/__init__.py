@@ -2,6 +2,7 @@
 """Training programs and what they share.
 
     architectures.py   the table: what is trained, on what, and how
+    arguments/  options of the programs, by what they read; they import no torch, so that help and errors are quick
     programs/   one module per program: `Recipe`s, which `engine/runner.py` runs; two programs use `Trainer` instead
     tasks/      data, objectives and evaluation that several programs share
     engine/     from the command line to the pushed model:

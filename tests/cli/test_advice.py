@@ -52,7 +52,7 @@ def flags_of_module(name: str) -> set[str]:
     classes = [value for value in vars(module).values() if isinstance(value, type)]
     kinds = {TrainingArguments, *classes}
     for recipe in classes:
-        kinds.update(recipe.argument_types() if hasattr(recipe, "parts") and issubclass(recipe, Recipe) else ())
+        kinds.update(recipe.parts.values() if hasattr(recipe, "parts") and issubclass(recipe, Recipe) else ())
     return {
         flag_of(field.name) for kind in filter(dataclasses.is_dataclass, kinds) for field in dataclasses.fields(kind)
     }
@@ -78,6 +78,9 @@ def test_options_that_messages_name_exist() -> None:
     for file in PACKAGE.rglob("*.py"):
         place = str(file.relative_to(PACKAGE))
         allowed = [EVERYWHERE, *(COMMANDS[name] for name in USED_BY.get(place, ()))]
+        if file.parent.name == "arguments":
+            programs = getattr(importlib.import_module(f"hf_synlm.training.arguments.{file.stem}"), "COMMAND_LINES", ())
+            allowed.append(OTHERS.union(*map(flags_of_module, programs)))
         if file.parent.name == "programs" and file.stem in PROGRAMS:
             allowed.append(flags_of_module(file.stem) | OTHERS)
         for node, command in texts(ast.parse(file.read_text(encoding="utf-8"))):

@@ -28,19 +28,19 @@ import typer
 
 from hf_synlm import __version__
 from hf_synlm.cli.app import app, main
+from hf_synlm.cli.train import PROGRAMS
 from hf_synlm.data.samples import sample_path
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.suites.syntaxgym import load_suite, region_surprisals
 from hf_synlm.evaluation.text import text_items
-from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.text.surprisal import columns, score_words
 from hf_synlm.evaluation.text.text_items import TextItem, read_items
 from tests.evaluation.test_blimp import write_blimp
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.helpers import warm_python
 from tests.helpers.commands import fail, run
-from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
+from tests.helpers.scoring_models import SENTENCES, scorer_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -336,6 +336,13 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
             "the rows of 2 readers (subject)",
         ),
         ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "double the quotation marks inside a quoted field"),
+        (
+            "c.tok",
+            'item,sentence\n1,We\n2,"We, too"\n',
+            [],
+            "begins with the names of 2 columns, as a table: say --format csv",
+        ),
+        ("c.tok", '"item";"sentence"\n1;We ask\n', [], "2 columns, as a table: say --format csv, or --format txt"),
     ):
         (tmp_path / name).write_text(content)
         assert message in fail(capsys, "surprisal", tmp_path / name, *model, *given)
@@ -348,7 +355,9 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         assert main([command, str(tmp_path / "a.txt"), *model, "--input-format", "txt"]) == 0
     for content, said in (
         ("We\nask\nfor\npeace\n.\n", "5 of 5 texts have one word, .* --word-column"),
-        ('"We ask"\nWe\n', "1 of 2 texts stand in quotation marks"),
+        (' "We ask"\nWe\n', "1 of 2 texts stand in quotation marks"),
+        ("We\u200b ask\npea\u00adce\nexpose\u0301\nexpos\u00e9\n", "3 of 4 texts have characters that nobody sees"),
+        ("Well,ask\nWe ask\n", ""),
         ("\u3053\u308c\u306f\u672c\u3067\u3059\u305d\u308c\u3082\u3002\n" * 6, "have 9 characters on average: spaces"),
         (
             "We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n",
@@ -370,13 +379,6 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
     assert read[0] == read[1]
 
 
-def saved(architecture: str, folder: Path) -> Path:
-    """The folder of a saved model."""
-    for part in model_and_tokenizer(architecture):
-        part.save_pretrained(folder / architecture)
-    return folder / architecture
-
-
 REGIONS = [
     ("1", "garden", "np", "We ask"),
     ("1", "garden", "pp", "for peace"),
@@ -391,23 +393,13 @@ REGIONS = [
 
 @pytest.mark.parametrize("model", ["gpst", "pcfg"])
 @pytest.mark.parametrize("names", [("condition", "region"), ("Ambiguity", "part")])
-def test_regions_of_conditions_are_sums_of_sentences_of_their_own(tmp_path, capsys, model, names):
+def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_path, capsys, model, names):
     """A table of item x condition, and the figure; conditions are told by their name, or because texts are alike."""
     condition, region = names
     table = [("item", *names, "text"), *REGIONS]
     (tmp_path / "r.tsv").write_text("".join("\t".join(row) + "\n" for row in table), encoding="utf-8")
-    out, picture = tmp_path / "out.tsv", tmp_path / "out.svg"
-    command = [
-        "surprisal",
-        tmp_path / "r.tsv",
-        "--word-column",
-        "text",
-        "--model",
-        saved(model, tmp_path),
-        "--out",
-        out,
-    ]
-    assert main(list(map(str, command))) == 0
+    out, picture, given = tmp_path / "out.tsv", tmp_path / "out.svg", ("--model", models[model])
+    assert main(["surprisal", str(tmp_path / "r.tsv"), "--word-column", "text", *map(str, (*given, "--out", out))]) == 0
     assert "items with several texts, by condition: 2" in capsys.readouterr().err
     rows = read_tsv(out)
     assert [(row["item"], row[condition], row[region], row["word"]) for row in rows] == REGIONS
@@ -423,7 +415,8 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(tmp_path, caps
     run(capsys, "evaluate", "plot", out, "--by", condition, "--x", region, "--out", picture)
     drawn = "".join(ElementTree.fromstring(picture.read_text(encoding="utf-8")).itertext())
     assert all(word in drawn for word in (region, "np", "pp", "garden", "control", "surprisal_bits"))
-    assert "needs --x COLUMN" in fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
+    message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
+    assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
     message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     assert "no column 'place'" in message
 
@@ -454,15 +447,11 @@ def test_columns_in_doubt_are_refused_by_name(tmp_path, place):
         assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column=column)) == number
 
 
-def test_words_in_pieces_have_sums_and_measures_of_trees(tmp_path, capsys):
+def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):
     """Under a PCFG, too, as for a word that --tokenize ptb splits."""
     (tmp_path / "a.txt").write_text("We ask\u2019s for peace.\nask's\n", encoding="utf-8")
-    rows = [
-        row.split("\t")
-        for row in run(
-            capsys, "surprisal", tmp_path / "a.txt", "--model", saved("pcfg", tmp_path), "--tokenize", "ptb"
-        ).splitlines()[1:]
-    ]
+    printed = run(capsys, "surprisal", tmp_path / "a.txt", "--model", models["pcfg"], "--tokenize", "ptb")
+    rows = [row.split("\t") for row in printed.splitlines()[1:]]
     assert [(row[3], row[4]) for row in rows[:4]] == [("We", "1"), ("ask\u2019s", "2"), ("for", "1"), ("peace.", "1")]
     scores = score_words(scorer_of("pcfg"), [TextItem("", "We ask 's for peace")])[0].log_probs
     bits = (-scores / math.log(2)).tolist()
@@ -615,19 +604,6 @@ def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, caps
 
 
 # ------------------------------------------------------------------------------------------------------ evaluate
-def test_evaluate_perplexity(models, texts, capsys):
-    out = texts.with_name("ppl.json")
-    options = ["--model", models["gpst"], "--num-beams", "2", "--estimator", "stepwise", "--device", "cpu"]
-    assert main(["evaluate", "perplexity", str(texts), *options, "--out", str(out)]) == 0
-    scorer = scorer_of("gpst", num_beams=2, estimator="stepwise")
-    expected = evaluate_perplexity(scorer, read_items(texts)).scores["word_perplexity"]
-    result = json.loads(out.read_text(encoding="utf-8"))
-    assert result["scores"]["word_perplexity"] == pytest.approx(expected, rel=1e-4)
-    assert result["options"] | {"num_beams": 2, "estimator": "stepwise", "seed": 0} == result["options"]
-    assert "word_perplexity" in out.with_suffix(".md").read_text(encoding="utf-8")
-    assert "word_perplexity" in capsys.readouterr().out
-
-
 def test_evaluate_syntaxgym_with_items(models, tmp_path, capsys):
     suites = tmp_path / "suites"
     suites.mkdir()
@@ -859,7 +835,7 @@ def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
         assert (tmp_path / "new.json").is_symlink() and "word_perplexity" in target.read_text(encoding="utf-8")
 
 
-def test_texts_are_opened_once(models, texts, tmp_path, capsys, monkeypatch):
+def test_texts_are_opened_once(models, texts, tmp_path, capsys):
     """So they may come from pipes; their checksums are those of files."""
     model, out = ("--model", models["gpt2"]), tmp_path / "out.tsv"
     printed = run(capsys, "surprisal", texts, *model)
@@ -869,8 +845,6 @@ def test_texts_are_opened_once(models, texts, tmp_path, capsys, monkeypatch):
     [facts] = json.loads(Path(f"{out}.meta.json").read_text())["data"]["files"]
     assert out.read_text(encoding="utf-8") == printed and {"path": str(pipe), **facts} == facts
     assert [{**facts, "path": str(texts)}] == describe_files([texts])
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts.read_bytes())))
-    assert run(capsys, "surprisal", "-", *model) == printed
 
 
 def test_a_pipe_is_refused_before_it_is_read(models, texts, tmp_path, capsys):
@@ -932,21 +906,30 @@ def test_help(monkeypatch, capsys, words, command):
         assert run(capsys, "--version").strip() == f"hf_synlm {__version__}"
 
 
-def test_what_needs_no_model_starts_without_torch_and_transformers(tmp_path):
-    (tmp_path / "trees.txt").write_text("((the cat) sleeps)\n")
-    model = ["surprisal", "missing.txt", "--model", "m"]
-    good = [["--help"], ["--version"], ["draw", "trees.txt"], ["evaluate", "parsing", "-h"], ["export", "-h"]]
+def without(modules: str, commands: list[list[str]], folder: Path) -> list[int]:
+    """Statuses of commands that one process runs, which imports no modules of these names."""
     code = f"""
-import sys, synlm
-for words in {[*good, ["surprisal", "--nothing"], model]}:
-    print("ended:", synlm.main(words), {{"torch", "transformers"}} & set(sys.modules))
+import re, sys, synlm
+for words in {commands}:
+    print("ended:", synlm.main(words), [name for name in sys.modules if re.fullmatch({modules!r}, name)])
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder, env=environment
     )
-    ended = [line for line in done.stdout.splitlines() if line.startswith("ended:")]
-    assert ended == [f"ended: {status} set()" for status in (0, 0, 0, 0, 0, 2, 2)]
+    ended = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("ended:")]
+    assert [found for _, _, found in ended] == ["[]"] * len(commands)
+    return [int(status) for _, status, _ in ended]
+
+
+def test_training_shows_help_and_refuses_options_without_torch_and_models(tmp_path):
+    """But for the two programs on `Trainer`: the class of its options imports torch."""
+    names = [name for name, (_, arguments, _) in PROGRAMS.items() if arguments]
+    assert set(PROGRAMS) - set(names) == {"treereg", "tree-planting"}
+    good = [["train", name, "--help"] for name in names]
+    wrong = [["train", name, *words] for name in names for words in ([], ["--output-dir", "x", "--nothing"])]
+    wrong += [["train", "rnng", "--output-dir", "x", *option] for option in (["--seed", "a"], ["--precision", "fp8"])]
+    assert without(r"torch|.*\bmodeling_\w+", [*good, *wrong], tmp_path) == [0] * len(good) + [2] * len(wrong)
 
 
 def test_the_script_loads_models_and_prints_results_alone(tmp_path):

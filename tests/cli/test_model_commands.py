@@ -12,14 +12,12 @@ from transformers import AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
 from hf_synlm.cli import main
-from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.hub.checkpoint import check_complete
 from hf_synlm.hub.export import export_model
 from tests.helpers.commands import fail, run
 from tests.helpers.goldens import read_case
-from tests.helpers.scoring_models import ARCHITECTURES, model_and_tokenizer
-from tests.helpers.search_models import GPST_TINY
+from tests.helpers.scoring_models import ARCHITECTURES, model_and_tokenizer, small_gpst
 
 PROMPTS = ["We ask for", "America is back, standing tall"]
 
@@ -28,8 +26,7 @@ PROMPTS = ["We ask for", "America is back, standing tall"]
 def small(tmp_path: Path) -> Path:
     """A model of the tokenizer of `saved`, quick to verify."""
     tokenizer = model_and_tokenizer("gpst")[1]
-    config = GPSTConfig(**{**GPST_TINY, **special_token_ids(tokenizer)})
-    return export_model(GPSTForCausalLM(config), tokenizer, tmp_path / "small")
+    return export_model(small_gpst(tokenizer), tokenizer, tmp_path / "small")
 
 
 # ------------------------------------------------------------------------------------------------------- generate
@@ -122,11 +119,6 @@ def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsy
     assert drawn.splitlines()[0] in drawing.splitlines()
 
 
-def test_options_of_a_search_are_refused_by_models_without(saved_models: Path, capsys):
-    command = ("generate", "--model", saved_models / "on_lstm", "--prompt", "We", "--action-beam-size", 5)
-    assert "--action-beam-size: not an option of ONLSTMForCausalLM.generate" in fail(capsys, *command)
-
-
 def test_generate_options(saved_models: Path, capsys):
     common = ("generate", "--device", "cpu", "--prompt", "We ask", "--max-new-tokens", 3)
     rnng = (*common, "--model", saved_models / "rnng")
@@ -139,6 +131,8 @@ def test_generate_options(saved_models: Path, capsys):
     assert run(capsys, *gpt2, "--generate-option", "min_new_tokens=3", "--format", "json")
     assert "no trees" in fail(capsys, *gpt2, "--format", "tree")
     assert "--action-beam-size" in fail(capsys, *gpt2, "--action-beam-size", 3)
+    message = fail(capsys, *common, "--model", saved_models / "on_lstm", "--action-beam-size", 5)
+    assert "--action-beam-size: not an option of ONLSTMForCausalLM.generate" in message
     assert "--num-beams 2" in fail(capsys, *gpt2, "--num-sequences", 2)
     assert "works only with --sample" in fail(capsys, *gpt2, "--top-k", 2)
     assert "act on words alone" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
@@ -193,6 +187,8 @@ def test_info(saved_models: Path, small: Path, capsys):
     assert found["config"]["action_beam_size"] == 12 and "modeling_rnng.py" in found["code"]
     stock = json.loads(run(capsys, "info", saved_models / "gpt2", "--format", "json"))
     assert stock["self_contained"] and not stock["problems"] and stock["card"] is None  # of transformers itself
+    masked = Path(__file__).parents[2] / "model_cards" / "rnng-mini"  # it has a mask [V] beside its parameters
+    assert json.loads(run(capsys, "info", masked, "--format", "json"))["num_parameters"] == 3_297_058
     (small / "tokenizer_config.json").unlink()
     assert "none, so it cannot read text" in run(capsys, "info", small)
     (small / "trees_spans.py").unlink()

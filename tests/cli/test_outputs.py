@@ -22,28 +22,20 @@ HOLD = (
 )
 
 
-@pytest.fixture
-def other_writer(tmp_path: Path):
-    """An output that another process writes until its input ends."""
-    path = tmp_path / "out"
-    command = [sys.executable, "-c", f"{HOLD}; sys.stdin.read()", str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "locked\n"
-        yield path, process
-        process.kill()
-
-
-def test_a_file_or_folder_that_another_process_writes_is_refused(other_writer, capsys, saved_models: Path) -> None:
-    path, process = other_writer
-    text = path.with_name("a.txt")
+def test_a_file_or_folder_that_another_process_writes_is_refused(capsys, tmp_path: Path, saved_models: Path) -> None:
+    path, text = tmp_path / "out", tmp_path / "a.txt"
     write_text(text, "the dog\n")
-    command = ("parse", text, "--model", saved_models / "on_lstm", "--out", path)
-    assert fail(capsys, *command) == f"Another process writes {path}. Wait until it ends, or choose another name."
-    training = ("train", "rnng", "--config", "rnng_tiny", "--output-dir", path)
-    assert fail(capsys, *training) == f"Another process writes {path}. Wait until it ends, or choose another name."
-    assert not path.exists()
-    process.kill()
-    process.wait()
+    writer = [sys.executable, "-c", f"{HOLD}; sys.stdin.read()", str(path)]  # until its input ends
+    with subprocess.Popen(writer, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "locked\n"
+        for command in (
+            ("parse", text, "--model", saved_models / "on_lstm", "--out", path),
+            ("train", "rnng", "--config", "rnng_tiny", "--output-dir", path),
+        ):
+            said = f"Another process writes {path}. Wait until it ends, or choose another name."
+            assert fail(capsys, *command) == said
+        assert not path.exists()
+        process.kill()
     lock_output(path)  # a process that dies keeps nothing
     lock_output(path)
     release_outputs()
@@ -75,20 +67,14 @@ def test_a_pipe_that_closes_is_no_error(tmp_path: Path) -> None:
         assert process.stderr.read() == b""
 
 
-def test_a_plot_of_a_table_says_what_it_draws(tmp_path: Path, capsys) -> None:
-    table = tmp_path / "s.tsv"
-    table.write_text("sentence_id\tword\n1\ta\n")
-    message = fail(capsys, "evaluate", "plot", table, "--out", tmp_path / "a.svg")
-    assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
-
-
-def test_treereg_names_the_model_that_has_no_hidden_states(tmp_path: Path, saved_models: Path) -> None:
-    model = str(saved_models / "rnng")
+@pytest.mark.parametrize("kind", ["RNNG", "PCFG"])
+def test_treereg_names_the_model_that_has_no_hidden_states(kind: str, tmp_path: Path) -> None:
+    model = str(Path(__file__).parents[2] / "model_cards" / f"{kind.lower()}-mini")
     options = ["--model-name-or-path", model, "--output-dir", str(tmp_path / "run"), "--train-files"]
     with pytest.raises(ValueError) as caught:
         train_treereg.main([*options, str(sample_path("trees.valid.txt"))])
     assert str(caught.value) == (
-        f"TreeReg needs a model with hidden states; RNNG ({model}) has none, because it sums over derivations. Name "
+        f"TreeReg needs a model with hidden states; {kind} ({model}) has none, because it sums over derivations. Name "
         "another --model-name-or-path."
     )
 

@@ -14,7 +14,7 @@ PIECES = (slice(0, 1), slice(1, 4), slice(4, 7))
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpst": ("gpst", {}),
     "gpst-paper-height": ("gpst", {"height_loss": "paper", "height_threshold": 2, "token_loss_weight": 0.3}),
-    "gpst-classifier": ("gpst", {"kind": "ForSequenceClassification"}),
+    "gpst-classifier": ("gpst", {"kind": "ForSequenceClassification", "objective_weight": 0.5}),
     **{f"rnng-{kind}": ("rnng", {"loss_normalization": kind}) for kind in ("batch", "token", "action", "sum")},
     "pushdown": ("pushdown", {}),
     "pcfg": ("pcfg", {}),

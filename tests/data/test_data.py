@@ -22,7 +22,6 @@ from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.samples import SAMPLE_NAMES, sample_path
 from hf_synlm.data.text import read_lines, split_sentences
-from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.data.treebank import WORD_TAGS, clean_label, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.trees.codecs import LabeledCodec
@@ -202,17 +201,6 @@ def test_oracle(pieces):
     assert {key for key in batch if batch[key].dtype is not torch.long} == {"word_ends"}
     with pytest.raises(ValueError, match="<text>:1: a word is the padding token"):
         encode_trees(parse("(S (NN the) (NN <pad>))"), word_tokenizer([["the"]]), in_order)
-
-
-@pytest.mark.parametrize("name", ["top_down", "in_order"])
-def test_sample_trees_survive_the_oracle(name):
-    sentences = [s for split in ("valid", "test") for s in read_treebank(sample_path(f"trees.{split}.txt"))]
-    labels = label_inventory(sentences)
-    codec = LabeledCodec(name, labels)
-    bpe = train_bpe_tokenizer(["the cat sat on the mat"] * 3, 300)
-    for sentence, encoded in zip(sentences, encode_trees(sentences, bpe, codec), strict=True):
-        assert sum(encoded["word_ends"]) == len(sentence.words)
-        assert tuple(codec.decode(encoded)) == sentence.labeled_spans
 
 
 def test_sentences_that_the_oracle_cannot_encode_are_named(pieces):

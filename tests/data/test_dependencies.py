@@ -16,8 +16,9 @@ from hf_synlm.cli import main
 from hf_synlm.data.dependencies import crossing_arcs, lift, read_conllu
 from hf_synlm.data.treebank import parse_treebank, read_dependency_trees, read_treebank, sentence_to_brackets
 from hf_synlm.evaluation.trees.evalb import labeled_f1
-from hf_synlm.training.tasks.stream_batches import StreamDataArguments, read_trees
-from hf_synlm.training.tasks.tree_batches import TreeDataArguments, load_trees, row_to_sentence
+from hf_synlm.training.arguments.text import StreamDataArguments, read_trees
+from hf_synlm.training.arguments.treebank import TreeDataArguments
+from hf_synlm.training.tasks.tree_batches import load_trees, row_to_sentence
 from hf_synlm.trees.spans import validate_spans
 from tests.helpers.commands import fail
 

@@ -13,7 +13,6 @@ from hf_synlm.data.gold_trees import gold_distances, gold_spans
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream
 from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import parse_treebank, to_ptb_concat
-from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.recurrent.distances import distances_to_spans
 from hf_synlm.trees.binary import binarize_spans
 
@@ -86,16 +85,6 @@ def test_gold_spans() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- vocabularies
-def test_word_vocabulary_with_a_boundary(tmp_path: Path) -> None:
-    made = word_tokenizer([["a", "b", "a", "<unk>", "N"], ["a", "b", "</s>"]], vocab_size=5, end_token=True)
-    assert made.get_vocab() == {"<pad>": 0, "<unk>": 1, "</s>": 2, "a": 3, "b": 4}
-    assert (made.pad_token_id, made.bos_token_id, made.eos_token_id) == (0, 2, 2)
-    made.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded("a b <unk> N")["input_ids"] == [3, 4, 1, 1]
-    assert loaded.eos_token == "</s>"
-
-
 def test_character_vocabulary(tmp_path: Path) -> None:
     made = character_tokenizer(["a cab", "a <unk>", "\u00e9\n"], min_count=1)
     made.save_pretrained(tmp_path)

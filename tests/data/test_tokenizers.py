@@ -96,6 +96,9 @@ def test_single_unknown_word_and_sizes():
     assert tokenizer("the dog .")["input_ids"] == [3, 1, 2]
     assert set(tokenizer("the dog .")) == {"input_ids", "attention_mask"}
     assert len(word_tokenizer(SENTENCES)) == 2 + len({word for words in SENTENCES for word in words})
+    ended = word_tokenizer([["a", "b", "a", "<unk>", "N"], ["a", "b", "</s>"]], vocab_size=5, end_token=True)
+    assert ended.get_vocab() == {"<pad>": 0, "<unk>": 1, "</s>": 2, "a": 3, "b": 4}
+    assert (ended.pad_token_id, ended.bos_token_id, ended.eos_token_id) == (0, 2, 2)
 
 
 def test_cleaning_comes_before_counting():

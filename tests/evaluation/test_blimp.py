@@ -122,6 +122,17 @@ def test_bad_files_are_named(tmp_path, name, content, columns, message):
         read_pairs(tmp_path / name, **columns)
 
 
+def test_blimp_keeps_its_pairs_of_equal_sentences(tmp_path):
+    """BLiMP itself has seven; a table of a user's own is refused."""
+    row = {"sentence_good": "We ask", "sentence_bad": "We ask", "linguistics_term": "binding", "UID": "passive_1"}
+    path = tmp_path / "passive_1.jsonl"
+    path.write_text(json.dumps(row), encoding="utf-8")
+    result = evaluate_blimp(scorer_of("gpt2"), [path])
+    assert (result.scores["accuracy"], result.scores["ties"], result.scores["accuracy_ties_right"]) == (0, 1, 1)
+    with pytest.raises(ValueError, match="row 1 has the same sentence twice"):
+        read_pairs(path)
+
+
 def test_blimp_sends_files_with_other_columns_to_pairs(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks"}\n')
     with pytest.raises(ValueError, match=r"own.jsonl: row 1 has no column 'UID'.*`synlm evaluate pairs`"):

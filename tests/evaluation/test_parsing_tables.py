@@ -5,18 +5,15 @@ set HF_SYNLM_PTB_SAMPLE to a folder of its .mrg files (NLTK's corpus "treebank",
 """
 
 import os
-import random
 from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import parse_treebank, read_treebank
-from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
+from hf_synlm.evaluation.trees.baseline_trees import left_branching
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, EvalbTree, labeled_f1
 from hf_synlm.evaluation.trees.gold_treebank import (
     make_treebank,
@@ -25,10 +22,9 @@ from hf_synlm.evaluation.trees.gold_treebank import (
     score_table,
     score_trees,
 )
-from hf_synlm.evaluation.trees.parsing import ParsingConvention, binarized_gold, branching_baselines
+from hf_synlm.evaluation.trees.parsing import binarized_gold, branching_baselines
 from hf_synlm.evaluation.trees.parsing_analysis import (
     Recall,
-    pairwise_f1,
     permutation_test,
     recall_by_label,
     recall_by_size,
@@ -36,7 +32,6 @@ from hf_synlm.evaluation.trees.parsing_analysis import (
     tree_statistics,
 )
 from hf_synlm.trees.spans import right_branching
-from tests.reference.trees import nested_tree
 
 
 def test_paired_permutations_are_those_of_a_full_count():
@@ -82,37 +77,6 @@ def test_recall_by_length_and_height_by_hand():
 
 
 # -------------------------------------------------------------------------------------------------- shapes of trees
-def shape(tree, depth=0):
-    """(depths of the words, first-child words, last-child words, splits, left splits, right splits), by recursion."""
-    if isinstance(tree, int):
-        return [depth], 0, 0, 0, 0, 0
-    parts = [shape(child, depth + 1) for child in tree]
-    depths = [value for part in parts for value in part[0]]
-    counts = [sum(part[k] for part in parts) for k in range(1, 6)]
-    counts[0] += isinstance(tree[0], int)
-    counts[1] += isinstance(tree[-1], int)
-    if len(depths) > 2:
-        counts[2] += 1
-        counts[3] += isinstance(tree[-1], int)
-        counts[4] += isinstance(tree[0], int)
-    return depths, *counts
-
-
-@given(st.lists(st.tuples(st.integers(1, 14), st.integers(0, 999)), min_size=1, max_size=6))
-def test_statistics_of_binary_trees(corpus):
-    lengths = [length for length, _ in corpus]
-    trees = [random_tree(length, random.Random(seed)) for length, seed in corpus]
-    shapes = [shape(nested_tree(tree, 0, length)) for tree, length in zip(trees, lengths, strict=True)]
-    found = tree_statistics(trees, lengths)
-    first, last, splits, left, right = (sum(s[k] for s in shapes) for k in range(1, 6))
-    assert found == pytest.approx({
-        "depth": sum(sum(s[0]) / len(s[0]) for s in shapes) / len(shapes),
-        "right_left_ratio": first / max(last, 1),
-        "left_splits": 100 * left / max(splits, 1),
-        "right_splits": 100 * right / max(splits, 1),
-    })  # fmt: skip
-
-
 def test_statistics_by_hand():
     def numbers(spans, length):
         return list(tree_statistics([spans], [length]).values())
@@ -126,18 +90,11 @@ def test_statistics_by_hand():
     assert numbers([(3, 5), (0, 6)], 6)[2:] == [0, 0]
     # (0 1 (2 3)): the split before (2 3); the rest is (0 1).
     assert numbers([(2, 4), (0, 4)], 4)[2:] == [0, 0]
+    # Of two sentences, depths are means of means; the other numbers are of all words and splits together.
+    both = tree_statistics([right_branching(5), left_branching(3)], [5, 3])
+    assert list(both.values()) == pytest.approx([(14 / 5 + 5 / 3) / 2, (4 + 1) / (1 + 2), 25, 75])
     # A single word has no constituent around it.
     assert numbers([], 1) == [0, 0, 0, 0]
-
-
-def test_f1_between_runs():
-    lengths = [5, 4]
-    runs = [[branch(n) for n in lengths] for branch in (right_branching, left_branching, right_branching)]
-    pairs = pairwise_f1(runs, lengths, ParsingConvention("exact", epsilon=0))
-    assert pairs == pytest.approx({(0, 1): 0, (0, 2): 1, (1, 2): 0})
-    corpus = pairwise_f1(runs[:2], lengths, ParsingConvention("corpus", level="corpus", sentence_span="count"))
-    assert corpus == pytest.approx({(0, 1): 2 / 7})
-    assert pairwise_f1(runs[:1], lengths) == {}
 
 
 # -------------------------------------------------------------------------------------------- treebanks and tables

@@ -279,7 +279,7 @@ def test_parts_add_up(architecture):
         values = dict(zip(columns("bits"), row, strict=True))
         parts = values["lexical_bits"], values["structural_bits"]
         assert sum(parts) == pytest.approx(values["surprisal_bits"], abs=1e-6)
-        assert min(parts) > -1e-5
+        assert min(parts) >= 0
     # With one derivation the lexical part is the log-probability of the word in its state.
     one = scorer_of(architecture, details=True, num_beams=1)
     model, tokenizer = model_and_tokenizer(architecture)
@@ -685,18 +685,6 @@ def test_context_is_refused_by_models_of_single_sentences():
         scorer_of("rnng").score([dataclasses.replace(text, context=(text.ids,))])
 
 
-@pytest.mark.parametrize("architecture", ["gpst", "rnng", "lstm", "urnng"])
-def test_models_whose_code_has_no_sentence_end_end_as_their_type_does(architecture):
-    """As folders that earlier versions exported, loaded with their own code."""
-    model, tokenizer = model_and_tokenizer(architecture)
-    scorer, old = TextScorer(model, tokenizer), copy.deepcopy(model)
-    missing = property(lambda self: self.no_such_field)
-    old.config.__class__ = type("Old", (type(model.config),), {"sentence_end": missing})
-    assert not hasattr(old.config, "sentence_end")
-    found = TextScorer(old, tokenizer)
-    assert (found.end_ids, found.end_of_text, found.begin_id) == (scorer.end_ids, scorer.end_of_text, scorer.begin_id)
-
-
 def test_numbers_that_are_none_are_an_error():
     tokenizer = tokenizer_of("bpe")
     ids = {"bos_token_id": 0, "eos_token_id": 0}
@@ -715,7 +703,11 @@ def test_tables_of_all_formats(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
     # As Excel writes it where commas are decimal points.
     (tmp_path / "b.csv").write_text('\ufeffitem;sentence\r\ni1;"He said ""no"" ."\r\ni2;a\tb\r\n', encoding="utf-8")
-    for name in ("a.tsv", "a.csv", "b.csv", "a.jsonl"):
+    # As spreadsheets write columns that they have touched, header names with spaces, tabs, and Unicode text.
+    (tmp_path / "c.csv").write_text('item, sentence ,,\ni1,"He said ""no"" .",,\ni2,a\tb,,\n', encoding="utf-8")
+    (tmp_path / "f.csv").write_text('item\tsentence\ni1\t"He said ""no"" ."\ni2\t"a\tb"\n', encoding="utf-8")
+    (tmp_path / "g.tsv").write_text('item\tsentence\r\ni1\t"He said ""no"" ."\r\ni2\t"a\tb"', encoding="utf-16")
+    for name in ("a.tsv", "a.csv", "b.csv", "c.csv", "f.csv", "g.tsv", "a.jsonl"):
         assert [(item.item, item.text) for item in read_items(tmp_path / name)] == expected
     (tmp_path / "a.txt").write_text("one\n\ntwo three\r\nfour", encoding="utf-8")
     items = read_items(tmp_path / "a.txt")
@@ -741,6 +733,7 @@ def test_tables_of_all_formats(tmp_path):
         ("a.csv", b'item,sentence\n1,"open\n2,b\n', "quotation mark"),
         ("a.csv", b'item,sentence\n1,"We agree .\n2,They ask ."\n3,b\n', r"a.csv:2: the row goes on to line 3"),
         ("a.csv", b"sentence,sentence\na,b\n", "a column twice"),
+        ("a.csv", b"sentence,,\na,b,c\n", "a.csv:2: .* text in several columns without a name"),
         ("a.csv", b"", "is empty"),
         ("a.jsonl", b'{"sentence": 3}\n', "3 in the column 'sentence'"),
         ("a.jsonl", b"{sentence}\n", "a.jsonl:1: not JSON"),

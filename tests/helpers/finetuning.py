@@ -7,19 +7,14 @@ from typing import Any
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel, TrainingArguments
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm import ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.samples import sample_path
-from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
+from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.data.vocabulary import word_tokenizer
+from tests.helpers.scoring_models import small_gpst
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
 SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
-SIZES = {
-    "hidden_size": 16, "num_attention_heads": 2, "num_type_layers": 1, "num_token_layers": 1,
-    "max_position_embeddings": 64, "composition_size": 8, "composition_num_heads": 2,
-    "composition_intermediate_size": 16, "num_composition_layers": 1, "score_size": 4, "parser_size": 8,
-    "parser_score_size": 8, "num_parser_layers": 1, "parser_num_heads": 2, "scoring_num_beams": 2,
-}  # fmt: skip
 
 
 def tiny_gpt2(layers: int, vocab_size: int) -> GPT2LMHeadModel:
@@ -48,7 +43,7 @@ def write_models(folder: Path) -> Path:
     layers.update(d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=64)
     beams = {"scoring_num_beams": 1, "action_beam_size": 4}
     made = {
-        "gpst": (GPSTForCausalLM(GPSTConfig(**special_token_ids(pieces), **SIZES)), pieces),
+        "gpst": (small_gpst(pieces), pieces),
         "gpt2": (GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, **begin)), pieces),
         "bart": (BartForConditionalGeneration(BartConfig(vocab_size=len(pieces), **layers)), pieces),
         "on_lstm": (ONLSTMForCausalLM(ONLSTMConfig(embedding_size=20, **ends)), words),

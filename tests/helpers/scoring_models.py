@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
 from hf_synlm.data.vocabulary import subword_tokenizer, word_final_ids, word_tokenizer
 from hf_synlm.evaluation.text.scoring import TextScorer
+from tests.helpers.search_models import GPST_TINY
 from tests.models.gpst.test_modeling_gpst import TINY
 
 _DECODER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -74,6 +76,11 @@ def tokenizer_of(kind: str) -> Any:
     if kind == "framed_words":
         return word_tokenizer(words, min_count=2, end_token=True)
     return word_tokenizer(words, unknown="berkeley", min_count=2)
+
+
+def small_gpst(tokenizer: Any) -> GPSTForCausalLM:
+    """A new model of a few thousand weights for the tokens of a tokenizer, quick to verify."""
+    return GPSTForCausalLM(GPSTConfig(**{**GPST_TINY, **special_token_ids(tokenizer)})).eval()
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Export, load without the package, save again: what users of a published model do."""
 
+import copy
 import json
 import os
 import re
@@ -13,8 +14,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTModel
 from hf_synlm.cli import main
@@ -26,12 +26,10 @@ from hf_synlm.hub.export import export_model, push_to_hub
 from hf_synlm.hub.flatten import LICENSE, PACKAGE, flat_files
 from hf_synlm.hub.verify import verify_export
 from tests.helpers import warm_python
-from tests.helpers.scoring_models import model_and_tokenizer
+from tests.helpers.scoring_models import model_and_tokenizer, small_gpst, tokenizer_of
 
 pytestmark = pytest.mark.usefixtures("warm_verify")
 
-SPECIAL = ["<pad>", "<s>", "<reduce>", "<cls>", "<sep>", "<unk>"]
-WORDS = "fruit flies like a banana the keys to cabinet are on table".split()
 CHANGE = """
 import functools
 _forward = GPSTForCausalLM.forward
@@ -46,18 +44,13 @@ ALL_CHECKS = {"files", "AutoConfig", "AutoTokenizer", *CLASSES, "parse", "genera
 
 
 @pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {token: index for index, token in enumerate(SPECIAL + WORDS)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="<s>", unk_token="<unk>"
-    )
+def tokenizer() -> Any:
+    return copy.deepcopy(tokenizer_of("bpe"))
 
 
 @pytest.fixture
-def model(tiny_gpst_config: GPSTConfig) -> GPSTForCausalLM:
-    return GPSTForCausalLM(tiny_gpst_config).eval()
+def model(tokenizer: Any) -> GPSTForCausalLM:
+    return small_gpst(tokenizer)
 
 
 @pytest.fixture
@@ -76,8 +69,8 @@ def run_without_package(code: str, *arguments: str, cache: Path) -> str:
 
 
 class TestExport:
-    def test_a_model_without_head_exports_all_auto_classes(self, tiny_gpst_config, tokenizer, tmp_path: Path):
-        folder = export_model(GPSTModel(tiny_gpst_config), tokenizer, tmp_path / "part")
+    def test_a_model_without_head_exports_all_auto_classes(self, model, tokenizer, tmp_path: Path):
+        folder = export_model(GPSTModel(model.config), tokenizer, tmp_path / "part")
         assert check_complete(folder) == GPSTConfig().auto_map
         report = verify_export(folder)
         assert report.passed, report.table()
@@ -137,11 +130,11 @@ class TestExport:
         assert [path.name for path in exported.parent.iterdir()] == [exported.name]
 
     def test_tokenizer_that_does_not_fit_is_an_error(self, model, tokenizer, tmp_path: Path):
-        tokenizer.pad_token = "<unk>"
-        with pytest.raises(ValueError, match="pad_token_id is 0 in the model's configuration and 5 in the tokenizer"):
+        tokenizer.pad_token = "<|SEP|>"
+        with pytest.raises(ValueError, match="pad_token_id is 2 in the model's configuration and 4 in the tokenizer"):
             export_model(model, tokenizer, tmp_path / "bad")
         tokenizer.add_tokens([f"extra{index}" for index in range(60)])
-        with pytest.raises(ValueError, match="The tokenizer has 78 tokens and the model 40"):
+        with pytest.raises(ValueError, match="The tokenizer has 390 tokens and the model 330"):
             export_model(model, tokenizer, tmp_path / "bad")
         assert not list(tmp_path.iterdir())
 

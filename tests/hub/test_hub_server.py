@@ -15,12 +15,11 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
-from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
 from hf_synlm.hub.export import export_model
 from hf_synlm.hub.flatten import all_flat_files, flat_files
 from tests.helpers import warm_python
 from tests.helpers.hub_server import HubServer
-from tests.helpers.search_models import GPST_TINY
+from tests.helpers.scoring_models import small_gpst, tokenizer_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "org/gpst-tiny"
@@ -93,9 +92,8 @@ def hub() -> Iterator[HubServer]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """An exported model, with what must not leave the machine beside it."""
-    tokenizer = train_bpe_tokenizer(["fruit flies like a banana"], vocab_size=270)
-    config = GPSTConfig(**{**GPST_TINY, **special_token_ids(tokenizer)})
-    folder = export_model(GPSTForCausalLM(config), tokenizer, tmp_path / "gpst-tiny")
+    tokenizer = tokenizer_of("bpe")
+    folder = export_model(small_gpst(tokenizer), tokenizer, tmp_path / "gpst-tiny")
     (folder / ".env").write_text("HF_TOKEN=hf_private")
     return folder
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import PromptTuningConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, pipeline
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from hf_synlm.generation.base import word_ends_of
 from tests.helpers.recurrent_models import (
@@ -114,15 +114,6 @@ def test_prompt_tuning(name, task):
 
 # --------------------------------------------------------------------------------------------- batches and sizes
 @every_architecture
-def test_feature_extraction_pipeline(name, tokenizer):
-    extractor = pipeline("feature-extraction", model=make_model(name, "Model"), tokenizer=tokenizer)
-    together, alone = extractor(SENTENCES, batch_size=2), [extractor(sentence) for sentence in SENTENCES]
-    for mine, theirs in zip(together, alone, strict=True):
-        length = len(theirs[0])  # rows are padded to the longest of their batch
-        torch.testing.assert_close(torch.tensor(mine)[:, :length], torch.tensor(theirs), atol=1e-5, rtol=1e-5)
-
-
-@every_architecture
 def test_hidden_size_is_the_width_of_the_states(name, tmp_path):
     model = make_model(name, "Model")
     config = model.config
@@ -143,6 +134,8 @@ def test_hidden_size_is_the_width_of_the_states(name, tmp_path):
     assert config_class(hidden_size=40).layer_size == 40 and config_class().layer_size > 1000
     config = config_class.from_preset(next(iter(config_class.presets)), hidden_size=40)
     assert (config.layer_size, config.hidden_size) == (40, config.embedding_size)
+    with pytest.raises(ValueError, match="hidden_size is null"):
+        config_class(hidden_size=None)
     with pytest.raises(ValueError, match="hidden_size is 12, embedding_size .* layer_size 40"):
         config_class(hidden_size=12, layer_size=40)
     assert config_class.from_dict(config.to_dict()).to_dict() == config.to_dict()

@@ -13,21 +13,6 @@ import torch
 GEN, COMP = 0, 1
 
 
-def complete_derivations(num_tokens: int) -> Iterator[tuple[int, ...]]:
-    """All action sequences that build one tree over the tokens."""
-
-    def extend(actions: tuple[int, ...], depth: int, generated: int) -> Iterator[tuple[int, ...]]:
-        if generated == num_tokens and depth == 1:
-            yield actions
-            return
-        if generated < num_tokens:
-            yield from extend((*actions, GEN), depth + 1, generated + 1)
-        if depth >= 2:
-            yield from extend((*actions, COMP), depth - 1, generated)
-
-    yield from extend((), 0, 0)
-
-
 def prefix_derivations(num_tokens: int) -> Iterator[tuple[int, ...]]:
     """All action sequences that end right after generating the last of the tokens."""
 
@@ -45,6 +30,12 @@ def prefix_derivations(num_tokens: int) -> Iterator[tuple[int, ...]]:
 def stack_depth(actions: tuple[int, ...]) -> int:
     """Trees on the stack after the actions."""
     return sum(1 if action == GEN else -1 for action in actions)
+
+
+def complete_derivations(num_tokens: int) -> Iterator[tuple[int, ...]]:
+    """All action sequences that build one tree over the tokens: nothing but COMP follows the last of them."""
+    for actions in prefix_derivations(num_tokens):
+        yield (*actions, *[COMP] * (stack_depth(actions) - 1))
 
 
 @torch.no_grad()

@@ -63,23 +63,23 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8660),
-    "rnng": (SHARED + SEARCH + STATES + LABELED, 8800),
+    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8670),
+    "rnng": (SHARED + SEARCH + STATES + LABELED, 8810),
     "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6350),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4000),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4440),
-    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3560),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3690),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
+    "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3710),
     "tree_lm": (
         SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        8980,
+        8990,
     ),
     "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6260),
     "pcfg": (
         SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
-        4490,
+        4500,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3160),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3170),
     "span_parser": (
         "backbone_adapter cache configuration_base module_tools outputs rows token_batch trees_spans",
         1940,

@@ -55,10 +55,10 @@ def test_commands_of_a_row(name: str, corpus: Path) -> None:
             own = words[words.index(program) + 1 :]
             if program.endswith(leaderboard.OF_TRAINER):
                 types = OF_TRAINER[Path(program).stem]
-                parse_arguments([*types, TrainingArguments], [*own, "--use-cpu"], ["config_overrides"])
+                parse_arguments([*types, TrainingArguments], [*own, "--use-cpu"])
             else:
                 recipe = RECIPES[Path(program).stem]
-                parse_arguments(recipe.argument_types(), own, recipe.mappings)
+                parse_arguments(recipe.parts.values(), own)
         else:
             check_options(words[1:])
 

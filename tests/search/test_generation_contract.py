@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from tests.helpers.architectures import ARCHITECTURES, build
@@ -182,13 +181,6 @@ def test_right_padding(model, options):
         assert torch.equal(written, torch.cat(alone))
 
 
-def test_generation_configuration_as_an_argument(model):
-    ids = prompts()
-    settings = GenerationConfig(max_new_tokens=NEW, min_new_tokens=NEW, num_beams=2, pad_token_id=0)
-    torch.manual_seed(0)
-    assert torch.equal(model.generate(ids, generation_config=settings), generate(model, ids, num_beams=2))
-
-
 @pytest.mark.parametrize("mode", ["joint", "marginal"])
 def test_other_end_tokens_stop_samples(model, mode):
     options = {"min_new_tokens": None, "do_sample": True, **({"structure_mode": mode} if stock(model) else {})}
@@ -222,19 +214,21 @@ def test_other_end_tokens_only_stop(model, mode):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"prompt_lookup_num_tokens": 2},
-        {"assistant_model": "itself"},
-        {"not_an_option": 1},
+        ({"prompt_lookup_num_tokens": 2}, "offer greedy search"),
+        ({"assistant_model": "itself"}, "offer greedy search"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "offer greedy search"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}, "offer greedy search"),
+        ({"not_an_option": 1}, "not_an_option"),
     ],
     ids=str,
 )
-def test_what_is_not_supported_is_an_error(model, options):
+def test_what_is_not_supported_is_an_error(model, options, message):
     options = dict(options)
     if "assistant_model" in options:
         options["assistant_model"] = model
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=message):
         generate(model, prompts()[:1], **options)
 
 

@@ -23,7 +23,12 @@ from transformers import (
     pipeline,
 )
 
-from hf_synlm import ONLSTMForSequenceClassification, PRPNForSequenceClassification, PushdownConfig
+from hf_synlm import (
+    ONLSTMForSequenceClassification,
+    PRPNForSequenceClassification,
+    PushdownConfig,
+    RNNGForSequenceClassification,
+)
 from hf_synlm.data.tokenizers import add_classification_template, train_wordpiece_tokenizer
 from hf_synlm.evaluation.results import load_result
 from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, glue_task, main_score, task_scores
@@ -32,6 +37,7 @@ from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.evaluation.trees.gold_treebank import score_trees
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
+from hf_synlm.training.arguments.finetuning import name_split
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.samplers import seed_micro_step
@@ -142,7 +148,8 @@ def finished(models: Path, files: dict[str, str], tmp_path_factory: pytest.TempP
     def make(script: str, name: str) -> tuple[dict[str, Any], Path]:
         folder = tmp_path_factory.mktemp(f"{script}_{name}") / "out"
         few = ("--max-eval-samples", "2") if name == "rnng" else ()  # which searches every example
-        return run(script, models / name, files, folder, *RUNS[script], *few), folder
+        both = ("--objective-weight", "1") if script == "glue" and name in ("gpst", "rnng") else ()
+        return run(script, models / name, files, folder, *RUNS[script], *few, *both), folder
 
     return make
 
@@ -246,18 +253,20 @@ def test_glue_runs(name: str, finished: Callable) -> None:
     assert not card.exists() or "pipeline_tag: text-classification" in card.read_text()
 
 
-def pipeline_logits(folder: Path, path: str) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
-    """Rows of a file, and what the stock pipeline finds for their pairs of texts."""
-    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+def pipeline_logits(
+    folder: Path, path: str, limit: int | None = None
+) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    """The first rows of a file, and what the stock pipeline finds for their pairs of texts."""
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines()[:limit]]
     classify = pipeline("text-classification", model=str(folder / "model"))
     pairs = [{"text": row["sentence1"], "text_pair": row["sentence2"]} for row in rows]
     return rows, classify(pairs, top_k=None, function_to_apply="none", truncation=True)
 
 
-@pytest.mark.parametrize("name", ["gpst", "gpt2"])
+@pytest.mark.parametrize("name", ["gpst", "gpt2", "rnng"])
 def test_pipeline_gives_the_scores_of_the_run(files: dict[str, str], finished: Callable, name: str) -> None:
     results, folder = finished("glue", name)
-    rows, found = pipeline_logits(folder, files["rte"])
+    rows, found = pipeline_logits(folder, files["rte"], 2 if name == "rnng" else None)
     best = next(item for item in results["evaluations"] if item["step"] == results["best_step"])
     names = ["entailment", "not_entailment"]
     logits = torch.tensor([[{x["label"]: x["score"] for x in scores}[name] for name in names] for scores in found])
@@ -309,7 +318,7 @@ def test_tables_are_known_by_their_content() -> None:
     first = described(numbers, [0, 1])
     assert {**first, "sha256_of_rows": ""} == {"role": "train", "path": "a.csv", "rows": 2, "sha256_of_rows": ""}
     assert described(names, [0, 1], "b.csv") == {**first, "path": "b.csv"}
-    assert example_tables.name_split("glue", None, "train") == "glue train"
+    assert name_split("glue", None, "train") == "glue train"
     others = [described(numbers, [1, 0]), described(numbers.select([1, 0]), [0, 1]), described(numbers.take(1), [0])]
     assert len({item["sha256_of_rows"] for item in (first, *others)}) == 4
 
@@ -429,11 +438,20 @@ def test_files_replace_the_data_set_of_a_configuration(files: dict[str, str]) ->
         finetune_summarization.SummaryArguments()
 
 
-def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:
-    flags = ("--config-overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0", "--per-device-eval-batch-size", "3")
-    size = "--per-device-train-batch-size"
-    one = run("glue", models / "gpt2", files, tmp_path / "one", *flags, size, "4")
-    argv = command("glue", models / "gpt2", files, tmp_path / "two", *flags, size, "2")
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("gpt2", ("--config-overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0")),
+        ("rnng", ("--config-overrides", "dropout=0", "--objective-weight", "0", "--max-eval-samples", "3")),
+    ],
+)
+def test_two_processes_train_and_evaluate_like_one(
+    models: Path, files: dict[str, str], tmp_path: Path, name: str, flags: tuple[str, ...]
+) -> None:
+    """Also where the heads of the objective get no gradient, and where the processes share a search for trees."""
+    flags, size = (*flags, "--per-device-eval-batch-size", "3"), "--per-device-train-batch-size"
+    one = run("glue", models / name, files, tmp_path / "one", *flags, size, "4")
+    argv = command("glue", models / name, files, tmp_path / "two", *flags, size, "2")
     job = {"script": "hf_synlm.training.programs.finetune_glue", "argv": argv, "output_dir": str(tmp_path / "two")}
     two_processes.run_jobs([job], tmp_path, str(tmp_path / "cache"))
     two_processes.check_status(tmp_path / "two")
@@ -446,7 +464,29 @@ def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str
         assert mine == pytest.approx(theirs, rel=1e-4)
 
 
+def test_trees_are_searched_once(
+    models: Path, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """By the pretrained model, of every row; and by the final model, of the rows for validation."""
+    rows, plain = [], RNNGForSequenceClassification.best_trees
+    monkeypatch.setattr(
+        RNNGForSequenceClassification, "best_trees", lambda *inputs: rows.append(len(inputs[1])) or plain(*inputs)
+    )
+    limits = ("--max-train-samples", "5", "--max-eval-samples", "2", "--evaluation-steps", "1")
+    results = run("glue", models / "rnng", files, tmp_path / "out", *limits)
+    assert rows == [5, 2, 2] and len(results["evaluations"]) == 3
+    assert set(results["train"][0]) == {"step", "classification", "loss", "gradient_norm"}
+    assert "step/s, classification=" in capfd.readouterr().err
+
+
 # ---------------------------------------------------------------------------------------------- refusals
+def test_bad_weights_of_the_objective(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="objective_weight must be .* not negative, and is -1"):
+        run("glue", models / "gpst", files, tmp_path / "out", "--objective-weight", "-1")
+    with pytest.raises(ValueError, match="objective-weight is 0.0, but gpt2 has no objective"):
+        run("glue", models / "gpt2", files, tmp_path / "out", "--objective-weight", "0")
+
+
 def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     def fails(rows: list[dict[str, Any]], match: str, task: str = "cola") -> None:
         path = write_rows(tmp_path / "bad.jsonl", rows)
@@ -602,8 +642,12 @@ def test_columns_of_text_that_are_in_doubt_are_refused(tmp_path: Path) -> None:
     assert read_own(path, text_columns=["review", "title"])[0].text_columns == ("review", "title")
     with pytest.raises(ValueError, match="has no column 'x'"):
         read_own(path, text_columns=["x"])
-    path.write_text("text,label\na,0\nb,\nc,1\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"row 1 \(counted from 0\) has no label"):
+    for missing in ("", "NA", "nan", " null "):
+        path.write_text(f"text,label\na,0\nb,{missing}\nc,1\n", encoding="utf-8")
+        with pytest.raises(ValueError, match=r"row 1 \(counted from 0\) has no label"):
+            read_own(path)
+    path.write_text("text;label\na;0,5\nb;1,5\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="labels such as '0,5' are numbers with a comma. Write a point"):
         read_own(path)
     (summaries := tmp_path / "s.csv").write_text('document,text,summary\n"null\nNA",b,NA\n', encoding="utf-8")
     given = {"train_file": str(summaries), "validation_file": str(summaries)}

@@ -32,11 +32,12 @@ from hf_synlm.data.contexts import ContextDataset, pack_sentences
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.training.arguments.contexts import DataArguments, EvaluationArguments
+from hf_synlm.training.arguments.finetuning import InductionArguments
 from hf_synlm.training.engine.arguments import parse_arguments, read_mapping
 from hf_synlm.training.programs import prepare_text as prepare
-from hf_synlm.training.programs.finetune_grammar_induction import InductionArguments
 from hf_synlm.training.programs.prepare_text import CorpusArguments, PreparedText
-from hf_synlm.training.programs.pretrain_gpst import DataArguments, EvaluationArguments, GPSTRecipe
+from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
 from hf_synlm.training.tasks.sentence_files import SentenceFileArguments
 from tests.helpers.training_runs import start_server
 from tests.reference.contexts import pack_contexts
@@ -644,10 +645,8 @@ def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
 
 
 def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
-    types = GPSTRecipe.argument_types()
-    _, data, evaluation, _ = parse_arguments(
-        types, ["--config", "gpst_tiny", "--output-dir", "x", *flags], GPSTRecipe.mappings
-    )
+    types = GPSTRecipe.parts.values()
+    _, data, evaluation, _ = parse_arguments(types, ["--config", "gpst_tiny", "--output-dir", "x", *flags])
     evaluation.complete(data)
     return data, evaluation
 

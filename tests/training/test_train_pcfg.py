@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from hf_synlm.evaluation.trees.gold_treebank import make_treebank
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.engine.recipe import kept_evaluation
-from hf_synlm.training.engine.samplers import EpochEnds
 from hf_synlm.training.programs import train_pcfg
 from hf_synlm.training.tasks.stream_batches import read_words
 from tests.helpers.training_runs import run_here, sample_treebank
@@ -106,8 +104,6 @@ def test_the_best_grammar_is_saved_and_reported(run: Run, corpus: dict[str, str]
     *_, closing, last = found["stdout"].strip().splitlines()
     assert "sentence F1" in closing
     assert last == f"The model is in {folder}. Next: synlm parse FILE --model {folder}"
-    saved = {path.name for path in folder.iterdir()}
-    assert {"config.json", "model.safetensors", "modeling_pcfg.py", "tokenizer.json", "README.md"} <= saved
     assert AutoConfig.from_pretrained(folder).text_style == "treebank"
 
 
@@ -201,26 +197,11 @@ def test_the_curriculum_counts_words(run: Run, tmp_path: Path) -> None:
     assert [item["step"] for item in every["evaluations"]] == [0, 5, 10, 15, 20]
 
 
-def test_resumed_curriculum_reads_the_same() -> None:
-    """Batch k of the run is a function of the seed and k, whichever processes read."""
-    sampler = partial(train_pcfg.CurriculumSampler, 5, 2, LENGTHS, 2, 1000, 3, 0)
-    whole = iter(sampler())
-    batches = [next(whole) for _ in range(12)]
-    ends = EpochEnds(sampler(), 1)
-    assert [ends.step(epoch) for epoch in range(3)] == [2, 5, 8]
-    for consumed in (1, 2, 5):
-        rest = iter(sampler(consumed=consumed))
-        assert [next(rest) for _ in range(6)] == batches[consumed : consumed + 6]
-    ranks = [iter(sampler(rank=rank, world_size=2)) for rank in range(2)]
-    assert [next(rank) for _ in range(6) for rank in ranks] == batches
-
-
 # ---------------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--tokenizer-type characters", "tokenizer_type is 'characters', but a PCFG reads words. Leave it out"),
-        ("--curriculum-words 1", "curriculum_words is 1, .* Use 0 or at least 2"),
         ("--curriculum-words 2", "curriculum_words is 2, but the shortest training sentence has 3 words"),
         ("--parse-options methods=viterbi", "parse_options: methods: not an option of .*method, "),
         ("--parse-options method=search", "method 'search' is unknown"),

@@ -25,11 +25,11 @@ from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.loading import load_pretrained
+from hf_synlm.training.arguments.treebank import RNNGModelArguments
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import train_rnng
-from hf_synlm.training.tasks import tree_batches
 from hf_synlm.training.tasks.tree_evaluation import Objective, evaluate_given_trees, spread
 from tests.helpers.training_runs import cut_off, run_here, sample_files
 
@@ -69,7 +69,7 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
 def parse(*flags: str) -> tuple:
     recipe = train_rnng.RNNGRecipe
-    return run_arguments.parse_arguments(recipe.argument_types(), ("--output-dir", "x", *flags), recipe.mappings)
+    return run_arguments.parse_arguments(recipe.parts.values(), ("--output-dir", "x", *flags))
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -153,8 +153,6 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     assert {"search (beams 2 and 7)", "right", "random"} <= set(report)
     # The process without the package finds the same trees.
     assert report["search (beams 2 and 7)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
-    saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
-    assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
     assert AutoConfig.from_pretrained(tmp_path / "out" / "model").text_style == "treebank"
     # The last checkpoint is the best one, and the output folder stands for the model.
     assert results["best_step"] == 5
@@ -337,15 +335,6 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
 
 
 # ---------------------------------------------------------------------------------------------- arguments
-def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) -> None:
-    path = tmp_path / "trees.txt"
-    path.write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n")
-    with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
-        tree_batches.load_trees(Accelerator(cpu=True), [str(path)])
-    (row,) = tree_batches.load_trees(Accelerator(cpu=True), [str(path)], {"split_leaves": True})
-    assert row["words"] == ["New", "York", "sleeps"] and row["spans"] == [[0, 2], [2, 3], [0, 3]]
-
-
 def test_baselines_have_no_trees_to_search() -> None:
     for flag in ("search_sentences", "num_beams", "action_beam_size"):
         _, _, course, _ = parse("--architecture", "lstm", f"--{flag}", "3")
@@ -358,7 +347,7 @@ def test_overrides_that_the_data_decide_are_refused() -> None:
     tokenizer = word_tokenizer([["a"]])
 
     def make(**fields: int) -> PreTrainedModel:
-        arguments = train_rnng.RNNGModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **fields})
+        arguments = RNNGModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **fields})
         recipe = train_rnng.RNNGRecipe(Accelerator(cpu=True), arguments, None, None, None)
         recipe.tokenizer = tokenizer
         return recipe.make_model(["NP", "S"])

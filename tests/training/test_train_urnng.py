@@ -1,6 +1,5 @@
 """Training of URNNG: the objectives against the authors' program, and what is saved."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +108,11 @@ def check_gradients(found: dict[str, Tensor], grads: dict[str, Tensor], prefix: 
 
 
 # ---------------------------------------------------------------------------------------------- the program
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A few trees of the embedded treebank."""
-    return sample_files(tmp_path_factory.mktemp("trees"), "trees", train=24, valid=8, test=5)
+def test_supervised_models_continue_on_words_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = sample_files(tmp_path, "trees", train=24, valid=8, test=5)
 
-
-@pytest.fixture
-def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
-    """Runs the program in this process; its results and what it printed."""
-
-    def start(output_dir: Path, *flags: str, config: str = "urnng_tiny") -> dict:
+    def run(output_dir: Path, *flags: str, config: str = "urnng_tiny") -> dict:
+        """Results of the program, and what it printed."""
         argv = [
             *("--config", config, "--output-dir", str(output_dir), "--overwrite-output-dir", "False"),
             *("--train-files", corpus["train"], "--validation-files", corpus["valid"], "--test-files", corpus["test"]),
@@ -128,14 +121,8 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
         ]
         return run_here("train_urnng", argv, corpus["cache"], capsys)
 
-    return start
-
-
-SIZES = ("--config-overrides", "hidden_size=6,num_layers=1,dropout=0.1")
-
-
-def test_supervised_models_continue_on_words_alone(run: Callable[..., dict], tmp_path: Path) -> None:
-    gold = run(tmp_path / "gold", *SIZES, "--objective", "supervised", "--max-train-steps", "8")
+    sizes = ("--config-overrides", "hidden_size=6,num_layers=1,dropout=0.1")
+    gold = run(tmp_path / "gold", *sizes, "--objective", "supervised", "--max-train-steps", "8")
     nats = [row["word_nats"] + row["action_nats"] + row["network_nats"] for row in gold["train"]]
     assert nats[-1] < nats[0]
     folder = tmp_path / "gold" / "model"

@@ -1,6 +1,5 @@
 """The shipped configurations: they parse, name their command, and have the sizes and values of the papers."""
 
-import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -61,7 +60,7 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
         flags += ["--task-name", "rte"] if name == "glue" else []
     if recipe is train_span_parser.SpanParserRecipe:
         flags += ["--encoder", "name-on-the-hub"]
-    parsed = parse_arguments(recipe.argument_types(), flags, recipe.mappings)
+    parsed = parse_arguments(recipe.parts.values(), flags)
     return recipe, {key: value for part in parsed for key, value in vars(part).items()}
 
 
@@ -69,7 +68,7 @@ def test_the_table_of_architectures_says_what_the_recipes_are() -> None:
     assert set(ARCHITECTURES) == {name for name, recipe in RECIPES.items() if recipe not in FINE_TUNING_RECIPES}
     for program, rows in ARCHITECTURES.items():
         recipe = RECIPES[program]
-        arguments = recipe.argument_types()[0]
+        arguments = recipe.parts["model_arguments"]
         assert arguments.__dataclass_fields__["architecture"].default == next(iter(rows))
         for row in rows.values():
             tasks = {"treebank": issubclass(recipe, TreebankRecipe), "text": issubclass(recipe, TextRecipe)}
@@ -163,12 +162,3 @@ def test_published_values(name: str, processes: int, published: dict[str, Any], 
     _, values = parse(name, files)
     rows = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
     assert published.items() <= {**values, "batch": processes * rows}.items()
-
-
-def test_configurations_are_found_by_name_or_path(files: dict[str, str]) -> None:
-    types, path = GPSTRecipe.argument_types(), str(PACKAGE_FILES / "configs" / "gpst_small_owt.yaml")
-    flags = ("--output-dir", "x", "--config")
-    by_name, by_path = (
-        parse_arguments(types, [*flags, config], GPSTRecipe.mappings) for config in ("gpst_small_owt", path)
-    )
-    assert list(map(dataclasses.asdict, by_name)) == list(map(dataclasses.asdict, by_path))

@@ -342,14 +342,9 @@ def test_checkpoints_at_numbers_of_words(tmp_path: Path, capsys: pytest.CaptureF
         assert names_of(tmp_path / "cut") == ["step_2", "step_3", "step_4", "step_6"]
 
     # Where words were not counted from the beginning, their number is unknown.
-    settings = [
-        common.course_settings(run.arguments, GPSTConfig(), run.accelerator, words) for run in (cut, uncounted())
-    ]
+    uncounted, _ = make_run(Path("x"), max_train_steps=3, checkpointing_steps=1, checkpoints_total_limit=1)
+    settings = [common.course_settings(x.arguments, GPSTConfig(), x.accelerator, words) for x in (cut, uncounted)]
     assert settings[0] == {**settings[1], "keep_at_words": True}
-
-
-def uncounted() -> common.Run:
-    return make_run(Path("x"), max_train_steps=3, checkpointing_steps=1, checkpoints_total_limit=1)[0]
 
 
 def names_of(output_dir: Path) -> list[str]:

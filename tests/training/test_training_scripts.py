@@ -22,12 +22,15 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.files import write_json
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.training.arguments.contexts import DataArguments
+from hf_synlm.training.arguments.text import RecurrentModelArguments
+from hf_synlm.training.arguments.treebank import RNNGModelArguments
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import checkpoints, loop, samplers
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.programs import pretrain_gpst, train_pcfg, train_recurrent, train_rnng
 from hf_synlm.training.programs.prepare_text import prepare
-from hf_synlm.training.programs.pretrain_gpst import DataArguments, GPSTRecipe, collate_plain, load_contexts
+from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe, collate_plain, load_contexts
 from hf_synlm.training.tasks import finetuning
 from tests.helpers.training_runs import SMALL_GPST, TRAINING, run_here, sample_files
 
@@ -70,7 +73,7 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[
 
 
 def parse(*flags: str) -> tuple:
-    return run_arguments.parse_arguments(GPSTRecipe.argument_types(), flags, GPSTRecipe.mappings)
+    return run_arguments.parse_arguments(GPSTRecipe.parts.values(), flags)
 
 
 @pytest.mark.usefixtures("warm_verify")
@@ -88,8 +91,6 @@ def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_pat
     *_, last, end = results["stdout"].strip().splitlines()
     assert end.endswith(f"Next: synlm parse FILE --model {tmp_path / 'out' / 'model'}")
     assert last.startswith("validation loss") and "->" in last and "right" in last
-    saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
-    assert {"config.json", "model.safetensors", "modeling_gpst.py", "tokenizer.json", "README.md"} <= saved
     assert AutoConfig.from_pretrained(tmp_path / "out" / "model").text_style == "no-punctuation"
 
 
@@ -188,8 +189,8 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
         common.load_pretrained(LSTMForCausalLM, str(tmp_path / "nowhere"), None, tokenizer)
     for kind in (
         pretrain_gpst.GPSTModelArguments,
-        train_rnng.RNNGModelArguments,
-        train_recurrent.RecurrentModelArguments,
+        RNNGModelArguments,
+        RecurrentModelArguments,
         finetuning.ModelArguments,
     ):
         with pytest.raises(ValueError, match="nowhere"):
@@ -312,7 +313,7 @@ PCFG = train_pcfg.PCFGRecipe
         (RECURRENT, "--parsing-convention wsj", "parsing_convention is 'wsj'"),
         (RECURRENT, "--parse-sentences -1", "parse_sentences"),
         (PCFG, "--architecture gru", "architecture is 'gru'"),
-        (PCFG, "--curriculum-words 1", "curriculum_words is 1"),
+        (PCFG, "--curriculum-words 1", "curriculum_words is 1, .* Use 0 or at least 2"),
         (PCFG, "--curriculum-growth -1", "curriculum_growth"),
         (PCFG, "--max-sentence-words 0", "max_sentence_words"),
         (PCFG, "--bptt 9", "--bptt is not an option"),
@@ -320,7 +321,7 @@ PCFG = train_pcfg.PCFGRecipe
 )
 def test_bad_values_are_refused_before_work(recipe: type, flags: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run_arguments.parse_arguments(recipe.argument_types(), ["--output-dir", "x", *flags.split()], recipe.mappings)
+        run_arguments.parse_arguments(recipe.parts.values(), ["--output-dir", "x", *flags.split()])
 
 
 def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:

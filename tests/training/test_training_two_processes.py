@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from hf_synlm import PRPNForCausalLM
+from hf_synlm.training.arguments.text import StreamDataArguments
 from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.tasks import stream_batches, stream_evaluation
@@ -219,9 +220,7 @@ def test_processes_evaluate_the_saved_model(jobs: Jobs) -> None:
         PRPNForCausalLM.from_pretrained(folder / "model"),
         AutoTokenizer.from_pretrained(folder / "model"),
     )
-    data = stream_batches.StreamDataArguments(
-        [str(jobs.folder / "trees.train.txt")], [str(jobs.folder / "trees.valid.txt")]
-    )
+    data = StreamDataArguments([str(jobs.folder / "trees.train.txt")], [str(jobs.folder / "trees.valid.txt")])
     stream = stream_batches.load_stream(data, data.validation_files, tokenizer)
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(jobs.folder)))
     nats = stream_evaluation.evaluate_stream(accelerator, model, stream, 8, 20)

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from release.model_table import write_model_tables
+from release.model_table import COMMAND, PAGE, model_table, write_between
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -329,4 +329,4 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluate(name, checkpoint)
         write_card(name, checkpoint)
         pack(name)
-    write_model_tables(specifications)
+    write_between(PAGE, COMMAND, model_table(specifications))

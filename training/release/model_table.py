@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the minis, from the results in `model_cards/`, in README.md and docs/checkpoints.md.
+"""The table of the minis in README.md, from the results in `model_cards/`; the site shows it, too.
 
 `python training/make_checkpoints.py NAME` makes a row of it and writes it.
 """
@@ -15,7 +15,7 @@ from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
 from hf_synlm.hub.checkpoint import stored_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/checkpoints.md")
+PAGE = ROOT / "README.md"
 BEGIN, END = "<!-- begin of the table: {} -->\n", "<!-- end of the table -->\n"
 COMMAND = "python training/make_checkpoints.py NAME"
 HEAD = (
@@ -24,17 +24,17 @@ HEAD = (
 )  # fmt: skip
 
 
-def model_table(specifications: dict[str, dict[str, Any]], page: str) -> str:
-    """The table in Markdown of the minis that are measured; the README links their cards, which the site lacks."""
+def model_table(specifications: dict[str, dict[str, Any]]) -> str:
+    """The table in Markdown of the minis that are measured."""
     rows = [HEAD, ["---", *["---:"] * 2, "---", *["---:"] * 5]]
     for name, checkpoint in specifications.items():
         results = [ROOT / "model_cards" / name / "results" / f"{result}.json" for result in checkpoint["evaluations"]]
         if "in_short" in checkpoint and all(result.is_file() for result in results):
-            rows.append(_row(name, checkpoint, page == "README.md"))
+            rows.append(_row(name, checkpoint))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _row(name: str, checkpoint: dict[str, Any], is_linked: bool) -> list[str]:
+def _row(name: str, checkpoint: dict[str, Any]) -> list[str]:
     folder = ROOT / "model_cards" / name
     results = {stated: load_result(folder / "results" / f"{stated}.json") for stated in checkpoint["evaluations"]}
     parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
@@ -46,7 +46,7 @@ def _row(name: str, checkpoint: dict[str, Any], is_linked: bool) -> list[str]:
     of_task = {result.task: result for result in reversed(results.values())}  # the first of each task
     speed = of_task["perplexity"].scores["words"] / of_task["perplexity"].seconds
     return [
-        f"{f'[`{name}`](model_cards/{name}/README.md)' if is_linked else f'`{name}`'} ({name_of}{adapted})",
+        f"[`{name}`](model_cards/{name}/README.md) ({name_of}{adapted})",
         f"{parameters / 1e6:.1f} M{' and the backbone' * bool(adapted)}",
         f"{size / 1e6:.1f} MB",
         checkpoint["in_short"],
@@ -75,9 +75,3 @@ def write_between(page: Path, command: str, text: str) -> None:
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN.format(command))
     _, end, after = rest.partition(END)
     write_text(page, f"{before}{begin}\n{text}\n{end}{after}")
-
-
-def write_model_tables(specifications: dict[str, dict[str, Any]]) -> None:
-    """Write the table into both pages."""
-    for page in PAGES:
-        write_between(ROOT / page, COMMAND, model_table(specifications, page))

@@ -75,6 +75,7 @@ def read_pairs(
     bad_column: str = "sentence_bad",
     group_column: str | None = None,
     phenomenon_column: str | None = None,
+    keep_equal: bool = False,
     remedy: str = "Name the columns that have it (--good-column, --bad-column, --group-column).",
 ) -> list[MinimalPair]:
     """Read minimal pairs from TSV, CSV or JSON lines.
@@ -86,13 +87,14 @@ def read_pairs(
         bad_column: column of the others.
         group_column: column of what the pairs test; None = one group.
         phenomenon_column: column of groups of groups; None = there are none.
+        keep_equal: keep pairs of two equal sentences, which are ties.
         remedy: what to do about a column that is missing.
 
     Returns:
         The pairs in the order of the file.
 
     Raises:
-        ValueError: a missing column or value, an empty sentence, plain text.
+        ValueError: a missing column or value, an empty sentence, a sentence beside itself, plain text.
     """
     kind = file_format(path, kind)
     if kind == "txt":
@@ -107,7 +109,7 @@ def read_pairs(
         good, bad = row[good_column], row[bad_column]
         if not good.strip() or not bad.strip():
             raise ValueError(f"{path}: row {number} has an empty sentence")
-        if good.split() == bad.split():
+        if good.split() == bad.split() and not keep_equal:
             raise ValueError(f"{path}: row {number} has the same sentence twice, {good!r:.60}: leave it out")
         group = row[group_column] if group_column else "all"
         used = (good_column, bad_column, *groups)
@@ -135,9 +137,12 @@ def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
 
 
 def read_blimp(path: PathLike) -> list[MinimalPair]:
-    """Pairs of a file of BLiMP by `UID` and `linguistics_term`; as in the paper, s-selection is argument structure."""
+    """Pairs of a file of BLiMP by `UID` and `linguistics_term`; as in the paper, s-selection is argument structure.
+
+    Seven of its 67,000 pairs hold one sentence twice: they are kept, as in published scores.
+    """
     remedy = "Score files with other columns by `synlm evaluate pairs`, which names them."
-    pairs = read_pairs(path, group_column="UID", phenomenon_column="linguistics_term", remedy=remedy)
+    pairs = read_pairs(path, group_column="UID", phenomenon_column="linguistics_term", keep_equal=True, remedy=remedy)
     merged = {"s-selection": "argument_structure"}
     return [replace(pair, phenomenon=merged.get(pair.phenomenon or "", pair.phenomenon)) for pair in pairs]
 

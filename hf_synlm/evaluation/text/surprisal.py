@@ -519,7 +519,7 @@ def word_rows(number: int, item: TextItem, found: WordScores, unit: Unit, more: 
     measures = torch.stack([
         -found.log_probs / NATS[unit],
         -found.lexical / NATS[unit],
-        (found.lexical - found.log_probs) / NATS[unit],
+        (found.lexical - found.log_probs).clamp_min(0) / NATS[unit],  # rounding may leave -1e-7
         found.beam_entropy / NATS[unit],
         found.num_actions,
         found.stack_depth,

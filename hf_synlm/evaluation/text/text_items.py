@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ _REMEDIES = {
 
 
 _CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line end
+_UNSEEN = re.compile("[\x00\xad\u200b\u2060\ufeff]")  # soft hyphens, and spaces without width
+_NAMES = re.compile(r'"?\w+"?(?:([,;])"?\w+"?)(?:\1"?\w+"?)*')  # the header of a CSV file
 _READERS = frozenset("subject subject_id subj participant participant_id reader reader_id workerid".split())
 NUM_FIRST = 4096
 """How many texts of a file are read, and looked at, before the first is used."""
@@ -118,14 +121,19 @@ def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str,
     _, header = next(rows, (0, None))
     if header is None:
         raise ValueError(f"{path} is empty: the first line must name the columns")
-    if len(set(header)) < len(header):
+    header = [name.strip() for name in header]
+    named = list(filter(None, header))
+    if len(set(named)) < len(named):
         raise ValueError(f"{path}: the header {header} names a column twice")
     for number, fields in rows:
         if fields in ([], [""]):
             continue
         if len(fields) != len(header):
             raise ValueError(f"{path}:{number}: {len(fields)} fields, but the header names {len(header)}: {header}")
-        yield dict(zip(header, fields, strict=True))
+        cells = [(name, field) for name, field in zip(header, fields, strict=True) if name or field]
+        if len(cells) > len(named) + 1:
+            raise ValueError(f"{path}:{number}: {fields} has text in several columns without a name: name them")
+        yield dict(cells)  # spreadsheets write empty columns, without a name
 
 
 def _read_csv(path: PathLike, line_ends: bool) -> Iterator[tuple[int, list[str]]]:
@@ -255,7 +263,8 @@ def _items_of_lines(path: PathLike, is_text: bool, flag: str) -> Iterator[TextIt
     lines, document = read_lines(path), 0
     first = list(islice(lines, NUM_FIRST))
     if not is_text and (problem := describe_table(first)):
-        raise ValueError(f"{path} is read as plain text, but {problem}: say {flag} tsv, or {flag} txt if it is text")
+        what, kind = problem
+        raise ValueError(f"{path} is read as plain text, but {what}: say {flag} {kind}, or {flag} txt if it is text")
     for number, line in enumerate(chain(first, lines), 1):
         yield TextItem(str(number), line, document)
         document += not line.strip()
@@ -384,15 +393,19 @@ def _check_one_reader(path: PathLike, item: str, words: Sequence[WordRow]) -> No
             )
 
 
-def describe_table(lines: Iterable[str]) -> str | None:
-    """What tells that plain text is a table or CoNLL-U; None for text."""
+def describe_table(lines: Iterable[str]) -> tuple[str, str] | None:
+    """What tells that plain text is a table or CoNLL-U, and the format of such a table; None for text."""
     rows = [line for line in lines if line.strip() and not line.startswith("#")]
     tabs = {line.count("\t") for line in rows}
     if tabs == {9}:
-        return 'has ten columns, as CoNLL-U, whose sentences stand in its lines "# text = ..."'
+        return 'has ten columns, as CoNLL-U, whose sentences stand in its lines "# text = ..."', "tsv"
+    if len(rows) > 1 and (names := _NAMES.fullmatch(rows[0])):
+        number = rows[0].count(names[1])
+        if all(line.count(names[1]) >= number for line in rows):
+            return f"begins with the names of {number + 1} columns, as a table", "csv"
     if len(rows) < 2 or len(tabs) > 1 or tabs == {0} or rows[0].startswith("\t"):
         return None
-    return f"has {tabs.pop() + 1} columns, as a table"
+    return f"has {tabs.pop() + 1} columns, as a table", "tsv"
 
 
 def remarks_on(texts: Iterable[str]) -> list[str]:
@@ -404,9 +417,11 @@ def remarks_on(texts: Iterable[str]) -> list[str]:
         counts["single"] += len(words) == 1
         counts["long"] += len(words) > _LONG
         longest = max(longest, len(words))
-        counts["quoted"] += len(words) > 1 and text[0] == text[-1] == '"' and text.count('"') == 2
+        counts["quoted"] += len(words) > 1 and words[0][0] == words[-1][-1] == '"' and text.count('"') == 2
+        counts["unseen"] += bool(_UNSEEN.search(text))
         if not text.isascii():
             counts["controls"] += bool(_CONTROLS.search(text))
+            counts["unseen"] += len(unicodedata.normalize("NFC", text)) < len(text)
             unspaced = [number for word in words if (number := len(UNSPACED.findall(word)))]
             counts["unspaced words"] += len(unspaced)
             counts["unspaced characters"] += sum(unspaced)
@@ -419,6 +434,12 @@ def remarks_on(texts: Iterable[str]) -> list[str]:
         remarks.append(
             f"{counts['controls']} of {counts['texts']} texts have control characters (U+0080 to U+009F). In files of "
             "Windows these bytes are quotes and dashes: read it with --encoding cp1252"
+        )
+    if counts["unseen"]:
+        remarks.append(
+            f"{counts['unseen']} of {counts['texts']} texts have characters that nobody sees (soft hyphens, spaces "
+            "without width, NUL) or accents apart from their letters, and models know few such words: take them away, "
+            "or compose letters (Unicode NFC)"
         )
     if counts["quoted"]:
         remarks.append(

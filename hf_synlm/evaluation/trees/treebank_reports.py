@@ -159,6 +159,7 @@ def _over_runs(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
     if len(numbers) == 1:
         return dict(numbers[0])
     means = {name: statistics.fmean(each[name] for each in numbers) for name in numbers[0]}
+    means["num_sentences"] = numbers[0]["num_sentences"]
     return {**means, "f1_standard_deviation": statistics.stdev(each["f1"] for each in numbers)}
 
 

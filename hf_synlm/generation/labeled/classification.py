@@ -64,8 +64,9 @@ class TreeClassifierMixin:
         That search takes nearly all of the time, hundreds of times more than the rest: to classify a text often, keep
         the actions that `parse` of the language model returns, and pass them.
 
-        With `labels`, loss = classification loss + negative log-probability of texts and trees (RNNG: per action and
-        word; Tree LM: per token of the linearized tree), so that the model stays a language model.
+        With `labels`, loss = classification loss + `config.objective_weight` x negative log-probability of texts and
+        trees (RNNG: per action and word; Tree LM: per token of the linearized tree), so that the model stays a language
+        model. With weight 0 it does not: its search then finds worse trees.
 
         Args:
             input_ids: [B, T] token ids, one sentence per row.
@@ -92,14 +93,20 @@ class TreeClassifierMixin:
         if word_ends is None:
             given.word_ends = self.word_ends_of(input_ids)
         if actions is None:
-            given.trees = best_actions(self, input_ids, mask, given.word_ends)
+            given.trees = self.best_trees(input_ids, mask, given.word_ends)
         read = self.read_trees(given)
         logits = self.score(read.final)
         result = SyntacticClassifierOutput(logits=logits, hidden_states=read.hidden_states)
         if labels is not None:
             classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-            given.weights = dict.fromkeys(("action", "word"), 1 / read.num_items)
-            scores = read.score()
-            result.loss = classification + scores.loss
-            result.losses = {"classification": classification.detach(), **scores.losses}
+            result.loss, result.losses = classification, {"classification": classification.detach()}
+            if self.config.objective_weight:
+                given.weights = dict.fromkeys(("action", "word"), 1 / read.num_items)
+                scores = read.score()
+                result.loss = classification + self.config.objective_weight * scores.loss
+                result.losses |= scores.losses
         return result
+
+    def best_trees(self: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
+        """The actions [B, A] of the best trees that the search finds, as `forward` takes them."""
+        return best_actions(self, input_ids, mask, word_ends)

@@ -33,7 +33,9 @@ class GPSTClassifierMixin:
         loss_shares: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> SyntacticClassifierOutput:
-        """Classify texts; with `labels`, the loss is the classifier's plus the pretraining objective on the inputs.
+        """Classify texts.
+
+        With `labels`, loss = classification loss + `config.objective_weight` x pretraining objective on the inputs.
 
         Args:
             input_ids: [B, T] token ids, with SEP and CLS tokens.
@@ -61,12 +63,13 @@ class GPSTClassifierMixin:
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if sentence_ids is None:
             sentence_ids = self.sentence_ids(input_ids, mask)
+        with_objective = labels is not None and self.config.objective_weight > 0
         output = self.model(
             input_ids,
             sentence_ids=sentence_ids,
             word_ends=word_ends,
-            output_outside=labels is not None,
-            output_structure=labels is not None,
+            output_outside=with_objective,
+            output_structure=with_objective,
             output_spans=output_spans,
             return_dict=True,
             **kwargs,
@@ -82,13 +85,18 @@ class GPSTClassifierMixin:
         if labels is not None:
             classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
             classification = classification * share_of(loss_shares, "classification")
-            loss, losses, _ = self.heads.objective(self.config, weight_of(self.lm_head), output, input_ids, loss_shares)
-            result.loss = classification + loss
-            result.losses = {"classification": classification.detach(), **losses}
+            result.loss, result.losses = classification, {"classification": classification.detach()}
+        if with_objective:
+            vocabulary = weight_of(self.lm_head)
+            loss, losses, _ = self.heads.objective(self.config, vocabulary, output, input_ids, loss_shares)
+            result.loss = result.loss + self.config.objective_weight * loss
+            result.losses |= losses
         return result
 
     def count_loss_items(self: Any, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """Count the items over which each part of the loss is a mean, as `GPSTForCausalLM.count_loss_items` does."""
+        if not self.config.objective_weight:
+            return {"classification": len(input_ids)}
         sentence_ids = others.get("sentence_ids")
         if sentence_ids is None:
             mask = attended_tokens(self.config, input_ids, others.get("attention_mask"))

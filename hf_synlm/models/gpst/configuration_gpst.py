@@ -70,6 +70,7 @@ class GPSTConfig(SyntacticConfig):
         height_threshold: tree height below which a tree costs nothing.
         auto_encoding_loss_weight, height_loss_weight, parser_loss_weight, token_loss_weight, action_loss_weight:
             weights of the five parts.
+        objective_weight: weight of their sum beside the loss of a classifier; 0: it is not computed.
         document_end_token: documents end in `eos_token_id`, trained as a one-token sentence, and it ends
             generation. The authors never train one; without it `generate` stops at the length limit only.
     Dropout: embedding_dropout (the inputs of the type and of the token layers), residual_dropout, attention_dropout
@@ -133,6 +134,7 @@ class GPSTConfig(SyntacticConfig):
     parser_loss_weight: float | int = 1.0
     token_loss_weight: float | int = 0.5
     action_loss_weight: float | int = 1.0
+    objective_weight: float | int = 0
     document_end_token: bool = False
 
     embedding_dropout: float | int = 0.1
@@ -220,7 +222,7 @@ class GPSTConfig(SyntacticConfig):
         ).split()
         self.check_least(1, *at_least_one)
         weights = (name for name in vars(self) if name.endswith("_loss_weight"))
-        self.check_finite("merge_noise", "height_threshold", "initializer_range", *weights)
+        self.check_finite("merge_noise", "height_threshold", "initializer_range", "objective_weight", *weights)
         self.check_finite("split_temperature", "layer_norm_epsilon", positive=True)
         if self.intermediate_size is not None:
             self.check_least(1, "intermediate_size")

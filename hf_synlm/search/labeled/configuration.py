@@ -34,6 +34,8 @@ class LabeledTreeConfig(SyntacticConfig):
         loss_normalization: the summed loss is divided by the number of sentences ("batch"), by 1 ("sum"), by the number
             of actions ("action"; Tree LM: the mean over the tokens of the linearized tree, as in the paper), or of
             tokens ("token").
+        objective_weight: weight of the negative log-probability of texts and trees beside the loss of a classifier; 0:
+            it is not computed.
         scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
         action_beam_size: derivations kept after each action inside a word.
         fast_track_size: derivations that reach the next word although they are not among the best.
@@ -56,6 +58,7 @@ class LabeledTreeConfig(SyntacticConfig):
     nonterminals: list[str] | tuple[str, ...] | None = None
     subwords: bool = False
     loss_normalization: str = "batch"
+    objective_weight: float | int = 0
     scoring_num_beams: int = 10
     action_beam_size: int = 100
     fast_track_size: int = 1
@@ -88,6 +91,7 @@ class LabeledTreeConfig(SyntacticConfig):
         self.check_least(1, "scoring_num_beams", "action_beam_size", "max_open_nonterminals")
         self.check_least(0, "fast_track_size")
         self.check_dropout("dropout")
+        self.check_finite("objective_weight")
         self.check_choices(loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS)
         self.check_choices(search_order=(None, "steps", "best_first"))
         if self.search_slack is not None and not self.search_slack > 0:

@@ -7,24 +7,19 @@ import difflib
 import math
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from hf_synlm.data.arguments import (
-    ArgumentParser,
-    config_flags,
-    option,
-    read_config_file,
-    read_yaml,
-)
+from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml
 from hf_synlm.data.files import find_model, flag_of
 from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.training.architectures import ARCHITECTURES, Architecture
 
 DEFAULT_STEPS = 1000
 STEPS_BEFORE_PROFILE = 3  # the first ones compile and reserve memory; the profiler itself starts in the last of them
+MAPPINGS = ("config_overrides", "parse_options", "generation_options")
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
@@ -188,6 +183,11 @@ class ModelArguments:
         return ARCHITECTURES[self.program][self.architecture]
 
 
+def parts_of(model: type, data: type, arguments: type = TrainingArguments, **others: type) -> dict[str, type]:
+    """Arguments of a recipe, by the attribute that holds them, in the order of the help."""
+    return {"model_arguments": model, "data": data, **others, "arguments": arguments}
+
+
 # ---------------------------------------------------------------------------------------------- checks
 def _number_of_words(text: str) -> int:
     """The number that 500K, 1.5M or 2000000 means."""
@@ -279,22 +279,21 @@ def names_config(argv: Sequence[str]) -> bool:
 
 
 def parse_arguments(
-    types: Sequence[type],
+    types: Iterable[type],
     argv: Sequence[str] | None = None,
-    mappings: Sequence[str] = (),
     description: str | None = None,
 ) -> tuple[Any, ...]:
     """Read one instance of each dataclass from `--config` and from flags; flags win.
 
-    `argv` is the command line without the program name (default: the process's). A field named in `mappings` arrives as
+    `argv` is the command line without the program name (default: the process's). A field of MAPPINGS arrives as
     a dict: the file's mapping, updated key by key with the flag's, which has the form of `read_mapping`. Keys and flags
     that no dataclass has are refused.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    types, argv = list(types), list(sys.argv[1:] if argv is None else argv)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     known, rest = first.parse_known_args(argv)
-    parser = ArgumentParser(list(types), allow_abbrev=False, description=description)
+    parser = ArgumentParser(types, allow_abbrev=False, description=description)
     parser.add_argument(
         "--config",
         help="YAML or JSON file with values for any of the arguments, or the name of a shipped configuration such as "
@@ -314,7 +313,7 @@ def parse_arguments(
     for arguments in parsed:
         for f in dataclasses.fields(arguments):
             value = getattr(arguments, f.name)
-            if f.name in mappings:
+            if f.name in MAPPINGS:
                 given = read_mapping(value, f.name) if isinstance(value, str) else {}
                 setattr(arguments, f.name, {**(values.get(f.name) or {}), **given})
             elif isinstance(values.get(f.name), dict):

@@ -7,7 +7,7 @@ A program subclasses `Recipe` and calls `run_recipe` (`runner.py`) in its `main`
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_type_hints
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from accelerate import Accelerator
@@ -42,8 +42,7 @@ class Recipe(ABC):
 
     Fields:
         program: name of the module; also of the run in the trackers.
-        parts: names of the attributes that hold the arguments; their annotations are dataclasses, `arguments` is last.
-        mappings: names of arguments that hold mappings (see `parse_arguments`).
+        parts: dataclasses of the arguments, by the name of the attribute that holds them; `arguments` is last.
         repeated: names of arguments, divided by spaces, that a resumed run must repeat.
         needs_whole: what FSDP does not allow, because it needs the whole model; empty: nothing.
         num_optimizers: float16 allows one only.
@@ -54,8 +53,7 @@ class Recipe(ABC):
     """
 
     program: ClassVar[str]
-    parts: ClassVar[tuple[str, ...]]
-    mappings: ClassVar[tuple[str, ...]] = ("config_overrides",)
+    parts: ClassVar[Mapping[str, type]]
     repeated: ClassVar[str] = ""
     needs_whole: ClassVar[str] = ""
     num_optimizers: ClassVar[int] = 1
@@ -73,12 +71,6 @@ class Recipe(ABC):
         self.accelerator = accelerator
         for name, value in zip(self.parts, arguments, strict=True):
             setattr(self, name, value)
-
-    @classmethod
-    def argument_types(cls) -> list[type]:
-        """The dataclasses of `parts`."""
-        types = get_type_hints(cls)
-        return [types[name] for name in cls.parts]
 
     @classmethod
     def default_config(cls, device: str, *arguments: Any) -> str | None:

@@ -23,6 +23,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 
 from hf_synlm.data.files import release_outputs, write_json
+from hf_synlm.data.text import plural
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.training.engine.arguments import TrainingArguments, list_configs, names_config, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
@@ -35,14 +36,14 @@ from hf_synlm.training.engine.run import Run, TrainingState, course_settings, en
 PACKAGE = Path(__file__).parents[2]
 
 
-def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> None:
+def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None, parsed: Any = None) -> None:
     """Run a training program; `argv` is the command line without the program name (default: the process's).
 
-    Errors of the user are told as `tells_errors` says. After SIGTERM or SIGINT the process saves a checkpoint and exits
-    with status 0.
+    `parsed` are the arguments, where the command line has been read. Errors of the user are told as `tells_errors`
+    says. After SIGTERM or SIGINT the process saves a checkpoint and exits with status 0.
     """
     with tells_errors(argv):
-        _run(recipe_type, argv)
+        _run(recipe_type, argv, parsed)
 
 
 @contextmanager
@@ -69,20 +70,20 @@ def _is_user_error(error: Exception) -> bool:
     return not isinstance(error, ValueError) or raised_in.is_relative_to(PACKAGE)
 
 
-def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
+def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> None:
     """Run the program; errors are raised."""
     started = time.monotonic()
     description = (inspect.getdoc(recipe_type) or "").partition("\n")[0]
     words = list(sys.argv[1:] if argv is None else argv)
     if list_configs(recipe_type.program, words):
         return
-    parse = partial(parse_arguments, recipe_type.argument_types())
-    parsed = parse(words, recipe_type.mappings, description)
+    parse = partial(parse_arguments, recipe_type.parts.values(), description=description)
+    parsed = parsed or parse(words)
     accelerator = make_accelerator(parsed[-1])
     chosen = None if names_config(words) else recipe_type.default_config(accelerator.device.type, *parsed)
     if chosen is not None:
         accelerator.print(f"no --config: {chosen} is used, for this device and text. --list-configs shows others.")
-        parsed = parse(["--config", chosen, *words], recipe_type.mappings, description)
+        parsed = parse(["--config", chosen, *words])
     *others, arguments = parsed
     recipe = recipe_type(accelerator, *parsed)
     recipe.check()
@@ -94,7 +95,7 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
     if recipe.text_style and getattr(model.config, "text_style", None) is None and "text_style" not in overrides:
         model.config.text_style = recipe.text_style
     recipe.settle_steps()
-    accelerator.print(f"{arguments.num_steps:,} steps")
+    accelerator.print(plural(arguments.num_steps, "step"))
     accelerator.print(
         f"model: {type(model).__name__}, {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}"
     )

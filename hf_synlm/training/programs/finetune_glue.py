@@ -5,11 +5,14 @@
         --model-name-or-path runs/gpst_small_owt/model --output-dir runs/rte
 
 The input layout is that of the paper, `a <CLS>` or `a <SEP> b <CLS>`. For GPST, SEP and CLS are separate sentences. A
-tokenizer with its own layout for pairs (BERT) keeps it. GPST and RNNG minimise the classifier's loss plus their own
-objective on the inputs. The final model is the one with the best validation score.
+tokenizer with its own layout for pairs (BERT) keeps it. `--objective-weight` adds the own objective of GPST, RNNG and
+Tree LM to the classifier's loss. RNNG and Tree LM read trees that the pretrained model finds before training. The final
+model is the one with the best validation score.
 Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.1 and A.3.
 """
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from datasets import Dataset
 from torch import nn
 from torch.nn import functional as F
@@ -31,11 +34,10 @@ from transformers import (
 
 from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
-from hf_synlm.data.arguments import option
 from hf_synlm.data.text import plural
 from hf_synlm.data.tokenizers import add_classification_template
 from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, check_labels, glue_task, main_score, task_scores
-from hf_synlm.training.engine.arguments import check_minimum
+from hf_synlm.training.arguments.finetuning import COMMAND_LINES, GLUE_DATASET, GlueArguments, name_split
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.runner import run_recipe
@@ -47,72 +49,17 @@ from hf_synlm.training.tasks.example_tables import (
     describe_table,
     encode_table,
     load_table,
-    name_split,
 )
-from hf_synlm.training.tasks.finetuning import FineTuning, load_model, read_config, read_tokenizer
+from hf_synlm.training.tasks.finetuning import FineTuning, load_model, read_config, read_tokenizer, takes
+from hf_synlm.trees.codecs import pad_rows
 
-GLUE_DATASET = "nyu-mll/glue"
 LABEL = "label"
+_MISSING = ("na", "n/a", "nan", "none", "null")
 # Columns of published data sets, tried in this order where none are named.
 _KNOWN_COLUMNS = (
     *dict.fromkeys(task.text_columns for task in GLUE_TASKS.values() if len(task.text_columns) == 2),
     *(("text_a", "text_b"), ("text1", "text2"), ("question", "passage"), ("sentence",), ("text",)),
 )
-
-
-@dataclass
-class GlueArguments:
-    """The task and its files."""
-
-    task_name: str | None = option(
-        None, "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
-    )
-    train_file: str | None = option(
-        None, "json(l), csv, tsv or parquet file with the columns of the task and `label`; default: from the Hub."
-    )
-    validation_file: str | None = option(None, "Validation file of the same form; for MNLI, the matched part.")
-    validation_mismatched_file: str | None = option(None, "For MNLI, the mismatched validation file.")
-    text_columns: list[str] = option([], "One or two columns of text; default: those of the task, or known ones.")
-    dataset_name: str | None = option(
-        None, "Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
-    )
-    dataset_config_name: str | None = option(None, "Configuration of the data set; default: task_name.")
-    max_length: int = option(
-        128, "Longest input in tokens, at most the positions of the model; the longer text of a pair is cut."
-    )
-    max_train_tokens: int | None = option(
-        None,
-        "Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI and QNLI).",
-    )
-    pad_to_max_length: bool = option(False, "Pad all batches to max_length.")
-    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
-    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
-    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
-
-    def __post_init__(self):
-        """Check the values."""
-        if self.task_name is not None:
-            self.task_name = glue_task(self.task_name).name
-        if self.dataset_name is not None and self.train_file is not None:
-            raise ValueError("dataset_name and train_file are both given. Choose one source of examples.")
-        if (self.train_file is None) != (self.validation_file is None):
-            raise ValueError("train_file and validation_file belong together. Pass both or none.")
-        if self.task_name is None and self.train_file is None and self.dataset_name is None:
-            raise ValueError("No training data are given. Pass --task-name, --train-file or --dataset-name.")
-        if self.validation_mismatched_file is not None and self.task_name != "mnli":
-            raise ValueError("validation_mismatched_file belongs to task_name mnli only.")
-        if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
-            raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file too.")
-        if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
-            raise ValueError("text_columns names one or two columns of a table of your own. Leave it out.")
-        if self.max_length < 4:
-            raise ValueError(f"max_length is {self.max_length}, but a pair and its two marks need at least 4.")
-        check_minimum(self, 1, "max_train_tokens max_train_samples max_eval_samples")
-
-    def describe(self) -> str:
-        """One sentence for the model card."""
-        source = Path(self.train_file).name if self.train_file else self.dataset_name or GLUE_DATASET
-        return f"{source}{'' if self.task_name is None else f', task {self.task_name}'}."
 
 
 # ---------------------------------------------------------------------------------------------- examples
@@ -165,6 +112,8 @@ def infer_task(table: Dataset, source: str, named: Sequence[str] = ()) -> TextTa
         if wrong is not None:
             raise ValueError(f"{source}: unusable label {wrong!r}. Number the classes from 0, or give their names.")
         names = [str(number) for number in range(max(values, default=0) + 1)]
+    if all(re.fullmatch(r"-?\d+,\d+", name) for name in names):
+        raise ValueError(f"{source}: labels such as {names[0]!r} are numbers with a comma. Write a point instead.")
     if len(names) < 2:
         raise ValueError(f"{source}: all labels are {names}. A classifier needs at least two classes.")
     return TextTask("custom", texts, tuple(names))
@@ -186,11 +135,16 @@ def _text_columns(table: Dataset, source: str) -> tuple[str, ...]:
 
 
 def label_values(table: Dataset) -> list[Any]:
-    """The labels; numbers in text are numbers, whole ones if all are, and truth values are "false" and "true"."""
+    """The labels; numbers in text are numbers, whole ones if all are, and truth values are "false" and "true".
+
+    Beside numbers, "NA" and the like is no label.
+    """
     values = [str(value).lower() if isinstance(value, bool) else value for value in table[LABEL]]
-    values = [None if value == "" else value for value in values]
+    values = [(value.strip() or None) if isinstance(value, str) else value for value in values]
     numbers = [_as_number(value) for value in values]
-    if any(number is None for value, number in zip(values, numbers, strict=True) if value is not None):
+    kinds = {str(value): number for value, number in zip(values, numbers, strict=True) if value is not None}
+    texts = [name for name, number in kinds.items() if number is None]
+    if len(texts) == len(kinds) or any(name.lower() not in _MISSING for name in texts):
         return values
     if all(number is None or number.is_integer() for number in numbers):
         return [None if number is None else int(number) for number in numbers]
@@ -199,7 +153,7 @@ def label_values(table: Dataset) -> list[Any]:
 
 def _as_number(value: Any) -> float | None:
     try:
-        return float(value)
+        return float(value) if math.isfinite(float(value)) else None
     except (TypeError, ValueError):
         return None
 
@@ -264,11 +218,24 @@ def encode_batch(
     return {name: [values[index] for index in kept] for name, values in encoded.items()}
 
 
+class TreeCollator(DataCollatorWithPadding):
+    """Pads `actions`, where examples have them, beside what the tokenizer pads."""
+
+    def __call__(self, features: list[dict[str, Any]]) -> Any:
+        """A batch of examples."""
+        trees = [row.pop("actions") for row in features if "actions" in row]
+        batch = super().__call__(features)
+        if trees:
+            batch["actions"] = pad_rows(trees, 0)
+        return batch
+
+
 # ---------------------------------------------------------------------------------------------- the run
 class GlueRecipe(FineTuning):
     """A classifier, or a regression, of one or two texts."""
 
     program = "finetune_glue"
+    parts = COMMAND_LINES[program]
     task = "text-classification"
     data: GlueArguments
     held_out: dict[str, ExampleDataset]
@@ -305,11 +272,29 @@ class GlueRecipe(FineTuning):
         self.say_unknown_tokens()
         self.tokenizer.padding_side = "right"
         self.width = data.max_length if data.pad_to_max_length else None
-        self.collate = DataCollatorWithPadding(self.tokenizer, "max_length" if self.width else True, self.width)
+        self.collate = TreeCollator(self.tokenizer, "max_length" if self.width else True, self.width)
+        if takes(model, "actions"):
+            self.examples = self._with_trees(model, self.examples, "training")
+            self.held_out = {name: self._with_trees(model, part, name) for name, part in self.held_out.items()}
+        if getattr(model.config, "objective_weight", None) == 0:  # no gradient reaches the heads of the objective
+            accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
         return model
 
+    def _with_trees(self, model: PreTrainedModel, examples: ExampleDataset, name: str) -> ExampleDataset:
+        """The examples with `actions`, trees that the pretrained model finds; the processes share the rows."""
+        model.to(self.accelerator.device)
+
+        def search(rows: list[int]) -> list[np.ndarray]:
+            batch = to_device(self.collate([examples[row] for row in rows]), self.accelerator.device)
+            ids, mask = batch["input_ids"], batch["attention_mask"].bool()
+            return [row[row != 0] for row in model.best_trees(ids, mask, model.word_ends_of(ids)).cpu().numpy()]
+
+        batch_size = self.arguments.per_device_eval_batch_size
+        trees = map_rows(self.accelerator, examples.lengths, batch_size, search, f"searching trees, {name}")
+        return ExampleDataset(examples.table.with_format(None).add_column("actions", trees))
+
     def _load_classifier(self) -> PreTrainedModel:
-        task, arguments = self.text_task, self.model_arguments
+        task, arguments, weight = self.text_task, self.model_arguments, self.data.objective_weight
         names = list(task.labels) or ["score"]
         config = read_config(
             arguments,
@@ -317,7 +302,12 @@ class GlueRecipe(FineTuning):
             id2label=dict(enumerate(names)),
             label2id={name: index for index, name in enumerate(names)},
             problem_type="regression" if task.is_regression else "single_label_classification",
+            **({} if weight is None else {"objective_weight": weight}),
         )
+        if weight is not None and not hasattr(type(config), "objective_weight"):
+            raise ValueError(
+                f"--objective-weight is {weight}, but {config.model_type} has no objective of its own. Leave it out."
+            )
         positions = position_limit(config) or self.data.max_length
         self.data.max_length = min(self.data.max_length, positions)
         self.accelerator.print(f"inputs have at most {plural(self.data.max_length, 'token')}")
@@ -325,6 +315,10 @@ class GlueRecipe(FineTuning):
         add_classification_template(self.tokenizer)
         self.tokenizer.model_max_length = self.data.max_length
         return load_model(AutoModelForSequenceClassification, arguments, config, self.tokenizer)
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """The classification loss comes first."""
+        return dict(sorted(means.items(), key=lambda item: item[0] != "classification"))
 
     def fingerprints(self) -> tuple[str, list[str]]:
         """Of all examples."""
@@ -375,6 +369,11 @@ class GlueRecipe(FineTuning):
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Scores of the best model under `eval_` names, as in transformers' own scripts."""
         best = next(item for item in run.state.notes["evaluations"] if item["step"] == step)
+        if "actions" in self.examples.table.column_names:  # users of the model have no trees of the pretrained one
+            self.accelerator.print("with the trees that the model itself finds:")
+            tables = {name: part.table.remove_columns("actions") for name, part in self.held_out.items()}
+            self.held_out = {name: ExampleDataset(table) for name, table in tables.items()}
+            best.update(self.evaluate(run.model, step))
         evaluated = {f"eval_{name}": value for name, value in _flat_scores(best).items()}
         return {**super().final_results(run, step), "task": self.text_task.name, **evaluated}
 

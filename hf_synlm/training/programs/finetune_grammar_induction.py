@@ -10,34 +10,19 @@ trees. The final model is the one with the best F1 on the validation trees.
 Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), section 4.3.
 """
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from datasets import Dataset
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_contexts, encode_words
-from hf_synlm.data.files import flag_of
-from hf_synlm.data.punctuation import is_punctuation
-from hf_synlm.data.samples import EMBEDDED, resolve_embedded
-from hf_synlm.data.text import plural, read_lines
-from hf_synlm.evaluation.results import describe_files
-from hf_synlm.evaluation.trees.gold_treebank import (
-    Treebank,
-    load_treebank,
-    score_baselines,
-    score_numbers,
-    score_table,
-    score_trees,
-)
-from hf_synlm.evaluation.trees.parsing import ParsingScores, resolve_convention
-from hf_synlm.training.engine.arguments import check_minimum
+from hf_synlm.data.text import plural
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_numbers, score_table, score_trees
+from hf_synlm.evaluation.trees.parsing import ParsingScores
+from hf_synlm.training.arguments.finetuning import COMMAND_LINES, InductionArguments
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.runner import run_recipe
@@ -50,102 +35,7 @@ from hf_synlm.training.tasks.finetuning import (
     read_config,
     read_tokenizer,
 )
-from hf_synlm.training.tasks.sentence_files import check_files
 from hf_synlm.training.tasks.tree_evaluation import parse_together
-
-# Tree type -> (its name in tables, options of `parse`); `num_beams` is filled in.
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "inside": ("inside", {"method": "inside"}),
-    "generative": ("left to right", {"num_beams": 0}),
-    "generative_nosync": ("left to right w/o sync", {"num_beams": 0, "synchronous": False}),
-    "parser": ("merges of the parser", {"method": "merge_order"}),
-}
-
-
-@dataclass
-class InductionArguments:
-    """Sentences to train on, treebanks to evaluate on, and which trees are scored."""
-
-    train_trees: list[str] = option(
-        [], "Treebank files whose words are trained on, or 'embedded', which is the default if no file is named."
-    )
-    train_files: list[str] = option([], "Text files: one sentence per line, words separated by white space.")
-    validation_trees: str = option("", "Treebank file that chooses the best model, or 'embedded'.")
-    test_trees: str = option("", "Treebank file of the final scores, or 'embedded'.")
-    punctuation: Literal["remove", "ignore", "keep"] = option(
-        "remove", "Remove it before training and parsing (paper), ignore it in the score only, or keep it."
-    )
-    lowercase: bool = option(True, "Lower-case all words, as in the paper.")
-    max_sentence_tokens: int | None = option(None, "Leave longer training sentences out.")
-    max_tree_sentences: int | None = option(None, "Read only this many trees of a treebank.")
-    max_tree_words: int | None = option(None, "Leave longer sentences out of the scored treebanks (WSJ10: 10).")
-    methods: list[str] = option(list(METHODS), f"Tree types to score at the end: {', '.join(METHODS)}.")
-    selection_method: str = option(
-        "inside", "Tree type scored during training; its sentence F1 chooses the best model."
-    )
-    search_num_beams: int = option(20, "Beam of left-to-right parsing.")
-
-    def __post_init__(self):
-        """Resolve the names of the embedded treebanks and check the values."""
-        if not any((self.train_trees, self.train_files, self.validation_trees, self.test_trees)):
-            self.train_trees, self.validation_trees, self.test_trees = [EMBEDDED], EMBEDDED, EMBEDDED
-        if not self.train_trees and not self.train_files:
-            raise ValueError("No training sentences are named. Pass --train-trees or --train-files.")
-        for name in ("validation_trees", "test_trees"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is not set. Pass {flag_of(name)} with a treebank, or 'embedded'.")
-        self.train_trees = [resolve_embedded(name, "trees.train.txt") for name in self.train_trees]
-        self.validation_trees = resolve_embedded(self.validation_trees, "trees.valid.txt")
-        self.test_trees = resolve_embedded(self.test_trees, "trees.test.txt")
-        check_files(*self.train_trees, *self.train_files, self.validation_trees, self.test_trees)
-        for name in (*self.methods, self.selection_method):
-            if name not in METHODS:
-                raise ValueError(f"Unknown tree type {name!r}. Choose among {', '.join(METHODS)}.")
-        check_minimum(self, 1, "search_num_beams max_sentence_tokens max_tree_sentences max_tree_words")
-
-    def method(self, name: str) -> tuple[str, dict[str, Any]]:
-        """Name of the tree type `name` in tables, and its options of `parse`."""
-        label, options = METHODS[name]
-        if "num_beams" not in options:
-            return label, options
-        return f"{label} (beam {self.search_num_beams})", {**options, "num_beams": self.search_num_beams}
-
-    def treebank(self, path: str) -> Treebank:
-        """The treebank at `path`, as it is trained on and scored."""
-        treebank = load_treebank(path, self.punctuation, self.max_tree_sentences)
-        if self.max_tree_words is not None:
-            short = resolve_convention("gpst", max_length=self.max_tree_words)
-            treebank = treebank.select(treebank.numbers_scored(short))
-        if not self.lowercase:
-            return treebank
-        sentences = [
-            dataclasses.replace(sentence, words=tuple(map(str.lower, sentence.words)))
-            for sentence in treebank.sentences
-        ]
-        return dataclasses.replace(treebank, sentences=sentences, convention=f"{treebank.convention}; lower case")
-
-    def sentences(self) -> Iterator[list[str]]:
-        """Words of the training sentences."""
-        for path in self.train_trees:
-            yield from dataclasses.replace(self, max_tree_sentences=None, max_tree_words=None).treebank(path).words
-        for path in self.train_files:
-            for line in read_lines(path):
-                words = line.lower().split() if self.lowercase else line.split()
-                if self.punctuation == "remove":
-                    words = [word for word in words if not is_punctuation(word)]
-                if words:
-                    yield words
-
-    def describe_sources(self) -> list[dict[str, Any]]:
-        """Role, path, size and checksum of every file."""
-        files = {name: getattr(self, name) for name in ("train_trees", "train_files")}
-        files |= {name: [getattr(self, name)] for name in ("validation_trees", "test_trees")}
-        return [{"role": role, **found} for role, paths in files.items() for found in describe_files(paths)]
-
-    def describe(self) -> str:
-        """One sentence for the model card."""
-        names = [*(f"the words of {Path(path).name}" for path in self.train_trees), *map(str, self.train_files)]
-        return f"{', '.join(names)}; no trees. The best model was chosen on the trees of {self.validation_trees}."
 
 
 # ---------------------------------------------------------------------------------------------- examples
@@ -163,6 +53,7 @@ class InductionRecipe(FineTuning):
     """GPST on single sentences; the trees that it induces are scored."""
 
     program = "finetune_grammar_induction"
+    parts = COMMAND_LINES[program]
     data: InductionArguments
     treebanks: dict[str, Treebank]
     held_out: ExampleDataset

@@ -23,15 +23,20 @@ from accelerate import Accelerator
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.module_tools import evaluation_mode
-from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
 from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.data.text import plural, split_sentences
 from hf_synlm.evaluation.suites.rouge import rouge_scores
-from hf_synlm.training.engine.arguments import check_minimum
+from hf_synlm.training.arguments.finetuning import (
+    COMMAND_LINES,
+    SUMMARY_COLUMNS,
+    TEXT_COLUMNS,
+    DecodingArguments,
+    SummaryArguments,
+)
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.runner import run_recipe
@@ -44,7 +49,6 @@ from hf_synlm.training.tasks.example_tables import (
     describe_table,
     encode_table,
     load_table,
-    name_split,
 )
 from hf_synlm.training.tasks.finetuning import (
     FineTuning,
@@ -56,98 +60,6 @@ from hf_synlm.training.tasks.finetuning import (
     takes,
 )
 from hf_synlm.trees.codecs import pad_inputs
-
-# Columns of the published data sets, tried in this order where none are named.
-TEXT_COLUMNS = ("document", "article", "text")
-SUMMARY_COLUMNS = ("summary", "highlights")
-
-
-@dataclass
-class SummaryArguments:
-    """Documents and summaries, and how they become contexts."""
-
-    dataset_name: str | None = option(None, "Data set of the Hub, or a folder.")
-    dataset_config_name: str | None = option(None, "Configuration of the data set, such as 3.0.0.")
-    train_file: str | None = option(
-        None, "json(l), csv, tsv or parquet file, which replaces the data set (of a --config)."
-    )
-    validation_file: str | None = option(None, "Validation file of the same form.")
-    test_file: str | None = option(None, "File that the final model summarizes; default: the validation file.")
-    text_column: str | None = option(None, f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}.")
-    summary_column: str | None = option(
-        None,
-        f"Column of the summaries (a text, or a list of references); default: one of {', '.join(SUMMARY_COLUMNS)}.",
-    )
-    max_source_length: int = option(900, "Documents are cut to this many tokens.")
-    max_target_length: int = option(100, "Summaries are cut to this many tokens in training.")
-    prompt: str = option("Summary:", "Text between document and summary.")
-    end_token: bool = option(True, "End summaries with the end token, which then ends generation.")
-    summary_loss_only: bool = option(
-        False, "No token loss on document and prompt. (The authors train on all; GPST's other losses always do.)"
-    )
-    language: str = option("en", "Language of the sentence splitting (ISO 639).")
-    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
-    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
-    max_predict_samples: int | None = option(None, "Number of test rows to use; default: all.")
-    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
-
-    def __post_init__(self):
-        """Check the values."""
-        if self.train_file is None and self.dataset_name is None:
-            raise ValueError("Training data are missing. Pass --dataset-name, or --train-file and --validation-file.")
-        if self.train_file is not None and self.validation_file is None:
-            raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
-        if self.train_file is not None:
-            self.dataset_name = self.dataset_config_name = None
-        check_minimum(self, 1, "max_source_length max_target_length")
-        check_minimum(self, 1, "max_train_samples max_eval_samples max_predict_samples")
-        if not self.prompt.strip():
-            raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
-
-    def file(self, part: str) -> str | None:
-        """File of `train`, `validation` or `test`; `None`: the split of the data set."""
-        if part == "test" and self.test_file is None and self.dataset_name is None:
-            return self.validation_file
-        return {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}[part]
-
-    def source(self, part: str) -> str:
-        """File, or data set, configuration and split of `part`."""
-        return self.file(part) or name_split(self.dataset_name, self.dataset_config_name, part)
-
-    def describe(self) -> str:
-        """One sentence for the model card."""
-        return f"{self.dataset_name or Path(str(self.train_file)).name}, documents with summaries."
-
-
-@dataclass
-class DecodingArguments:
-    """How summaries are generated, and when."""
-
-    generation_options: str | None = option(
-        None,
-        "Options of `generate`: key=value,key=value or a JSON object, in a config file a mapping. Default, as in "
-        "the paper: do_sample=true,top_k=2; for GPST do_sample=true,num_beams=2,top_k=0 (word-synchronous search "
-        "that draws one of two hypotheses at every word). The paper's baseline w/o sync: "
-        "num_beams=2,synchronous=false.",
-    )
-    max_new_tokens: int | None = option(None, "Longest summary in tokens; default: max_target_length.")
-    num_validation_summaries: int = option(
-        0, "Summaries generated at each evaluation; the best ROUGE selects the model. With 0, the lowest loss does."
-    )
-    use_stemmer: bool = option(False, "ROUGE on stemmed words. The authors do not stem.")
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "max_new_tokens")
-        check_minimum(self, 0, "num_validation_summaries")
-
-    def options(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """Options of `generate`: those given, or the paper's for the model of `config`."""
-        if self.generation_options:
-            return dict(self.generation_options)  # type: ignore[arg-type]  # a mapping, once the command line is parsed
-        if config.model_type == "gpst":
-            return {"do_sample": True, "num_beams": 2, "top_k": 0}
-        return {"do_sample": True, "top_k": 2}
 
 
 # ---------------------------------------------------------------------------------------------- examples
@@ -312,8 +224,7 @@ class SummarizationRecipe(FineTuning):
     """A language model of documents that end with their summaries."""
 
     program = "finetune_summarization"
-    parts = ("model_arguments", "data", "decoding", "arguments")
-    mappings = ("config_overrides", "generation_options")
+    parts = COMMAND_LINES[program]
     data: SummaryArguments
     decoding: DecodingArguments
     collate: ContextCollator

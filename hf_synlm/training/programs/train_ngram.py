@@ -10,36 +10,20 @@ inside sentences. `output_dir` is a model of transformers with exact next-token 
 
 import math
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_synlm.data.arguments import option
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.evaluation.text.ngram import NGramForCausalLM
-from hf_synlm.training.engine.arguments import check_minimum, parse_arguments
+from hf_synlm.training.arguments.contexts import NGramArguments
+from hf_synlm.training.engine.arguments import parse_arguments
 from hf_synlm.training.engine.runner import tells_errors
-from hf_synlm.training.programs.prepare_text import CorpusArguments, prepare
-
-
-@dataclass(kw_only=True)
-class NGramArguments(CorpusArguments):
-    """The text, and the longest n-grams."""
-
-    output_dir: str = option(MISSING, "Folder for the model; the prepared text lies in its folder 'text'.")
-    order: int = option(3, "Tokens of the longest n-grams, 2 to 5.")
-    max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
-
-    def __post_init__(self):
-        """Check the values."""
-        super().__post_init__()
-        check_minimum(self, 1, "max_sentence_tokens")
-        if not 2 <= self.order <= 5:
-            raise ValueError(f"order must be from 2 to 5 and is {self.order}.")
+from hf_synlm.training.programs.prepare_text import prepare
 
 
 def read_sentences(corpus: PreparedCorpus, begin_id: int, end_id: int, longest: int | None) -> tuple[Tensor, Tensor]:
@@ -86,10 +70,10 @@ def run(arguments: NGramArguments) -> None:
     print(f"validation: perplexity of a token {value:.2f}, ends of sentences counted")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the program with a command line (default: the process's)."""
+def main(argv: Sequence[str] | None = None, parsed: Any = None) -> None:
+    """Run the program with a command line (default: the process's), or with its arguments, `parsed`."""
     with tells_errors(argv):
-        run(*parse_arguments((NGramArguments,), argv, description="Count the n-grams of a text."))
+        run(*(parsed or parse_arguments((NGramArguments,), argv, description="Count the n-grams of a text.")))
 
 
 if __name__ == "__main__":

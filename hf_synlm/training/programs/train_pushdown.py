@@ -8,30 +8,19 @@ be compared. The trees are binarized to the right. Paper: Murty et al., "Pushdow
 in Transformer Language Models" (EMNLP 2023).
 """
 
-from dataclasses import dataclass
 from functools import partial
 
-from hf_synlm.data.arguments import option
-from hf_synlm.training.engine.arguments import ModelArguments
+from hf_synlm.training.arguments.treebank import COMMAND_LINES
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
-
-
-@dataclass
-class PushdownModelArguments(ModelArguments):
-    """Pushdown Layers."""
-
-    program = "train_pushdown"
-
-    architecture: str = option("pushdown", "'pushdown'.")
 
 
 class PushdownRecipe(GrammarRecipe):
     """Train Pushdown Layers on gold trees by teacher forcing; keep the best validation likelihood."""
 
     program = "train_pushdown"
+    parts = COMMAND_LINES[program]
     special_tokens = ("eos_token",)
-    model_arguments: PushdownModelArguments
 
     def check(self) -> None:
         """Refuse beams of actions, too."""

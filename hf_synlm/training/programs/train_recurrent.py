@@ -9,15 +9,18 @@ is the one with the best validation likelihood. Papers: Shen et al. (ICLR 2019),
 (EMNLP 2019), Shen et al. (NeurIPS 2019), Merity et al. (ICLR 2018); supervised distances: Du et al. (ACL 2020).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.data.arguments import option
-from hf_synlm.training.engine.arguments import ModelArguments
+from hf_synlm.training.arguments.text import (
+    COMMAND_LINES,
+    ScheduleArguments,
+    StreamDataArguments,
+)
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import EpochSampler
 from hf_synlm.training.tasks.stream_batches import (
@@ -25,30 +28,16 @@ from hf_synlm.training.tasks.stream_batches import (
     SegmentDataset,
     SegmentSampler,
     SentenceDataset,
-    StreamDataArguments,
     first_item,
 )
 from hf_synlm.training.tasks.stream_schedule import (
     EpochControl,
     PhasedOptimizer,
     PhaseSchedule,
-    RecurrentTrainingArguments,
-    ScheduleArguments,
     StreamObjective,
     make_phased_optimizer,
 )
 from hf_synlm.training.tasks.text_recipe import TextRecipe
-
-
-@dataclass
-class RecurrentModelArguments(ModelArguments):
-    """A recurrent model; the default presets are those of the words of the Penn Treebank."""
-
-    program = "train_recurrent"
-
-    architecture: str = option(
-        "on_lstm", "'on_lstm', 'prpn', 'palm', 'ordered_memory', or 'awd_lstm', the baseline without trees."
-    )
 
 
 def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | None:
@@ -75,14 +64,12 @@ class RecurrentRecipe(TextRecipe):
     """Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models; keep the best validation likelihood."""
 
     program = "train_recurrent"
-    parts = ("model_arguments", "data", "parsing", "schedule", "arguments")
+    parts = COMMAND_LINES[program]
     repeated = "batching bptt variable_bptt max_batch_tokens batch_group_size per_device_eval_batch_size"
     needs_whole = "parsing"
     num_optimizers = 2
-    model_arguments: RecurrentModelArguments
     data: StreamDataArguments
     schedule: ScheduleArguments
-    arguments: RecurrentTrainingArguments
     objective: StreamObjective
     control: EpochControl
 

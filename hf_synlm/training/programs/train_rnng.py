@@ -9,13 +9,12 @@ numbers of actions under a budget of padded actions. The model that is kept is t
 likelihood. Paper: Noji and Oseki, "Effective Batching for Recurrent Neural Network Grammars" (Findings of ACL 2021).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from transformers import PreTrainedModel
 
-from hf_synlm.data.arguments import option
-from hf_synlm.training.engine.arguments import ModelArguments
+from hf_synlm.training.arguments.treebank import COMMAND_LINES
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.programs.pretrain_gpst import make_baseline
 from hf_synlm.training.tasks.tree_batches import TreeCollator, WordCollator
@@ -23,33 +22,11 @@ from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
 from hf_synlm.trees.codecs import LabeledCodec
 
 
-@dataclass
-class RNNGModelArguments(ModelArguments):
-    """RNNG, or a baseline without trees."""
-
-    program = "train_rnng"
-
-    architecture: str = option(
-        "rnng",
-        "'rnng' (left-corner with --config-overrides transition_system=in_order), or a baseline without trees: 'lstm', "
-        "or 'gpt2', which has no preset.",
-    )
-
-    def __post_init__(self):
-        """Check that a GPT-2 is trained from scratch."""
-        if self.architecture == "gpt2" and (self.model_name_or_path or self.model_preset):
-            raise ValueError(
-                "A gpt2 is trained from scratch, by the sizes of its configuration. Leave --model-name-or-path and "
-                "--model-preset out, and give --config-overrides."
-            )
-        super().__post_init__()
-
-
 class RNNGRecipe(GrammarRecipe):
     """Train RNNG on gold trees by teacher forcing, or a baseline on their words; the best validation loss wins."""
 
     program = "train_rnng"
-    model_arguments: RNNGModelArguments
+    parts = COMMAND_LINES[program]
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """An RNNG, an LSTM, or a GPT-2 with positions for the longest sentence."""

@@ -8,8 +8,6 @@ The model that is kept is the one with the best labeled F1 on the validation tre
 none (`synlm silver --parser`), on which syntactic language models can be trained.
 """
 
-import math
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,14 +19,14 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_synlm import SpanParserForTokenClassification
-from hf_synlm.data.arguments import option
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.text import plural
-from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_encoded
 from hf_synlm.hub.checkpoint import check_tokenizer_source
-from hf_synlm.training.engine.arguments import ModelArguments, check_minimum, check_overrides
+from hf_synlm.training.arguments.treebank import COMMAND_LINES, SpanDataArguments, SpanParserModelArguments
+from hf_synlm.training.engine.arguments import check_overrides
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.recipe import Recipe, improvement
@@ -36,7 +34,7 @@ from hf_synlm.training.engine.run import Run, add_lora
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import map_rows
-from hf_synlm.training.tasks.sentence_files import BatchedFileArguments, words_fingerprint
+from hf_synlm.training.tasks.sentence_files import words_fingerprint
 from hf_synlm.training.tasks.span_batches import (
     SpanExample,
     WeightedBatchSampler,
@@ -53,58 +51,11 @@ HEAD_RATE = 5.0
 MAX_WORDS = 80  # of a training sentence
 
 
-@dataclass
-class SpanParserModelArguments(ModelArguments):
-    """The encoder, and which of its weights are trained."""
-
-    program = "train_span_parser"
-
-    architecture: str = option("span_parser", "'span_parser'.")
-    encoder: str | None = option(None, "Folder or Hub name of the encoder whose weights and tokenizer to begin with.")
-    encoder_name: str | None = option(
-        None, "Hub name of the encoder if --encoder is a folder, from which an adapter is loaded elsewhere."
-    )
-    lora_r: int = option(0, "Train LoRA of this rank, and save an adapter of the encoder; 0: train all its weights.")
-
-    def __post_init__(self):
-        """Check that there is an encoder to begin with."""
-        super().__post_init__()
-        check_minimum(self, 0, "lora_r")
-        if self.encoder is None or self.model_name_or_path is not None:
-            raise ValueError("A span parser begins with an encoder. Pass --encoder, and no --model-name-or-path.")
-
-
-@dataclass
-class SpanDataArguments(BatchedFileArguments):
-    """Treebanks, how often each is read, and the size of batches."""
-
-    train_weights: list[float] = option(
-        [], "How often an epoch reads the sentences of each of --train-files, such as 3 1 0.35; default: once."
-    )
-    max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.")
-    evaluation_sentences: int | None = option(None, "Sentences of each of --validation-files; default: all.")
-
-    def __post_init__(self):
-        """Check the values."""
-        super().__post_init__()
-        check_minimum(self, 1, "max_batch_tokens evaluation_sentences")
-        self.train_weights = self.train_weights or [1.0] * len(self.train_files)
-        wrong = [weight for weight in self.train_weights if not 0 < weight < math.inf]
-        if wrong or len(self.train_weights) != len(self.train_files):
-            raise ValueError(
-                f"train_weights are {self.train_weights}. Give a positive number for each of --train-files."
-            )
-
-    def read(self, files: list[str]) -> list[list[TreebankSentence]]:
-        """The sentences of each file."""
-        return [list(read_treebank(path, **self.reading)) for path in files]
-
-
 class SpanParserRecipe(Recipe):
     """Train a span parser on gold trees; keep the best validation F1."""
 
     program = "train_span_parser"
-    parts = ("model_arguments", "data", "arguments")
+    parts = COMMAND_LINES[program]
     text_style = "treebank"
     repeated = "train_weights max_batch_tokens batch_group_size lora_r evaluation_steps"
     model_arguments: SpanParserModelArguments

@@ -8,86 +8,30 @@ be compared. Paper: Sartran et al., "Transformer Grammars: Augmenting Transforme
 Inductive Biases at Scale" (TACL 2022).
 """
 
-import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_synlm.data.arguments import option
 from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import begin_token_id
-from hf_synlm.hub.checkpoint import is_folder
-from hf_synlm.training.engine.arguments import ModelArguments, check_minimum, check_overrides
+from hf_synlm.training.arguments.treebank import COMMAND_LINES, LORA_OPTIONS, TreeLMModelArguments
+from hf_synlm.training.engine.arguments import check_overrides
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.run import Run, add_lora
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
 
-LORA_OPTIONS = "lora_alpha lora_dropout lora_target_modules label_learning_rate bias_learning_rate".split()
 # Where LoRA begins: a label has to win against all words, whose biases are 0.
 LABEL_BIAS = 4.0
-
-
-@dataclass
-class TreeLMModelArguments(ModelArguments):
-    """Tree LM; `--config-overrides structure_attention=stack_compose` makes it a Transformer Grammar."""
-
-    program = "train_tree_lm"
-
-    architecture: str = option("tree_lm", "'tree_lm'.")
-    backbone: str | None = option(
-        None,
-        "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...) whose weights and tokenizer to begin with. With "
-        "--model-name-or-path: the backbone of that adapter.",
-    )
-    backbone_name: str | None = option(
-        None, "Hub name of the backbone if --backbone is a folder, from which an adapter is loaded elsewhere."
-    )
-    lora_r: int | None = option(
-        None,
-        "Train LoRA of this rank instead of all weights of the backbone; the table of the labels and their biases are "
-        "trained in full. The model that is saved is an adapter of the backbone.",
-    )
-    lora_alpha: int | None = option(None, "Scale of LoRA; default: twice the rank.")
-    lora_dropout: float | None = option(None, "Dropout of LoRA; default: 0.")
-    lora_target_modules: list[str] | None = option(
-        None, "Layers of the backbone that get LoRA, such as q_proj v_proj; default: all that are linear."
-    )
-    label_learning_rate: float | None = option(
-        None, "With LoRA, learning rate of the table of the labels; default: 8 times --learning-rate."
-    )
-    bias_learning_rate: float | None = option(
-        None, "With LoRA, learning rate of the biases of the labels; default: 40 times --learning-rate."
-    )
-
-    def __post_init__(self):
-        """Check that options of LoRA stand beside a rank and a backbone, and that their values are possible."""
-        super().__post_init__()
-        check_minimum(self, 1, "lora_r lora_alpha")
-        check_minimum(self, 0, "lora_dropout label_learning_rate bias_learning_rate")
-        if self.lora_r is None:
-            given = {name: getattr(self, name) for name in LORA_OPTIONS if getattr(self, name) is not None}
-            for name, value in given.items():
-                raise ValueError(f"{name} is {value!r} without lora_r. Pass --lora-r, or leave it out.")
-        elif self.backbone is None or self.model_name_or_path is not None:
-            raise ValueError("lora_r needs the weights of a backbone. Pass --backbone, and no --model-name-or-path.")
-        for name in ("lora_dropout", "label_learning_rate", "bias_learning_rate"):
-            value = getattr(self, name)
-            if value is not None and (not math.isfinite(value) or (name == "lora_dropout" and value >= 1)):
-                rule = "below 1" if name == "lora_dropout" else "finite"
-                raise ValueError(f"{name} is {value} and must be {rule}.")
-        if self.backbone_name is not None:
-            if self.backbone is None or is_folder(self.backbone_name):
-                raise ValueError(f"backbone_name {self.backbone_name!r} is the name on the Hub of --backbone FOLDER.")
 
 
 class TreeLMRecipe(GrammarRecipe):
     """Train a Tree LM or a Transformer Grammar on gold trees; keep the best validation likelihood."""
 
     program = "train_tree_lm"
+    parts = COMMAND_LINES[program]
     model_arguments: TreeLMModelArguments
 
     def check(self) -> None:

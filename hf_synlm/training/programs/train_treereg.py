@@ -149,7 +149,7 @@ def check_output_folder(arguments: TrainingArguments) -> None:
 def _check_states(model: str, name: str) -> None:
     """Raise ValueError for a model whose words are predicted by a beam of derivations, each with states of its own."""
     config = AutoConfig.from_pretrained(model)
-    if declared(config, "searches"):
+    if declared(config, "searches") or config.model_type == "pcfg":
         raise ValueError(
             f"{name} needs a model with hidden states; {type(config).__name__.removesuffix('Config')} ({model}) has "
             "none, because it sums over derivations. Name another --model-name-or-path."
@@ -182,7 +182,7 @@ def prepare_training(
     validation sentences.
     """
     types = (ModelAndDataArguments, arguments_type, TrainingArguments)
-    data, method, arguments = parse_arguments(types, argv, ["config_overrides"], f"Train a language model with {name}.")
+    data, method, arguments = parse_arguments(types, argv, f"Train a language model with {name}.")
     check_output_folder(arguments)
     if data.model_name_or_path is not None:
         _check_states(data.model_name_or_path, name)

@@ -11,10 +11,10 @@ model (`--model-name-or-path`) is the paper's RNNG -> URNNG. The network is writ
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,9 +23,13 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_synlm.core.module_tools import evaluation_mode
-from hf_synlm.data.arguments import option
 from hf_synlm.hub.abilities import tree_codec
-from hf_synlm.training.engine.arguments import ModelArguments, check_minimum
+from hf_synlm.training.arguments.treebank import (
+    COMMAND_LINES,
+    URNNGModelArguments,
+    URNNGTrainingArguments,
+    VariationalArguments,
+)
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.recipe import improvement
 from hf_synlm.training.engine.run import Run, new_or_pretrained
@@ -33,7 +37,7 @@ from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import map_rows, to_device
 from hf_synlm.training.tasks.inference_network import InferenceNetwork
-from hf_synlm.training.tasks.stream_schedule import PhaseSchedule, RecurrentTrainingArguments
+from hf_synlm.training.tasks.stream_schedule import PhaseSchedule
 from hf_synlm.training.tasks.tree_batches import TreeCollator, TreeDataset
 from hf_synlm.training.tasks.tree_evaluation import induction_scores
 from hf_synlm.training.tasks.treebank_recipe import TreebankRecipe
@@ -50,58 +54,6 @@ from hf_synlm.trees.binary import actions_to_spans
 from hf_synlm.trees.codecs import LabeledCodec
 
 NETWORK = "inference_network"
-
-
-@dataclass
-class URNNGModelArguments(ModelArguments):
-    """The model, and the network that proposes its trees."""
-
-    program = "train_urnng"
-
-    architecture: str = option("urnng", "'urnng'.")
-    network_hidden_size: int = option(256, "Width of the inference network's LSTM in each direction.")
-
-
-@dataclass
-class VariationalArguments:
-    """What is learned from which trees; the defaults are those of the paper."""
-
-    objective: Literal["unsupervised", "supervised"] = option(
-        "unsupervised", "'unsupervised': trees that the inference network draws; 'supervised': gold trees, binarized."
-    )
-    num_samples: int = option(8, "Trees drawn for a sentence, in training and in evaluations.")
-    kl_epochs: int = option(2, "Epochs in which the weight of the KL divergence rises from 0 to 1.")
-    network_epochs: int = option(
-        2, "Epochs in which the inference network learns, too. (The authors' program stops one earlier than it says.)"
-    )
-    action_learning_rate: float = option(0.1, "SGD: rate of the action head.")
-    network_learning_rate: float = option(1e-4, "Adam: rate of the inference network.")
-    model_grad_norm: float = option(5.0, "Gradients of the model are clipped to this norm.")
-    network_grad_norm: float = option(1.0, "Gradients of the inference network are clipped to this norm.")
-    decay_epoch: int = option(
-        8, "After the first later epoch that is not better than all before it, start to halve the rates every epoch."
-    )
-    min_learning_rate: float = option(0.03, "Stop when learning_rate has fallen below this.")
-    importance_samples: int = option(1000, "Trees per test sentence for the perplexity of the final model.")
-    importance_temperature: float = option(2.0, "Divides the network's scores for them; above 1, they differ more.")
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "num_samples importance_samples")
-        check_minimum(self, 0, "kl_epochs network_epochs decay_epoch min_learning_rate")
-        for name in "action_learning_rate network_learning_rate model_grad_norm network_grad_norm".split():
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive and is {getattr(self, name)}.")
-
-
-@dataclass
-class URNNGTrainingArguments(RecurrentTrainingArguments):
-    """The arguments of all programs; epochs decide about rates and evaluations here."""
-
-    per_device_train_batch_size: int = option(16, "Sentences per process and micro step.")
-    learning_rate: float = option(1.0, "SGD: rate of the model but for the action head.")
-    weight_decay: float = option(0.0, "L2 penalty, added to the gradients after the clipping.")
-    max_grad_norm: float = option(0.0, "Not used here: see model_grad_norm and network_grad_norm.")
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -191,7 +143,7 @@ class URNNGRecipe(TreebankRecipe):
     """Train a URNNG on words alone, or on gold trees; keep the best evidence lower bound of the validation text."""
 
     program = "train_urnng"
-    parts = ("model_arguments", "data", "variational", "arguments")
+    parts = COMMAND_LINES[program]
     repeated = "max_batch_actions batch_group_size network_hidden_size"
     needs_whole = "the inference network"
     num_optimizers = 2

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from hf_synlm.data.text import file_ending
+from hf_synlm.data.text import file_ending, plural
 from hf_synlm.evaluation.text.text_items import read_rows
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
@@ -52,11 +52,6 @@ def load_table(
     if not len(table):
         raise ValueError(f"{path or dataset} has no examples.")
     return table if max_samples is None else table.select(range(min(max_samples, len(table))))
-
-
-def name_split(name: str | None, config: str | None, split: str) -> str:
-    """The split `split` of configuration `config` of the data set `name`, for messages."""
-    return " ".join(filter(None, (name, config, split)))
 
 
 def describe_table(
@@ -107,7 +102,7 @@ class ExampleDataset(torch.utils.data.Dataset):
 
     def describe(self) -> str:
         """One line about the size."""
-        return f"{len(self):,} examples, {sum(self.lengths):,} tokens, the longest {max(self.lengths):,}"
+        return f"{plural(len(self), 'example')}, {sum(self.lengths):,} tokens, the longest {max(self.lengths):,}"
 
     def fingerprint(self) -> str:
         """Hash of all lengths and of examples spread over the data set."""

@@ -9,7 +9,6 @@ import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,13 +19,11 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
-from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING
-from hf_synlm.data.files import find_model
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer, num_model_tokens
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.evaluation.text.words import unknown_ids
-from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
+from hf_synlm.training.arguments.finetuning import ModelArguments
 from hf_synlm.training.engine.arguments import check_overrides
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts, model_name
@@ -50,32 +47,6 @@ _FILES = ("_file", "_files", "_trees")
 
 
 # ---------------------------------------------------------------------------------------------- arguments
-@dataclass
-class ModelArguments:
-    """The model to fine-tune."""
-
-    model_name_or_path: str = option("", "Folder or Hub name of the pretrained model.")
-    tokenizer_name: str | None = option(None, "Its tokenizer, if it is in another place.")
-    config_overrides: str | None = option(
-        None,
-        "Fields of its configuration to change, such as loss weights, dropout or ablations: key=value,key=value or "
-        "a JSON object; in a config file a mapping.",
-    )
-    parser_learning_rate: float | None = option(
-        1e-3, "Peak learning rate of GPST's parser, which gives the merge order."
-    )
-    ignore_mismatched_sizes: bool = option(False, "Initialize weights whose shape differs, such as another classifier.")
-    trust_remote_code: bool = option(
-        False, "Run code of the model's repository. Models of this library do not need it."
-    )
-
-    def __post_init__(self):
-        """Check that model and tokenizer exist."""
-        if not self.model_name_or_path:
-            raise ValueError("model_name_or_path is not set. Fine-tuning begins with a pretrained model.")
-        self.model_name_or_path = find_model(self.model_name_or_path)
-        check_model_source(self.model_name_or_path)
-        check_tokenizer_source(self.tokenizer_name or self.model_name_or_path)
 
 
 # ---------------------------------------------------------------------------------------------- model and tokenizer
@@ -151,7 +122,9 @@ def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) 
     """Raise ValueError if a text (`what`) of `length` tokens does not fit the positions of a model."""
     limit = position_limit(config)
     if limit is not None and length > limit:
-        raise ValueError(f"{what} is {length} tokens, and the model has {limit} positions. {remedy}")
+        raise ValueError(
+            f"{what} is {length} tokens, {length - limit} more than the {limit} positions of the model. {remedy}"
+        )
 
 
 # ---------------------------------------------------------------------------------------------- the recipe
@@ -163,7 +136,6 @@ class FineTuning(GPSTTraining):
     """
 
     task: ClassVar[str] = "text-generation"
-    parts: ClassVar[tuple[str, ...]] = ("model_arguments", "data", "arguments")
     repeated = "evaluation_steps"
     needs_whole = "the evaluation"
     choice = ""

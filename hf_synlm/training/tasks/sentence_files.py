@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from accelerate import Accelerator
+import transformers
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
 from hf_synlm.data.brackets import LABEL_SEPARATORS
@@ -22,6 +22,9 @@ from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.engine.arguments import check_minimum
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 MADE_FROM = "made_from.json"
 Sentences = Iterable[Sequence[str]]
@@ -175,7 +178,7 @@ class BatchedFileArguments(SentenceFileArguments):
 
 
 def load_or_make_tokenizer(
-    accelerator: Accelerator,
+    accelerator: "Accelerator",
     data: SentenceFileArguments,
     name: str | None,
     output_dir: Path,
@@ -209,7 +212,7 @@ def load_or_make_tokenizer(
                 "output_dir."
             )
     check_tokenizer_source(source)
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     for kind in special_tokens:
         if getattr(tokenizer, kind) is None:
             raise ValueError(f"The tokenizer {source!r} has no {kind}. Set it and save the tokenizer.")

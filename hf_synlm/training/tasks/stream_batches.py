@@ -6,161 +6,35 @@ or as single sentences between boundary tokens. Order and lengths of the batches
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
-from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
 from hf_synlm.data.text import errors_at, plural, read_lines
-from hf_synlm.data.tokenizers import character_tokenizer
-from hf_synlm.data.treebank import TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
-from hf_synlm.training.engine.arguments import check_minimum
+from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.training.arguments.text import TextDataArguments, read_trees
 from hf_synlm.training.engine.samplers import EpochSampler
-from hf_synlm.training.tasks.sentence_files import BatchedFileArguments, Sentences, load_or_make_tokenizer
+from hf_synlm.training.tasks.sentence_files import load_or_make_tokenizer
 
 SHORTEST_SEGMENT = 5
 SEGMENT_DEVIATION = 5
 HALF_LENGTH_SHARE = 0.05
-TREE_TEST_LINES = 200  # that are read to tell trees from text
 PIECE_LENGTH = 10_000  # words or characters that are encoded at once
-Preprocessing = Literal["none", "ptb-concat", "words-only"]
-
-
-@dataclass
-class TextDataArguments(BatchedFileArguments):
-    """Files of text or trees, and how their words become tokens; sentences are read one by one."""
-
-    file_format: Literal["treebank", "text"] = option(
-        "treebank", "'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces."
-    )
-    preprocessing: Preprocessing = option(
-        "none",
-        "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
-        "'words-only': drop leaves whose tag is punctuation, $ or #.",
-    )
-    max_sentence_words: int | None = option(None, "Leave out sentences with more words, counted after preprocessing.")
-    tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
-    max_batch_tokens: int = option(5000, "Sentences: largest padded size of a micro batch.")
-    test_batch_size: int | None = option(
-        None,
-        "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With one row "
-        "of a stream every token is predicted from all before it.",
-    )
-
-    tokenizer_options = f"{BatchedFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
-    batching = "sentences"
-    bptt = 0
-    tree_supervision = False
-    binarized_spans = False
-    min_sentence_words = 0
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "max_batch_tokens max_sentence_words test_batch_size")
-        if self.tokenizer_type == "characters":
-            self._check_defaults("belongs to words, not to characters", "lowercase", "replace_numbers",
-                                 "tokenizer_vocab_size", "unknown_words")  # fmt: skip
-        if self.file_format == "text":
-            self._check_defaults("needs trees", "preprocessing")
-            if not self.train_files:
-                raise ValueError("train_files are not set. Pass files of text, one sentence per line.")
-        super().__post_init__()
-        if self.file_format == "text":
-            check_text(*self.files)
-
-    def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
-        """Make a tokenizer from sentences: of words, or of characters, always with an end token."""
-        if self.tokenizer_type == "characters":
-            return character_tokenizer(map(" ".join, sentences), min_count=self.tokenizer_min_frequency)
-        return super().make_tokenizer(sentences, end_token)
-
-    def _check_defaults(self, reason: str, *names: str) -> None:
-        """Raise ValueError for an argument that is not its default."""
-        for name in names:
-            value = getattr(self, name)
-            if value != type(self).__dataclass_fields__[name].default:
-                raise ValueError(f"{name} is {value!r}, which {reason}. Leave it out.")
-
-    def describe(self, kind: str = "trees") -> str:
-        """Sentences for the model card."""
-        prepared = "" if self.preprocessing == "none" else f" Preprocessing: {self.preprocessing}."
-        return super().describe(kind if self.tree_supervision else "text") + prepared
-
-
-@dataclass
-class StreamDataArguments(TextDataArguments):
-    """Files of text or trees, how they become tokens, and how the tokens are read."""
-
-    batching: Literal["stream", "sentences"] = option(
-        "stream", "'stream': segments of running text, the state carried along; 'sentences': one by one."
-    )
-    bptt: int = option(70, "Usual length of a segment in tokens.")
-    variable_bptt: bool = option(
-        True, "Draw the length of each training segment around bptt (or half of it), and scale its rate."
-    )
-    tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
-    binarized_spans: bool = option(False, "PaLM: spans that binarization to the right adds are gold, too.")
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "bptt")
-        if self.file_format == "text":
-            self._check_defaults("needs trees", "tree_supervision")
-        super().__post_init__()
-
-
-def check_text(*paths: str) -> None:
-    """Raise ValueError for a file that begins with a tree: its brackets and labels would be learned as words."""
-    for path in paths:
-        if any(line.count("\t") == 9 for line in islice(read_lines(path), TREE_TEST_LINES)):
-            raise ValueError(f"{path!r} is a treebank in CoNLL-U. Use --file-format treebank, or pass a file of words.")
-        trees = parse_treebank(islice(read_lines(path), TREE_TEST_LINES), split_leaves=True)
-        try:
-            tree = next(trees, None)
-        except ValueError:
-            continue  # not a tree
-        # A bare leaf such as (laughter continues) may be text.
-        if tree is not None and any(label != "ROOT" for label, _, _ in tree.labeled_spans):
-            raise ValueError(f"{path!r} begins with a tree. Use --file-format treebank, or pass a file of words.")
 
 
 # ---------------------------------------------------------------------------------------------- text
-def read_trees(
-    paths: Sequence[str], preprocessing: Preprocessing = "none", reading: dict[str, Any] | None = None
-) -> Iterator[TreebankSentence]:
-    """Read treebank files and preprocess their sentences; those without words are left out."""
-    reading = reading or {}
-    if preprocessing == "words-only":
-        _check_tags(tuple(paths), json.dumps(reading))
-    for path in paths:
-        for sentence in read_treebank(path, **reading):
-            if preprocessing == "words-only":
-                prepared = sentence.select_words(keep_words(sentence.words, sentence.tags, "tag"))
-            else:
-                prepared = to_ptb_concat(sentence) if preprocessing == "ptb-concat" else sentence
-            if prepared is not None and prepared.words:
-                yield prepared
-
-
-@cache
-def _check_tags(paths: tuple[str, ...], reading: str) -> None:
-    """Raise ValueError where tags do not tell words; files that are read again were checked."""
-    remedy = f"leave out the preprocessing 'words-only' of {', '.join(paths)}"
-    check_tags(count_tags(paths, **json.loads(reading)), remedy)
 
 
 def read_words(paths: Sequence[str], data: TextDataArguments) -> Iterator[Sequence[str]]:

@@ -3,7 +3,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -13,91 +13,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.cache import CACHE
 from hf_synlm.core.module_tools import evaluation_mode
-from hf_synlm.data.arguments import option
-from hf_synlm.data.punctuation import keep_words
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
 from hf_synlm.data.text import errors_at
-from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.perplexity import perplexity_of
-from hf_synlm.evaluation.trees.gold_treebank import Treebank, make_treebank, score_trees
-from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingScores, resolve_convention
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_trees
+from hf_synlm.evaluation.trees.parsing import ParsingScores, resolve_convention
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
-from hf_synlm.training.engine.arguments import check_choice, check_minimum
+from hf_synlm.training.arguments.text import TextDataArguments
 from hf_synlm.training.engine.samplers import padded_batches
 from hf_synlm.training.engine.steps import to_device
-from hf_synlm.training.tasks.sentence_files import check_files
-from hf_synlm.training.tasks.stream_batches import Preprocessing, SentenceDataset, TextDataArguments, read_trees
+from hf_synlm.training.tasks.stream_batches import SentenceDataset
 from hf_synlm.training.tasks.tree_evaluation import parse_together, spread
-
-
-@dataclass
-class ParsingArguments:
-    """Which trees are compared with the induced ones, and how."""
-
-    parsing_files: list[str] = option(
-        [], "Treebanks parsed after every epoch; default: the validation files, if they are treebanks."
-    )
-    final_parsing_files: list[str] = option(
-        [], "Treebanks that the final model parses; default: the test files, if they are treebanks."
-    )
-    parsing_preprocessing: Preprocessing | None = option(
-        None, "Preprocessing of these trees; default: that of the training text."
-    )
-    parsing_max_words: int | None = option(
-        None,
-        "Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, without "
-        "it; default: max_sentence_words.",
-    )
-    punctuation: Literal["remove", "ignore", "keep"] = option(
-        "remove", "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
-    )
-    parsing_convention: str = option("on-lstm", f"How spans are counted: {', '.join(CONVENTIONS)}.")
-    parse_options: str | None = option(
-        None, "Options of `parse`, such as decoder=biased,layer=1; written like --config-overrides."
-    )
-    parse_sentences: int | None = option(
-        None, "Sentences parsed after every epoch, spread evenly; default: all; 0: none."
-    )
-    parse_batch_size: int = option(32, "Sentences per process that are parsed together.")
-    final_report: bool = option(
-        False,
-        "At the end, compare the saved model with and without hf_synlm, parse some of the final sentences and "
-        "generate one.",
-    )
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "parse_batch_size parsing_max_words")
-        check_minimum(self, 0, "parse_sentences")
-        check_choice("parsing_convention", self.parsing_convention, CONVENTIONS)
-        check_files(*self.parsing_files, *self.final_parsing_files)
-
-    def complete(self, data: TextDataArguments) -> None:
-        """Complete the arguments from those of the data."""
-        if data.file_format == "treebank":
-            self.parsing_files = self.parsing_files or data.validation_files
-            self.final_parsing_files = self.final_parsing_files or data.test_files
-        self.parsing_preprocessing = self.parsing_preprocessing or data.preprocessing
-        self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
-        if self.final_report and not self.report_files:
-            raise ValueError(
-                "final_report needs trees to parse. Set final_parsing_files, or turn it off: --final-report false."
-            )
-
-    @property
-    def report_files(self) -> list[str]:
-        """Trees that the final report parses: those of the test, or else of the evaluations."""
-        return self.final_parsing_files or self.parsing_files
-
-    def treebank(self, paths: list[str], reading: dict[str, Any], max_sentences: int | None = None) -> Treebank:
-        """Read gold trees."""
-        trees = read_trees(paths, self.parsing_preprocessing or "none", reading)
-        return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
-
-    def _is_short(self, sentence: TreebankSentence) -> bool:
-        is_word = keep_words(sentence.words, sentence.tags, "tag")
-        count = len(is_word) if self.punctuation == "keep" else sum(is_word)
-        return self.parsing_max_words is None or count <= self.parsing_max_words
 
 
 def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, float]:

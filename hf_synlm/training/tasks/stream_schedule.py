@@ -14,89 +14,19 @@ In every step, the rate of the phase is scaled by the length of the segment over
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from hf_synlm.core.cache import CACHE
-from hf_synlm.data.arguments import option
 from hf_synlm.recurrent.cache import RecurrentCache
-from hf_synlm.training.engine.arguments import TrainingArguments, check_minimum
+from hf_synlm.training.arguments.text import ScheduleArguments
+from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.run import Run
-
-
-@dataclass
-class ScheduleArguments:
-    """Which optimizers train the epochs, with which rates."""
-
-    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = option(
-        "sgd-asgd",
-        "'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
-        "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
-        "'adam-plateau': Adam, its rate lowered when the validation loss stops falling (PRPN).",
-    )
-    non_monotone_interval: int = option(
-        5,
-        "sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one from before the "
-        "last N epochs, N being this value (non-monotone trigger).",
-    )
-    averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.")
-    averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
-    finetuning_epoch: int = option(0, "After this epoch begin the averages anew, if averaging has begun; 0: never.")
-    plateau_patience: int = option(2, "adam-plateau: lower the rate after more than this many epochs without a best.")
-    plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 0, "finetuning_epoch plateau_patience")
-        check_minimum(self, 1, "non_monotone_interval averaging_epoch")
-        if not 0 < self.plateau_factor < 1:
-            raise ValueError(f"plateau_factor must be between 0 and 1 and is {self.plateau_factor}.")
-        if self.averaging_learning_rate is not None and not 0 < self.averaging_learning_rate < math.inf:
-            raise ValueError(
-                f"averaging_learning_rate must be positive and finite and is {self.averaging_learning_rate}."
-            )
-        if self.finetuning_epoch and self.schedule == "adam-plateau":
-            raise ValueError("finetuning_epoch goes with averaged weights. Leave it out or choose another schedule.")
-
-
-@dataclass
-class RecurrentTrainingArguments(TrainingArguments):
-    """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
-
-    per_device_train_batch_size: int = option(
-        8, "Rows of the stream per process; with sentences, the largest batch of a process."
-    )
-    per_device_eval_batch_size: int = option(
-        8, "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of a process."
-    )
-    learning_rate: float = option(30.0, "Learning rate of the first phase.")
-    adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
-    weight_decay: float = option(1.2e-6, "L2 penalty, added to the gradients of all parameters after the clipping.")
-    max_grad_norm: float = option(0.25, "Gradients are clipped to this norm; 0: they are not clipped.")
-    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option("constant", "Not used here: see schedule.")
-    warmup_ratio: float = option(0.0, "Not used here: see schedule.")
-    gradient_checkpointing: bool = option(False, "Not for recurrent models.")
-    torch_compile: bool = option(False, "Not for recurrent models.")
-
-    def __post_init__(self):
-        """Check the values."""
-        super().__post_init__()
-        for name, value in (("lr_scheduler_type", "constant"), ("warmup_ratio", 0), ("num_warmup_steps", None)):
-            if getattr(self, name) != value:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but the rate follows schedule. Leave {name} out.")
-        for name in ("gradient_checkpointing", "torch_compile"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is set, but these models have no layers to apply it to. Leave it out.")
-        if self.evaluation_steps:
-            raise ValueError(
-                f"evaluation_steps is {self.evaluation_steps}, but evaluations end epochs here. Leave it out."
-            )
 
 
 # ---------------------------------------------------------------------------------------------- phases

@@ -10,20 +10,20 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.trees.gold_treebank import score_baselines, score_numbers, score_table
+from hf_synlm.training.arguments.text import ParsingArguments, TextDataArguments
 from hf_synlm.training.engine.arguments import ModelArguments, refuse_trees
 from hf_synlm.training.engine.final_report import report_saved_model
 from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
 from hf_synlm.training.engine.run import Run, new_or_pretrained
 from hf_synlm.training.engine.samplers import EpochSampler
 from hf_synlm.training.tasks.stream_batches import (
-    TextDataArguments,
     boundary_ids,
     describe_stream,
     load_stream,
     make_stream_tokenizer,
     stream_fingerprint,
 )
-from hf_synlm.training.tasks.stream_evaluation import ParsingArguments, TextEvaluator, TreeScorer
+from hf_synlm.training.tasks.stream_evaluation import TextEvaluator, TreeScorer
 
 REPORT_SENTENCES = 20
 
@@ -31,7 +31,6 @@ REPORT_SENTENCES = 20
 class TextRecipe(Recipe):
     """Train on text, epoch after epoch; each is evaluated on held-out text and on the trees that the model finds."""
 
-    mappings = ("config_overrides", "parse_options")
     model_arguments: ModelArguments
     data: TextDataArguments
     parsing: ParsingArguments

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -22,23 +22,16 @@ from datasets.exceptions import DatasetGenerationError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.punctuation import Punctuation, has_penn_tags
+from hf_synlm.data.text import plural
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
-from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
 from hf_synlm.models.rnng.plan import make_plan
+from hf_synlm.training.arguments.treebank import TreeDataArguments
 from hf_synlm.training.engine.recipe import Splits
-from hf_synlm.training.tasks.sentence_files import (
-    MIN_FREQUENCY,
-    UNKNOWN_WORDS,
-    VOCAB_SIZE,
-    BatchedFileArguments,
-    Sentences,
-    check_minimum,
-)
+from hf_synlm.training.tasks.sentence_files import Sentences
 from hf_synlm.trees.codecs import LabeledCodec, TreeCodec, pad_inputs, pad_rows
 
 TREE_FEATURES = {
@@ -50,48 +43,6 @@ TREE_FEATURES = {
     "joined": List(Value("bool")),
 }
 CODE_FEATURES = {"input_ids": List(Value("int32")), "actions": List(Value("int32")), "word_ends": List(Value("bool"))}
-
-
-@dataclass
-class TreeDataArguments(BatchedFileArguments):
-    """Treebank files, how words become tokens, and how sentences become batches."""
-
-    max_sentence_tokens: int = option(300, "Leave longer sentences out of training.")
-    tokenizer_type: Literal["words", "bpe", "unigram"] = option(
-        "words", "Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
-    )
-    tokenizer_vocab_size: int = option(50000, VOCAB_SIZE)
-    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY)
-    tokenizer_byte_fallback: bool = option(
-        False,
-        "Of 'bpe': spell characters that the sentences lack with bytes (256 of the vocabulary). No word is unknown.",
-    )
-    unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
-    max_batch_actions: int = option(
-        26000, "Largest padded size of a micro batch: sentences times actions of the longest derivation."
-    )
-    preprocessing_num_workers: int | None = option(None, "Processes that encode trees.")
-
-    def __post_init__(self):
-        """Check the values."""
-        if self.tokenizer_byte_fallback and self.tokenizer_type != "bpe":
-            raise ValueError(f"tokenizer_byte_fallback belongs to 'bpe', not to {self.tokenizer_type!r}: leave it out.")
-        if self.tokenizer_type != "words" and (self.lowercase or self.replace_numbers):
-            raise ValueError(f"lowercase and replace_numbers belong to words, not to {self.tokenizer_type!r}.")
-        check_minimum(self, 1, "max_sentence_tokens max_batch_actions")
-        super().__post_init__()
-
-    def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
-        """Make a tokenizer from sentences: of words, or of pieces of words."""
-        if self.tokenizer_type == "words":
-            return super().make_tokenizer(sentences, end_token)
-        return subword_tokenizer(
-            sentences,
-            self.tokenizer_vocab_size,
-            model=self.tokenizer_type,
-            min_frequency=self.tokenizer_min_frequency,
-            byte_fallback=self.tokenizer_byte_fallback,
-        )
 
 
 # ---------------------------------------------------------------------------------------------- trees
@@ -188,7 +139,7 @@ class TreeDataset(torch.utils.data.Dataset):
     def describe(self) -> str:
         """One line about the size."""
         tokens, actions = (int(self.lengths(name).sum()) for name in ("input_ids", "actions"))
-        return f"{len(self):,} sentences, {tokens:,} tokens, {actions:,} actions"
+        return f"{plural(len(self), 'sentence')}, {tokens:,} tokens, {actions:,} actions"
 
     def fingerprint(self) -> str:
         """Hash of the sizes and of sentences spread over the data set."""

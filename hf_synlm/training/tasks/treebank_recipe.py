@@ -3,7 +3,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from hf_synlm.data.arguments import option
 from hf_synlm.data.text import plural
 from hf_synlm.data.vocabulary import word_final_ids
-from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION, load_treebank
+from hf_synlm.evaluation.trees.gold_treebank import load_treebank
 from hf_synlm.hub.abilities import declared, tree_codec
-from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, refuse_trees
+from hf_synlm.training.arguments.treebank import EvaluationArguments, TreeDataArguments
+from hf_synlm.training.engine.arguments import ModelArguments
 from hf_synlm.training.engine.final_report import REPORT_REMEDY, report_saved_model
 from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
 from hf_synlm.training.engine.run import Run, new_or_pretrained
@@ -26,7 +25,6 @@ from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.tasks.sentence_files import load_or_make_tokenizer
 from hf_synlm.training.tasks.tree_batches import (
     TreeCollator,
-    TreeDataArguments,
     TreeDataset,
     WordCollator,
     collect_labels,
@@ -104,59 +102,11 @@ class TreebankRecipe(Recipe):
 
 
 # ---------------------------------------------------------------------------------------------- grammars
-@dataclass
-class EvaluationArguments:
-    """What is measured on the way and at the end."""
-
-    search_sentences: int = option(
-        0, "Validation sentences to parse in every evaluation but the first; 0 disables. RNNG only."
-    )
-    final_search_sentences: int | None = option(
-        None, "Test sentences that the final model parses; default: all; 0 disables. RNNG only."
-    )
-    search_batch_size: int = option(10, "Sentences per process in a search batch.")
-    num_beams: int | None = option(None, "Word beam: derivations kept after each word. Default: the model's.")
-    action_beam_size: int | None = option(
-        None, "Action beam: derivations kept after each action. Default: the model's."
-    )
-    fast_track_size: int | None = option(
-        None, "Fast-track derivations, which reach the next word in any case. Default: the model's."
-    )
-    final_report: bool = option(
-        False,
-        "At the end, compare the saved model with and without hf_synlm, parse some test sentences and generate one. "
-        "RNNG only.",
-    )
-    report_punctuation: list[str] = option(
-        ["ignore"],
-        "How the final report treats punctuation, one or more of: 'remove', 'ignore', 'keep' (for tags that are not "
-        "the Penn Treebank's). Each has its own baselines.",
-    )
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "num_beams action_beam_size search_batch_size")
-        check_minimum(self, 0, "search_sentences final_search_sentences fast_track_size")
-        for treatment in self.report_punctuation:
-            check_choice("report_punctuation", treatment, PUNCTUATION)
-
-    def refuse_trees(self, architecture: str) -> None:
-        """Refuse options of the search for a baseline, which has no trees."""
-        names = "search_sentences final_search_sentences num_beams action_beam_size fast_track_size final_report"
-        refuse_trees(self, architecture, names)
-
-    def beam(self, config: PreTrainedConfig) -> dict[str, int]:
-        """Widths of the search; default: those of the model."""
-        widths = {"num_beams": config.scoring_num_beams}
-        if config.gives_labels:
-            widths |= {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
-        return {name: width if getattr(self, name) is None else getattr(self, name) for name, width in widths.items()}
 
 
 class GrammarRecipe(TreebankRecipe):
     """Train on gold trees by teacher forcing, or a baseline on their words; the best validation loss wins."""
 
-    parts = ("model_arguments", "data", "evaluation", "arguments")
     repeated = "max_batch_actions batch_group_size evaluation_steps"
     needs_whole = "the search"
     model_arguments: ModelArguments

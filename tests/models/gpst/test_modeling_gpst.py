@@ -167,7 +167,7 @@ def test_fresh_parameters_are_initialized_as_the_authors_do():
 
 
 def test_classifier():
-    model = tiny(GPSTForSequenceClassification, num_labels=3)
+    model = tiny(GPSTForSequenceClassification, num_labels=3, objective_weight=1)
     text, pair = [10, 11, 12, 13, 4], [10, 11, 5, 12, 13, 14, 4]
     ids = torch.tensor([text + [2, 2], pair])
     mask = (ids != 2).long()

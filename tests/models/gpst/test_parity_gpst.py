@@ -10,6 +10,13 @@ from tests.helpers.goldens import read_case, read_tensors
 
 FORWARD = ["01_padded", "02_packed", "03_atoms", "04_window3", "05_grads", "06_no_surrogate", "07_hard"]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+LOSSES = {
+    "auto_encoding": "inside_outside_loss",
+    "height": "height_loss",
+    "parser": "parser_loss",
+    "token": "gpt_loss",
+    "action": "action_loss",
+}
 
 
 def without_dropout(model):
@@ -41,14 +48,7 @@ def load(case):
 def test_losses(case):
     model, batch, labels, _, meta = load(case)
     output = model(**batch, labels=labels)
-    names = {
-        "auto_encoding": "inside_outside_loss",
-        "height": "height_loss",
-        "parser": "parser_loss",
-        "token": "gpt_loss",
-        "action": "action_loss",
-    }
-    for mine, theirs in names.items():
+    for mine, theirs in LOSSES.items():
         assert output.losses[mine].item() == pytest.approx(meta["losses"][theirs], abs=1e-5), mine
     total = meta["losses"]["struct_loss"] + meta["losses"]["non_struct_loss"]
     assert output.loss.item() == pytest.approx(total, abs=2e-5)

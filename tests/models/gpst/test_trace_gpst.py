@@ -10,14 +10,7 @@ from hf_synlm.models.gpst import composition
 from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.run import make_optimizer
 from tests.helpers.goldens import read_case, read_tensors
-
-LOSSES = {
-    "auto_encoding": "inside_outside_loss",
-    "height": "height_loss",
-    "parser": "parser_loss",
-    "token": "gpt_loss",
-    "action": "action_loss",
-}
+from tests.models.gpst.test_parity_gpst import LOSSES
 
 
 class RecordedDropout:

@@ -210,7 +210,8 @@ def test_what_the_model_knows_of_word_pieces():
 # ------------------------------------------------------------------------------------------------------ classification
 @pytest.mark.parametrize(("system", "composition"), SYSTEMS)
 def test_classifier(system, composition, tmp_path):
-    model = tiny(RNNGForSequenceClassification, transition_system=system, composition=composition, num_labels=3)
+    system_of = {"transition_system": system, "composition": composition}
+    model = tiny(RNNGForSequenceClassification, **system_of, num_labels=3, objective_weight=1)
     values = batch(system, lengths=[4, 1, 6])
     given = model(**values)
     states = model.model(**values).sentence_state
@@ -239,7 +240,7 @@ def test_classifier(system, composition, tmp_path):
 
 def test_classifier_regression_and_flat_trees():
     values = {"input_ids": torch.tensor([[5, 6]]), "actions": torch.tensor([FLAT["top_down"]])}
-    model = tiny(RNNGForSequenceClassification, num_labels=1).train()
+    model = tiny(RNNGForSequenceClassification, num_labels=1, objective_weight=1).train()
     model(**values, labels=torch.tensor([0.5])).loss.backward()
     assert all(p.grad is not None for p in model.parameters())
 

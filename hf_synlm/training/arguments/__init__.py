@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the programs, which need neither torch nor a model."""

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the programs that read prepared text: GPST and n-grams."""
+
+from dataclasses import MISSING, dataclass
+from typing import Any, Literal
+
+from hf_synlm.data.arguments import option
+from hf_synlm.data.samples import EMBEDDED, resolve_embedded
+from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
+from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, parts_of
+from hf_synlm.training.programs.prepare_text import CorpusArguments, is_prepared
+
+
+@dataclass
+class GPSTModelArguments(ModelArguments):
+    """GPST, or a baseline without trees."""
+
+    architecture: str = option(
+        "gpst",
+        "gpst; or, as a baseline without trees, the model type of a causal language model of transformers, such as "
+        "gpt2. Options about trees and the preset are for GPST only.",
+    )
+    model_preset: str | None = option(
+        None,
+        "Published size to start from: gpst-small or gpst-medium. Default: gpst-small, or a size that fits device and "
+        "text if --config, --config-overrides and --model-name-or-path are not given.",
+    )
+    document_end_token: bool = option(
+        False, "End every document with the end token, so that the model learns when to stop."
+    )
+    parser_learning_rate: float | None = option(1e-3, "Peak learning rate of the parser, which gives the merge order.")
+
+    def __post_init__(self):
+        """Check that a baseline is trained from scratch."""
+        if self.is_baseline and self.model_name_or_path is not None:
+            raise ValueError(
+                f"model_name_or_path {self.model_name_or_path!r} is for GPST; a {self.architecture} is trained from "
+                "scratch. Leave one of them out."
+            )
+        super().__post_init__()
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the model is one of transformers."""
+        return self.architecture != "gpst"
+
+
+@dataclass
+class DataArguments(CorpusArguments):
+    """Where text comes from and how it becomes contexts."""
+
+    prepared: str | None = option(
+        None,
+        "Folder of prepared text. Missing parts are prepared from the text that you name; if you name none, the folder "
+        "must be complete. Default: the folder 'text' in output_dir.",
+    )
+    verify_prepared: bool = option(False, "Check the checksums of the prepared text, not only its file sizes.")
+    max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
+    keep_words_together: bool = option(
+        False, "Forbid constituents that split words in training. The authors allow them."
+    )
+    context_length: int = option(1024, "Largest number of tokens of a context.")
+
+    def __post_init__(self):
+        """Check the values."""
+        if self.prepared is not None and not self.names_text and not is_prepared(self.prepared):
+            raise ValueError(
+                f"{self.prepared} is not a complete folder of prepared text, and no text is named. Correct "
+                "--prepared, or name the text to prepare there (--train-files, --dataset-name). For the embedded "
+                f"corpus: python training/prepare_text.py --output-dir {self.prepared}"
+            )
+        super().__post_init__()
+        check_minimum(self, 1, "context_length")
+
+    @property
+    def location(self) -> str | None:
+        """The folder of prepared text, if it is named."""
+        return self.prepared
+
+
+@dataclass
+class EvaluationArguments:
+    """What is measured during training and at its end."""
+
+    validation_trees: str | None = option(
+        None,
+        "Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
+        "otherwise none.",
+    )
+    test_trees: str | None = option(None, "Treebank file for the final report, in the same way.")
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
+    )
+    report_punctuation: list[str] = option(
+        ["remove", "keep"], "How the final report treats punctuation: one or more of these. Each has its own baselines."
+    )
+    max_tree_sentences: int | None = option(None, "Read only the first trees of a treebank.")
+    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.")
+    load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
+    final_report: bool = option(
+        False, "At the end, compare the saved model with and without hf_synlm, parse with it and generate."
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        for value in self.report_punctuation:
+            check_choice("report_punctuation", value, PUNCTUATION)
+        check_minimum(self, 0, "search_num_beams")
+
+    def complete(self, data: DataArguments) -> None:
+        """Settle the treebanks; words of validation trees become validation text if all training text is treebanks."""
+        default = EMBEDDED if data.is_embedded else "none"
+        for name, sample in (("validation_trees", "trees.valid.txt"), ("test_trees", "trees.test.txt")):
+            value = getattr(self, name) or default
+            setattr(self, name, None if value == "none" else resolve_embedded(value, sample))
+        if data.only_trees and not data.has_validation_files and self.validation_trees is not None:
+            data.validation_words = [self.validation_trees]
+
+    def methods(self) -> dict[str, dict[str, Any]]:
+        """Options of `parse` by name of the kind of trees."""
+        methods: dict[str, dict[str, Any]] = {"induced (inside)": {"method": "inside"}}
+        if self.search_num_beams:
+            methods[f"left to right (beam {self.search_num_beams})"] = {"num_beams": self.search_num_beams}
+        return methods
+
+
+@dataclass(kw_only=True)
+class NGramArguments(CorpusArguments):
+    """The text, and the longest n-grams."""
+
+    output_dir: str = option(MISSING, "Folder for the model; the prepared text lies in its folder 'text'.")
+    order: int = option(3, "Tokens of the longest n-grams, 2 to 5.")
+    max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
+
+    def __post_init__(self):
+        """Check the values."""
+        super().__post_init__()
+        check_minimum(self, 1, "max_sentence_tokens")
+        if not 2 <= self.order <= 5:
+            raise ValueError(f"order must be from 2 to 5 and is {self.order}.")
+
+
+# Program -> its arguments, by the attribute of the recipe that holds them.
+COMMAND_LINES: dict[str, dict[str, type]] = {
+    "pretrain_gpst": parts_of(GPSTModelArguments, DataArguments, evaluation=EvaluationArguments),
+    "train_ngram": {"arguments": NGramArguments},
+}

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the programs that read text, sentence by sentence or as a stream, and trees to compare with."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from hf_synlm.data.arguments import option
+from hf_synlm.data.punctuation import check_tags, keep_words
+from hf_synlm.data.text import read_lines
+from hf_synlm.data.tokenizers import character_tokenizer
+from hf_synlm.data.treebank import TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, make_treebank
+from hf_synlm.evaluation.trees.parsing import CONVENTIONS
+from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum, parts_of
+from hf_synlm.training.tasks.sentence_files import BatchedFileArguments, Sentences, check_files
+
+TREE_TEST_LINES = 200  # that are read to tell trees from text
+
+
+Preprocessing = Literal["none", "ptb-concat", "words-only"]
+
+
+@dataclass
+class TextDataArguments(BatchedFileArguments):
+    """Files of text or trees, and how their words become tokens; sentences are read one by one."""
+
+    file_format: Literal["treebank", "text"] = option(
+        "treebank", "'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces."
+    )
+    preprocessing: Preprocessing = option(
+        "none",
+        "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
+        "'words-only': drop leaves whose tag is punctuation, $ or #.",
+    )
+    max_sentence_words: int | None = option(None, "Leave out sentences with more words, counted after preprocessing.")
+    tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
+    max_batch_tokens: int = option(5000, "Sentences: largest padded size of a micro batch.")
+    test_batch_size: int | None = option(
+        None,
+        "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With one row "
+        "of a stream every token is predicted from all before it.",
+    )
+
+    tokenizer_options = f"{BatchedFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
+    batching = "sentences"
+    bptt = 0
+    tree_supervision = False
+    binarized_spans = False
+    min_sentence_words = 0
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "max_batch_tokens max_sentence_words test_batch_size")
+        if self.tokenizer_type == "characters":
+            self._check_defaults("belongs to words, not to characters", "lowercase", "replace_numbers",
+                                 "tokenizer_vocab_size", "unknown_words")  # fmt: skip
+        if self.file_format == "text":
+            self._check_defaults("needs trees", "preprocessing")
+            if not self.train_files:
+                raise ValueError("train_files are not set. Pass files of text, one sentence per line.")
+        super().__post_init__()
+        if self.file_format == "text":
+            check_text(*self.files)
+
+    def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
+        """Make a tokenizer from sentences: of words, or of characters, always with an end token."""
+        if self.tokenizer_type == "characters":
+            return character_tokenizer(map(" ".join, sentences), min_count=self.tokenizer_min_frequency)
+        return super().make_tokenizer(sentences, end_token)
+
+    def _check_defaults(self, reason: str, *names: str) -> None:
+        """Raise ValueError for an argument that is not its default."""
+        for name in names:
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"{name} is {value!r}, which {reason}. Leave it out.")
+
+    def describe(self, kind: str = "trees") -> str:
+        """Sentences for the model card."""
+        prepared = "" if self.preprocessing == "none" else f" Preprocessing: {self.preprocessing}."
+        return super().describe(kind if self.tree_supervision else "text") + prepared
+
+
+@dataclass
+class StreamDataArguments(TextDataArguments):
+    """Files of text or trees, how they become tokens, and how the tokens are read."""
+
+    batching: Literal["stream", "sentences"] = option(
+        "stream", "'stream': segments of running text, the state carried along; 'sentences': one by one."
+    )
+    bptt: int = option(70, "Usual length of a segment in tokens.")
+    variable_bptt: bool = option(
+        True, "Draw the length of each training segment around bptt (or half of it), and scale its rate."
+    )
+    tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
+    binarized_spans: bool = option(False, "PaLM: spans that binarization to the right adds are gold, too.")
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "bptt")
+        if self.file_format == "text":
+            self._check_defaults("needs trees", "tree_supervision")
+        super().__post_init__()
+
+
+def check_text(*paths: str) -> None:
+    """Raise ValueError for a file that begins with a tree: its brackets and labels would be learned as words."""
+    for path in paths:
+        if any(line.count("\t") == 9 for line in islice(read_lines(path), TREE_TEST_LINES)):
+            raise ValueError(f"{path!r} is a treebank in CoNLL-U. Use --file-format treebank, or pass a file of words.")
+        trees = parse_treebank(islice(read_lines(path), TREE_TEST_LINES), split_leaves=True)
+        try:
+            tree = next(trees, None)
+        except ValueError:
+            continue  # not a tree
+        # A bare leaf such as (laughter continues) may be text.
+        if tree is not None and any(label != "ROOT" for label, _, _ in tree.labeled_spans):
+            raise ValueError(f"{path!r} begins with a tree. Use --file-format treebank, or pass a file of words.")
+
+
+def read_trees(
+    paths: Sequence[str], preprocessing: Preprocessing = "none", reading: dict[str, Any] | None = None
+) -> Iterator[TreebankSentence]:
+    """Read treebank files and preprocess their sentences; those without words are left out."""
+    reading = reading or {}
+    if preprocessing == "words-only":
+        _check_tags(tuple(paths), json.dumps(reading))
+    for path in paths:
+        for sentence in read_treebank(path, **reading):
+            if preprocessing == "words-only":
+                prepared = sentence.select_words(keep_words(sentence.words, sentence.tags, "tag"))
+            else:
+                prepared = to_ptb_concat(sentence) if preprocessing == "ptb-concat" else sentence
+            if prepared is not None and prepared.words:
+                yield prepared
+
+
+@cache
+def _check_tags(paths: tuple[str, ...], reading: str) -> None:
+    """Raise ValueError where tags do not tell words; files that are read again were checked."""
+    remedy = f"leave out the preprocessing 'words-only' of {', '.join(paths)}"
+    check_tags(count_tags(paths, **json.loads(reading)), remedy)
+
+
+@dataclass
+class ParsingArguments:
+    """Which trees are compared with the induced ones, and how."""
+
+    parsing_files: list[str] = option(
+        [], "Treebanks parsed after every epoch; default: the validation files, if they are treebanks."
+    )
+    final_parsing_files: list[str] = option(
+        [], "Treebanks that the final model parses; default: the test files, if they are treebanks."
+    )
+    parsing_preprocessing: Preprocessing | None = option(
+        None, "Preprocessing of these trees; default: that of the training text."
+    )
+    parsing_max_words: int | None = option(
+        None,
+        "Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, without "
+        "it; default: max_sentence_words.",
+    )
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
+    )
+    parsing_convention: str = option("on-lstm", f"How spans are counted: {', '.join(CONVENTIONS)}.")
+    parse_options: str | None = option(
+        None, "Options of `parse`, such as decoder=biased,layer=1; written like --config-overrides."
+    )
+    parse_sentences: int | None = option(
+        None, "Sentences parsed after every epoch, spread evenly; default: all; 0: none."
+    )
+    parse_batch_size: int = option(32, "Sentences per process that are parsed together.")
+    final_report: bool = option(
+        False,
+        "At the end, compare the saved model with and without hf_synlm, parse some of the final sentences and "
+        "generate one.",
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "parse_batch_size parsing_max_words")
+        check_minimum(self, 0, "parse_sentences")
+        check_choice("parsing_convention", self.parsing_convention, CONVENTIONS)
+        check_files(*self.parsing_files, *self.final_parsing_files)
+
+    def complete(self, data: TextDataArguments) -> None:
+        """Complete the arguments from those of the data."""
+        if data.file_format == "treebank":
+            self.parsing_files = self.parsing_files or data.validation_files
+            self.final_parsing_files = self.final_parsing_files or data.test_files
+        self.parsing_preprocessing = self.parsing_preprocessing or data.preprocessing
+        self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
+        if self.final_report and not self.report_files:
+            raise ValueError(
+                "final_report needs trees to parse. Set final_parsing_files, or turn it off: --final-report false."
+            )
+
+    @property
+    def report_files(self) -> list[str]:
+        """Trees that the final report parses: those of the test, or else of the evaluations."""
+        return self.final_parsing_files or self.parsing_files
+
+    def treebank(self, paths: list[str], reading: dict[str, Any], max_sentences: int | None = None) -> Treebank:
+        """Read gold trees."""
+        trees = read_trees(paths, self.parsing_preprocessing or "none", reading)
+        return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
+
+    def _is_short(self, sentence: TreebankSentence) -> bool:
+        is_word = keep_words(sentence.words, sentence.tags, "tag")
+        count = len(is_word) if self.punctuation == "keep" else sum(is_word)
+        return self.parsing_max_words is None or count <= self.parsing_max_words
+
+
+@dataclass
+class ScheduleArguments:
+    """Which optimizers train the epochs, with which rates."""
+
+    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = option(
+        "sgd-asgd",
+        "'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
+        "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
+        "'adam-plateau': Adam, its rate lowered when the validation loss stops falling (PRPN).",
+    )
+    non_monotone_interval: int = option(
+        5,
+        "sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one from before the "
+        "last N epochs, N being this value (non-monotone trigger).",
+    )
+    averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.")
+    averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
+    finetuning_epoch: int = option(0, "After this epoch begin the averages anew, if averaging has begun; 0: never.")
+    plateau_patience: int = option(2, "adam-plateau: lower the rate after more than this many epochs without a best.")
+    plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 0, "finetuning_epoch plateau_patience")
+        check_minimum(self, 1, "non_monotone_interval averaging_epoch")
+        if not 0 < self.plateau_factor < 1:
+            raise ValueError(f"plateau_factor must be between 0 and 1 and is {self.plateau_factor}.")
+        if self.averaging_learning_rate is not None and not 0 < self.averaging_learning_rate < math.inf:
+            raise ValueError(
+                f"averaging_learning_rate must be positive and finite and is {self.averaging_learning_rate}."
+            )
+        if self.finetuning_epoch and self.schedule == "adam-plateau":
+            raise ValueError("finetuning_epoch goes with averaged weights. Leave it out or choose another schedule.")
+
+
+@dataclass
+class RecurrentTrainingArguments(TrainingArguments):
+    """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
+
+    per_device_train_batch_size: int = option(
+        8, "Rows of the stream per process; with sentences, the largest batch of a process."
+    )
+    per_device_eval_batch_size: int = option(
+        8, "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of a process."
+    )
+    learning_rate: float = option(30.0, "Learning rate of the first phase.")
+    adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
+    weight_decay: float = option(1.2e-6, "L2 penalty, added to the gradients of all parameters after the clipping.")
+    max_grad_norm: float = option(0.25, "Gradients are clipped to this norm; 0: they are not clipped.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option("constant", "Not used here: see schedule.")
+    warmup_ratio: float = option(0.0, "Not used here: see schedule.")
+    gradient_checkpointing: bool = option(False, "Not for recurrent models.")
+    torch_compile: bool = option(False, "Not for recurrent models.")
+
+    def __post_init__(self):
+        """Check the values."""
+        super().__post_init__()
+        for name, value in (("lr_scheduler_type", "constant"), ("warmup_ratio", 0), ("num_warmup_steps", None)):
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but the rate follows schedule. Leave {name} out.")
+        for name in ("gradient_checkpointing", "torch_compile"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is set, but these models have no layers to apply it to. Leave it out.")
+        if self.evaluation_steps:
+            raise ValueError(
+                f"evaluation_steps is {self.evaluation_steps}, but evaluations end epochs here. Leave it out."
+            )
+
+
+@dataclass
+class RecurrentModelArguments(ModelArguments):
+    """A recurrent model; the default presets are those of the words of the Penn Treebank."""
+
+    program = "train_recurrent"
+
+    architecture: str = option(
+        "on_lstm", "'on_lstm', 'prpn', 'palm', 'ordered_memory', or 'awd_lstm', the baseline without trees."
+    )
+
+
+@dataclass
+class PCFGModelArguments(ModelArguments):
+    """The grammar; the preset is 'neural-pcfg', 'compound-pcfg', 'tn-pcfg', 'rank-space-pcfg' or 'simple-pcfg'."""
+
+    program = "train_pcfg"
+
+    architecture: str = option("pcfg", "'pcfg'.")
+
+
+@dataclass
+class PCFGDataArguments(TextDataArguments):
+    """Files of text or trees; the words become tokens. Sentences of one word are left out: no grammar has them."""
+
+    max_sentence_words: int | None = option(40, "Leave out sentences with more words, counted after preprocessing.")
+    tokenizer_vocab_size: int | None = option(
+        10_000, "Largest number of token ids, special tokens and classes of unknown words included."
+    )
+    batch_group_size: int = option(64, "Sentences of similar length from which the batches are drawn.")
+
+    min_sentence_words = 2
+
+
+@dataclass
+class PCFGParsingArguments(ParsingArguments):
+    """Which trees are compared with the grammar's; spans are counted as in the papers of the grammars."""
+
+    parsing_convention: str = option("compound-pcfg", f"How spans are counted: {', '.join(CONVENTIONS)}.")
+
+
+@dataclass
+class CurriculumArguments:
+    """Short sentences first."""
+
+    curriculum_words: int = option(30, "Longest sentences of the first epoch in words; 0: all from the start.")
+    curriculum_growth: int = option(1, "Words by which the longest sentences of an epoch are longer than before.")
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 0, "curriculum_words curriculum_growth")
+        if self.curriculum_words == 1:
+            raise ValueError("curriculum_words is 1, but sentences have two words or more. Use 0 or at least 2.")
+
+
+@dataclass
+class PCFGTrainingArguments(TrainingArguments):
+    """The arguments of all programs with the authors' defaults; epochs decide about evaluations here."""
+
+    per_device_train_batch_size: int = option(4, "Sentences per process and micro step.")
+    per_device_eval_batch_size: int = option(32, "Sentences per process in evaluation.")
+    num_train_epochs: int = option(10, "Passes through the data; 0: max_train_steps decides.")
+    learning_rate: float = option(1e-3, "Adam: learning rate.")
+    adam_beta1: float = option(0.75, "Adam: decay of the first moment.")
+    adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
+    max_grad_norm: float = option(3.0, "Clip gradients to this norm; 0 disables.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
+        "constant", "Decay after the warm-up: linear or cosine (both to 0), or constant."
+    )
+    warmup_ratio: float = option(0.0, "Warm-up as a share of all steps.")
+
+
+# Program -> its arguments, by the attribute of the recipe that holds them.
+COMMAND_LINES: dict[str, dict[str, type]] = {
+    "train_recurrent": parts_of(
+        RecurrentModelArguments, StreamDataArguments, RecurrentTrainingArguments,
+        parsing=ParsingArguments, schedule=ScheduleArguments,
+    ),
+    "train_pcfg": parts_of(
+        PCFGModelArguments, PCFGDataArguments, PCFGTrainingArguments,
+        parsing=PCFGParsingArguments, curriculum=CurriculumArguments,
+    ),
+}  # fmt: skip

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the programs that read gold trees: grammars, the span parser, and the counted PCFG."""
+
+import math
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from hf_synlm.data.arguments import option
+from hf_synlm.data.files import check_target
+from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
+from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
+from hf_synlm.hub.checkpoint import is_folder
+from hf_synlm.training.arguments.text import RecurrentTrainingArguments
+from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, parts_of, refuse_trees
+from hf_synlm.training.tasks.sentence_files import (
+    MIN_FREQUENCY,
+    UNKNOWN_WORDS,
+    VOCAB_SIZE,
+    BatchedFileArguments,
+    SentenceFileArguments,
+    Sentences,
+)
+
+
+@dataclass
+class TreeDataArguments(BatchedFileArguments):
+    """Treebank files, how words become tokens, and how sentences become batches."""
+
+    max_sentence_tokens: int = option(300, "Leave longer sentences out of training.")
+    tokenizer_type: Literal["words", "bpe", "unigram"] = option(
+        "words", "Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
+    )
+    tokenizer_vocab_size: int = option(50000, VOCAB_SIZE)
+    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY)
+    tokenizer_byte_fallback: bool = option(
+        False,
+        "Of 'bpe': spell characters that the sentences lack with bytes (256 of the vocabulary). No word is unknown.",
+    )
+    unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
+    max_batch_actions: int = option(
+        26000, "Largest padded size of a micro batch: sentences times actions of the longest derivation."
+    )
+    preprocessing_num_workers: int | None = option(None, "Processes that encode trees.")
+
+    def __post_init__(self):
+        """Check the values."""
+        if self.tokenizer_byte_fallback and self.tokenizer_type != "bpe":
+            raise ValueError(f"tokenizer_byte_fallback belongs to 'bpe', not to {self.tokenizer_type!r}: leave it out.")
+        if self.tokenizer_type != "words" and (self.lowercase or self.replace_numbers):
+            raise ValueError(f"lowercase and replace_numbers belong to words, not to {self.tokenizer_type!r}.")
+        check_minimum(self, 1, "max_sentence_tokens max_batch_actions")
+        super().__post_init__()
+
+    def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
+        """Make a tokenizer from sentences: of words, or of pieces of words."""
+        if self.tokenizer_type == "words":
+            return super().make_tokenizer(sentences, end_token)
+        return subword_tokenizer(
+            sentences,
+            self.tokenizer_vocab_size,
+            model=self.tokenizer_type,
+            min_frequency=self.tokenizer_min_frequency,
+            byte_fallback=self.tokenizer_byte_fallback,
+        )
+
+
+@dataclass
+class EvaluationArguments:
+    """What is measured on the way and at the end."""
+
+    search_sentences: int = option(
+        0, "Validation sentences to parse in every evaluation but the first; 0 disables. RNNG only."
+    )
+    final_search_sentences: int | None = option(
+        None, "Test sentences that the final model parses; default: all; 0 disables. RNNG only."
+    )
+    search_batch_size: int = option(10, "Sentences per process in a search batch.")
+    num_beams: int | None = option(None, "Word beam: derivations kept after each word. Default: the model's.")
+    action_beam_size: int | None = option(
+        None, "Action beam: derivations kept after each action. Default: the model's."
+    )
+    fast_track_size: int | None = option(
+        None, "Fast-track derivations, which reach the next word in any case. Default: the model's."
+    )
+    final_report: bool = option(
+        False,
+        "At the end, compare the saved model with and without hf_synlm, parse some test sentences and generate one. "
+        "RNNG only.",
+    )
+    report_punctuation: list[str] = option(
+        ["ignore"],
+        "How the final report treats punctuation, one or more of: 'remove', 'ignore', 'keep' (for tags that are not "
+        "the Penn Treebank's). Each has its own baselines.",
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "num_beams action_beam_size search_batch_size")
+        check_minimum(self, 0, "search_sentences final_search_sentences fast_track_size")
+        for treatment in self.report_punctuation:
+            check_choice("report_punctuation", treatment, PUNCTUATION)
+
+    def refuse_trees(self, architecture: str) -> None:
+        """Refuse options of the search for a baseline, which has no trees."""
+        names = "search_sentences final_search_sentences num_beams action_beam_size fast_track_size final_report"
+        refuse_trees(self, architecture, names)
+
+    def beam(self, config: Any) -> dict[str, int]:
+        """Widths of the search; default: those of the model."""
+        widths = {"num_beams": config.scoring_num_beams}
+        if config.gives_labels:
+            widths |= {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
+        return {name: width if getattr(self, name) is None else getattr(self, name) for name, width in widths.items()}
+
+
+@dataclass
+class RNNGModelArguments(ModelArguments):
+    """RNNG, or a baseline without trees."""
+
+    program = "train_rnng"
+
+    architecture: str = option(
+        "rnng",
+        "'rnng' (left-corner with --config-overrides transition_system=in_order), or a baseline without trees: 'lstm', "
+        "or 'gpt2', which has no preset.",
+    )
+
+    def __post_init__(self):
+        """Check that a GPT-2 is trained from scratch."""
+        if self.architecture == "gpt2" and (self.model_name_or_path or self.model_preset):
+            raise ValueError(
+                "A gpt2 is trained from scratch, by the sizes of its configuration. Leave --model-name-or-path and "
+                "--model-preset out, and give --config-overrides."
+            )
+        super().__post_init__()
+
+
+LORA_OPTIONS = "lora_alpha lora_dropout lora_target_modules label_learning_rate bias_learning_rate".split()
+
+
+@dataclass
+class TreeLMModelArguments(ModelArguments):
+    """Tree LM; `--config-overrides structure_attention=stack_compose` makes it a Transformer Grammar."""
+
+    program = "train_tree_lm"
+
+    architecture: str = option("tree_lm", "'tree_lm'.")
+    backbone: str | None = option(
+        None,
+        "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...) whose weights and tokenizer to begin with. With "
+        "--model-name-or-path: the backbone of that adapter.",
+    )
+    backbone_name: str | None = option(
+        None, "Hub name of the backbone if --backbone is a folder, from which an adapter is loaded elsewhere."
+    )
+    lora_r: int | None = option(
+        None,
+        "Train LoRA of this rank instead of all weights of the backbone; the table of the labels and their biases are "
+        "trained in full. The model that is saved is an adapter of the backbone.",
+    )
+    lora_alpha: int | None = option(None, "Scale of LoRA; default: twice the rank.")
+    lora_dropout: float | None = option(None, "Dropout of LoRA; default: 0.")
+    lora_target_modules: list[str] | None = option(
+        None, "Layers of the backbone that get LoRA, such as q_proj v_proj; default: all that are linear."
+    )
+    label_learning_rate: float | None = option(
+        None, "With LoRA, learning rate of the table of the labels; default: 8 times --learning-rate."
+    )
+    bias_learning_rate: float | None = option(
+        None, "With LoRA, learning rate of the biases of the labels; default: 40 times --learning-rate."
+    )
+
+    def __post_init__(self):
+        """Check that options of LoRA stand beside a rank and a backbone, and that their values are possible."""
+        super().__post_init__()
+        check_minimum(self, 1, "lora_r lora_alpha")
+        check_minimum(self, 0, "lora_dropout label_learning_rate bias_learning_rate")
+        if self.lora_r is None:
+            given = {name: getattr(self, name) for name in LORA_OPTIONS if getattr(self, name) is not None}
+            for name, value in given.items():
+                raise ValueError(f"{name} is {value!r} without lora_r. Pass --lora-r, or leave it out.")
+        elif self.backbone is None or self.model_name_or_path is not None:
+            raise ValueError("lora_r needs the weights of a backbone. Pass --backbone, and no --model-name-or-path.")
+        for name in ("lora_dropout", "label_learning_rate", "bias_learning_rate"):
+            value = getattr(self, name)
+            if value is not None and (not math.isfinite(value) or (name == "lora_dropout" and value >= 1)):
+                rule = "below 1" if name == "lora_dropout" else "finite"
+                raise ValueError(f"{name} is {value} and must be {rule}.")
+        if self.backbone_name is not None:
+            if self.backbone is None or is_folder(self.backbone_name):
+                raise ValueError(f"backbone_name {self.backbone_name!r} is the name on the Hub of --backbone FOLDER.")
+
+
+@dataclass
+class PushdownModelArguments(ModelArguments):
+    """Pushdown Layers."""
+
+    program = "train_pushdown"
+
+    architecture: str = option("pushdown", "'pushdown'.")
+
+
+@dataclass
+class URNNGModelArguments(ModelArguments):
+    """The model, and the network that proposes its trees."""
+
+    program = "train_urnng"
+
+    architecture: str = option("urnng", "'urnng'.")
+    network_hidden_size: int = option(256, "Width of the inference network's LSTM in each direction.")
+
+
+@dataclass
+class VariationalArguments:
+    """What is learned from which trees; the defaults are those of the paper."""
+
+    objective: Literal["unsupervised", "supervised"] = option(
+        "unsupervised", "'unsupervised': trees that the inference network draws; 'supervised': gold trees, binarized."
+    )
+    num_samples: int = option(8, "Trees drawn for a sentence, in training and in evaluations.")
+    kl_epochs: int = option(2, "Epochs in which the weight of the KL divergence rises from 0 to 1.")
+    network_epochs: int = option(
+        2, "Epochs in which the inference network learns, too. (The authors' program stops one earlier than it says.)"
+    )
+    action_learning_rate: float = option(0.1, "SGD: rate of the action head.")
+    network_learning_rate: float = option(1e-4, "Adam: rate of the inference network.")
+    model_grad_norm: float = option(5.0, "Gradients of the model are clipped to this norm.")
+    network_grad_norm: float = option(1.0, "Gradients of the inference network are clipped to this norm.")
+    decay_epoch: int = option(
+        8, "After the first later epoch that is not better than all before it, start to halve the rates every epoch."
+    )
+    min_learning_rate: float = option(0.03, "Stop when learning_rate has fallen below this.")
+    importance_samples: int = option(1000, "Trees per test sentence for the perplexity of the final model.")
+    importance_temperature: float = option(2.0, "Divides the network's scores for them; above 1, they differ more.")
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "num_samples importance_samples")
+        check_minimum(self, 0, "kl_epochs network_epochs decay_epoch min_learning_rate")
+        for name in "action_learning_rate network_learning_rate model_grad_norm network_grad_norm".split():
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive and is {getattr(self, name)}.")
+
+
+@dataclass
+class URNNGTrainingArguments(RecurrentTrainingArguments):
+    """The arguments of all programs; epochs decide about rates and evaluations here."""
+
+    per_device_train_batch_size: int = option(16, "Sentences per process and micro step.")
+    learning_rate: float = option(1.0, "SGD: rate of the model but for the action head.")
+    weight_decay: float = option(0.0, "L2 penalty, added to the gradients after the clipping.")
+    max_grad_norm: float = option(0.0, "Not used here: see model_grad_norm and network_grad_norm.")
+
+
+@dataclass
+class SpanParserModelArguments(ModelArguments):
+    """The encoder, and which of its weights are trained."""
+
+    program = "train_span_parser"
+
+    architecture: str = option("span_parser", "'span_parser'.")
+    encoder: str | None = option(None, "Folder or Hub name of the encoder whose weights and tokenizer to begin with.")
+    encoder_name: str | None = option(
+        None, "Hub name of the encoder if --encoder is a folder, from which an adapter is loaded elsewhere."
+    )
+    lora_r: int = option(0, "Train LoRA of this rank, and save an adapter of the encoder; 0: train all its weights.")
+
+    def __post_init__(self):
+        """Check that there is an encoder to begin with."""
+        super().__post_init__()
+        check_minimum(self, 0, "lora_r")
+        if self.encoder is None or self.model_name_or_path is not None:
+            raise ValueError("A span parser begins with an encoder. Pass --encoder, and no --model-name-or-path.")
+
+
+@dataclass
+class SpanDataArguments(BatchedFileArguments):
+    """Treebanks, how often each is read, and the size of batches."""
+
+    train_weights: list[float] = option(
+        [], "How often an epoch reads the sentences of each of --train-files, such as 3 1 0.35; default: once."
+    )
+    max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.")
+    evaluation_sentences: int | None = option(None, "Sentences of each of --validation-files; default: all.")
+
+    def __post_init__(self):
+        """Check the values."""
+        super().__post_init__()
+        check_minimum(self, 1, "max_batch_tokens evaluation_sentences")
+        self.train_weights = self.train_weights or [1.0] * len(self.train_files)
+        wrong = [weight for weight in self.train_weights if not 0 < weight < math.inf]
+        if wrong or len(self.train_weights) != len(self.train_files):
+            raise ValueError(
+                f"train_weights are {self.train_weights}. Give a positive number for each of --train-files."
+            )
+
+    def read(self, files: list[str]) -> list[list[TreebankSentence]]:
+        """The sentences of each file."""
+        return [list(read_treebank(path, **self.reading)) for path in files]
+
+
+@dataclass(kw_only=True)
+class TreebankPCFGArguments(SentenceFileArguments):
+    """The trees, and how they become rules."""
+
+    output_dir: str = option(MISSING, "Folder for the model.")
+    overwrite_output_dir: bool = option(False, "Replace the model in the output folder.")
+    horizontal_order: int = option(1, "How many children a constituent remembers where it is made binary.")
+    parent_annotation: bool = option(True, "Constituents know the label of the constituent that they are in.")
+    lexicon_smoothing: float = option(
+        1.0, "Words of each preterminal that are added as its tag has them, and of each tag as the text has them."
+    )
+    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY)
+    unknown_words: UnknownRule = option("berkeley2", UNKNOWN_WORDS)
+
+    def __post_init__(self):
+        """Check the values."""
+        super().__post_init__()
+        check_minimum(self, 0, "horizontal_order")
+        if not 0 < self.lexicon_smoothing < math.inf:
+            raise ValueError(f"lexicon_smoothing is {self.lexicon_smoothing}: it must be finite and above 0.")
+        if Path(self.output_dir).exists() and not self.overwrite_output_dir:
+            raise ValueError(f"{self.output_dir!r} exists. Choose another output_dir, or pass overwrite_output_dir.")
+        check_target(self.output_dir, overwrite=True, inputs=self.files)
+
+    def read(self, split: str) -> list[TreebankSentence]:
+        """Trees of two or more words."""
+        files = getattr(self, f"{split}_files")
+        return [tree for path in files for tree in read_treebank(path, **self.reading) if len(tree.words) > 1]
+
+
+# Program -> its arguments, by the attribute of the recipe that holds them.
+COMMAND_LINES: dict[str, dict[str, type]] = {
+    "train_rnng": parts_of(RNNGModelArguments, TreeDataArguments, evaluation=EvaluationArguments),
+    "train_tree_lm": parts_of(TreeLMModelArguments, TreeDataArguments, evaluation=EvaluationArguments),
+    "train_pushdown": parts_of(PushdownModelArguments, TreeDataArguments, evaluation=EvaluationArguments),
+    "train_urnng": parts_of(
+        URNNGModelArguments, TreeDataArguments, URNNGTrainingArguments, variational=VariationalArguments
+    ),
+    "train_span_parser": parts_of(SpanParserModelArguments, SpanDataArguments),
+    "train_treebank_pcfg": {"arguments": TreebankPCFGArguments},
+}
