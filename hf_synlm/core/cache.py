@@ -85,14 +85,6 @@ class StateCache(Cache):
         if self.state is not None:
             self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
 
-    def check_rows(self, num_rows: int) -> None:
-        """Raise ValueError if the cache holds another number of sentences."""
-        if self.batch_size != num_rows:
-            raise ValueError(
-                f"past_key_values holds {self.batch_size} rows and input_ids {num_rows}. Pass the cache that was "
-                "returned for the same rows, expand it with past_key_values.batch_repeat_interleave, or leave it out."
-            )
-
     def reset(self) -> None:
         """Forget everything."""
         self.state, self.num_columns = None, 0

@@ -77,7 +77,11 @@ def segment_mask(
     """
     columns, attention_mask = columns_of(input_ids, inputs_embeds), padding_mask(attention_mask)
     if cache is not None and cache.is_initialized:
-        cache.check_rows(len(columns))
+        if cache.batch_size != len(columns):
+            raise ValueError(
+                f"past_key_values holds {cache.batch_size} rows and input_ids {len(columns)}. Pass the cache that "
+                "was returned for the same rows, or leave it out."
+            )
         both = (len(columns), cache.num_columns + columns.shape[-1])
         if attention_mask is not None and attention_mask.shape == both:
             attention_mask = attention_mask[:, cache.num_columns :]

@@ -435,8 +435,11 @@ def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, 
             )
         attention_mask = attention_mask[:, -input_ids.shape[1] :]
     mask = checked_mask(config, input_ids, attention_mask)
-    if cache.state is not None:
-        cache.check_rows(len(input_ids))
+    if cache.state is not None and cache.batch_size != len(input_ids):
+        raise ValueError(
+            f"past_key_values holds {cache.batch_size} sentences, input_ids {len(input_ids)} rows. Expand it with "
+            "past_key_values.batch_repeat_interleave, or start without one."
+        )
     return mask
 
 

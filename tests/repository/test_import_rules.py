@@ -63,18 +63,18 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8670),
-    "rnng": (SHARED + SEARCH + STATES + LABELED, 8810),
-    "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6350),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
+    "gpst": (SHARED + SEARCH + BINARY + "trees_prefixes", 8650),
+    "rnng": (SHARED + SEARCH + STATES + LABELED, 8780),
+    "urnng": (SHARED + SEARCH + BINARY + STATES + "rnng_forest_lstm", 6340),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4000),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4450),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3710),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3700),
     "tree_lm": (
         SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        8990,
+        8960,
     ),
-    "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6260),
+    "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6240),
     "pcfg": (
         SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
         4500,

@@ -66,7 +66,11 @@ class PCFGCache(StateCache):
         return torch.stack(logits, 1)
 
     def _mask(self, config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        self.check_rows(len(input_ids))
+        if len(input_ids) != self.batch_size:
+            raise ValueError(
+                f"past_key_values holds {self.batch_size} rows and input_ids {len(input_ids)}. Pass the cache that "
+                "was returned for the same rows, or leave it out."
+            )
         attention_mask = padding_mask(attention_mask)
         if attention_mask is None:
             if self.num_columns:
