@@ -394,15 +394,15 @@ class Beliefs:
         ),
     ] = None
     belief_order: Annotated[
-        float, typer.Option(min=0, help="Order of --belief-update, also inf; 1: Kullback-Leibler.")
-    ] = 1.0
+        float | None, typer.Option(min=0, help="Order of --belief-update, also inf; default: 1, Kullback-Leibler.")
+    ] = None
 
     @property
     def beliefs(self) -> tuple[str, float] | None:
         """Kind and order of the belief update that is asked for."""
-        if self.belief_order != 1 and self.belief_update is None:
+        if self.belief_order is not None and self.belief_update is None:
             raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
-        return self.belief_update and (self.belief_update, self.belief_order)
+        return self.belief_update and (self.belief_update, 1.0 if self.belief_order is None else self.belief_order)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

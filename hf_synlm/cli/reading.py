@@ -165,7 +165,7 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
             tokenize = scorer.tokenization(self.tokenize)
             settings = {**scorer.options(), "context": context, "tokenize": tokenize, "model": scorer.name}
             settings["word_correction"] = correct
-            beliefs = f"{name} {self.belief_update} beliefs, order {self.belief_order:g}"
+            beliefs = f"{name} {self.beliefs[0]} beliefs, order {self.beliefs[1]:g}" if self.beliefs else ""
             columns = {name: "surprisal_bits", beliefs: "belief_update_bits"}
             table = with_places(rows, name)
             found += [Predictor(*pair, table, settings=settings) for pair in columns.items() if pair[1] in table]

@@ -301,7 +301,7 @@ def surprisal(
     described |= {} if given.trees is None else given.describe(scorer)
     settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
     if measures.beliefs is not None:  # JSON has no inf
-        settings["belief_update"] = [measures.belief_update, f"order {measures.belief_order:g}"]
+        settings["belief_update"] = [measures.beliefs[0], f"order {measures.beliefs[1]:g}"]
     settings |= {"seed": scoring.seed, "frequencies": measures.frequencies, **described}
     seconds = time.perf_counter() - start
     data: dict[str, Any] = {"files": describe_files(opened.files), "columns": columns}

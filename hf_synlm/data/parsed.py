@@ -166,7 +166,7 @@ class ParsedSentence:
         if not 0 <= hypothesis < len(self.hypotheses):
             raise ValueError(
                 f"there is no tree {hypothesis} of {' '.join(self.words)!r}: the parser gave {len(self.hypotheses)}; "
-                "a wider beam may find more"
+                "a wider beam of a search may find more"
             )
         return self.hypotheses[hypothesis]
 

@@ -170,7 +170,8 @@ def word_tokenizer(
     if not known:
         raise ValueError(
             f"no word is left of {len(counts)} with min_count {min_count} and vocab_size {vocab_size}, "
-            f"{len(reserved)} of which are for special tokens and classes: lower min_count or raise vocab_size"
+            f"{len(reserved)} of which are for special tokens and classes: lower min_count "
+            "(--tokenizer-min-frequency) or raise vocab_size (--tokenizer-vocab-size)"
         )
     return tokenizer_of_words(
         [*reserved, *known],

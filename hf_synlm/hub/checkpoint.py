@@ -204,7 +204,7 @@ def one_line_errors(name: str, kind: str) -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).partition(" Model type should be one of")[0]  # hundreds of classes
     return text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
 
 

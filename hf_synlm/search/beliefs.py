@@ -37,13 +37,13 @@ def renyi_divergence(log_q: Tensor, log_p: Tensor, order: float) -> Tensor:
     log_q, log_p = (values - values.logsumexp(1, keepdim=True) for values in (log_q, log_p))
     exists = log_q > NEG_INF
     ratio = (log_q - log_p).masked_fill(~exists, 0.0)
-    if order == 1:
+    if abs(order - 1) < 1e-7:  # the sum below would be lost in rounding
         value = (log_q.exp() * ratio).sum(1)
     elif order == math.inf:
         value = ratio.masked_fill(~exists, NEG_INF).amax(1)
     else:
-        value = (log_p + order * ratio).masked_fill(~exists, NEG_INF).logsumexp(1) / (order - 1)
-    return value.nan_to_num(nan=0.0, posinf=0.0).clamp(min=0.0)
+        value = (order * log_q + (1 - order) * log_p).masked_fill(~exists, NEG_INF).logsumexp(1) / (order - 1)
+    return value.masked_fill(~exists.any(1), 0.0).clamp(min=0.0)
 
 
 class BeliefUpdates:

@@ -48,6 +48,9 @@ def test_divergences_are_their_sums(order: float) -> None:
     merged = renyi_divergence(*(values.view(20, 3, 2).sum(2).log() for values in (q, p)), order)
     assert (merged <= found + 1e-12).all()
     assert not renyi_divergence(torch.full_like(q, -math.inf), p.log(), order).any()
+    assert torch.allclose(renyi_divergence(q.log(), p.log(), order + 1e-12), found)
+    more = q.masked_fill(p == 0, 1.0)  # all of it where p has nothing
+    assert renyi_divergence(more.log(), p.log(), order).isinf().all() == (order >= 1)
 
 
 # ---- against enumeration

@@ -14,6 +14,10 @@ from hf_synlm import PCFGForCausalLM
 from hf_synlm.cli import main as synlm
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.text.perplexity import perplexities
+from hf_synlm.evaluation.text.scoring import TextScorer
+from hf_synlm.evaluation.text.surprisal import score_words
+from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.loading import load_pretrained
@@ -100,6 +104,19 @@ def test_sentences_and_prefixes_add_up() -> None:
         ids = torch.tensor(list(itertools.product(words, repeat=size)))
         log_probs = model.parse(ids, method="mbr").token_log_probs.sum(1).exp()
         assert log_probs.tolist() == pytest.approx([mass[tuple(row)] for row in ids.tolist()], abs=1e-9)
+
+
+def test_a_sentence_without_derivation_is_infinitely_surprising() -> None:
+    """From the word on that cannot follow; other sentences keep their numbers."""
+    model, tokenizer = counted(list(parse_treebank(TREES.splitlines())))
+    scorer = TextScorer(model, tokenizer)
+    sentences = ["it sleeps", "the dog sleeps it it it it"]
+    possible, impossible = score_words(scorer, [TextItem("1", text) for text in sentences])
+    assert possible.log_probs.isfinite().all()
+    assert impossible.log_probs.isfinite().tolist() == [True] * 4 + [False] * 3
+    assert impossible.log_probs[4] == -math.inf and impossible.log_probs[5:].isnan().all()
+    scores = perplexities([possible, impossible])
+    assert scores["tokens"] == 7 and all(scores[f"word_perplexity{end}"] == math.inf for end in ("", "_with_end"))
 
 
 def test_words_are_smoothed_by_their_tags() -> None:

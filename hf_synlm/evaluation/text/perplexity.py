@@ -55,7 +55,7 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
         "unknown_words": sum(sum(found.unknown) for found in texts),
     }
     if all(found.end is not None for found in texts):
-        nats -= math.fsum(found.end or 0.0 for found in texts)
+        nats -= math.fsum(end for found in texts if not math.isnan(end := found.end or 0.0))
         results |= averages(nats, tokens + len(texts), words + len(texts), "_with_end")
     return results
 

@@ -104,7 +104,8 @@ class LogitReader:
             scores.word_start = _without_prefix(reading["starts"], length + 1)
         if "entropy" in reading:
             scores.entropy = _without_prefix(reading["entropy"][:-1], length)
-        if scores.log_probs[1 - self.num_begin :].isnan().any():
+        found = scores.log_probs[1 - self.num_begin :]
+        if found[found.isneginf().cumsum(0) == 0].isnan().any():  # nothing is predicted after what is impossible
             raise ValueError(
                 f"{self.scorer.name} gives tokens probabilities that are not numbers. Its weights are damaged, or "
                 f"values overflow in {self.model.dtype}: load the model in float32."

@@ -245,6 +245,8 @@ def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence
         sentences.append(EncodedSentence(tuple(texts[k].ids), ends, spelled))
     parsed = parse_encoded(scorer.model, sentences, batch_size=scorer.batch_size, num_processes=scorer.num_processes)
     for k, sentence in zip(full, parsed, strict=True):
+        if not sentence.hypotheses:  # a grammar has no derivation of it
+            continue
         spans = sentence.tree().unlabeled_spans
         if is_grammar:
             owner = [-1, *texts[k].word_of_token, -1]

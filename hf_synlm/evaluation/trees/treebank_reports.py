@@ -158,8 +158,8 @@ def _over_runs(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
     """The numbers of the only run, or the means over several ones, with the standard deviation of F1."""
     if len(numbers) == 1:
         return dict(numbers[0])
-    means = {name: statistics.fmean(each[name] for each in numbers) for name in numbers[0]}
-    means["num_sentences"] = numbers[0]["num_sentences"]
+    columns = {name: [each[name] for each in numbers] for name in numbers[0]}  # counts that are equal stay counts
+    means = {name: found[0] if len(set(found)) == 1 else statistics.fmean(found) for name, found in columns.items()}
     return {**means, "f1_standard_deviation": statistics.stdev(each["f1"] for each in numbers)}
 
 
