@@ -11,7 +11,8 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-from hf_synlm.hub.info import shipped_table
+from hf_synlm.hub.info import shipped_files
+from hf_synlm.models import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUATION = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.S)
@@ -87,3 +88,19 @@ def on_page_content(content: str, **kwargs: Any) -> str:
 def _to_mathml(equation: re.Match[str]) -> str:
     display = "block" if equation["tag"] == "div" else "inline"
     return convert(html.unescape(equation["latex"].strip()), display=display)
+
+
+def shipped_table() -> str:
+    """What ships with each model, as a Markdown table: a row per file, a column per architecture.
+
+    Returns:
+        The table; the last row has the number of files and lines of each architecture.
+    """
+    shipped = {name: shipped_files(name) for name in ARCHITECTURES}
+    lines = {file: count for files in shipped.values() for file, count in files.items()}
+    rows = ["| file | lines | " + " | ".join(ARCHITECTURES) + " |", "| --- | ---: |" + " :---: |" * len(ARCHITECTURES)]
+    for file in sorted(lines):
+        marks = " | ".join("x" if file in files else "" for files in shipped.values())
+        rows.append(f"| {file} | {lines[file]} | {marks} |")
+    totals = " | ".join(f"{len(files)} files, {sum(files.values()):,} lines" for files in shipped.values())
+    return "\n".join([*rows, f"| total | | {totals} |"])

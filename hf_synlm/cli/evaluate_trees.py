@@ -4,7 +4,7 @@
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -34,10 +34,7 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many o
 class CountingOptions(options.TreebankReading):
     """How gold trees are read, and what counts in the score."""
 
-    convention: Annotated[
-        str,
-        typer.Option(help=_CONVENTION),
-    ] = "gpst"
+    convention: Annotated[str, typer.Option(help=_CONVENTION)] = "gpst"
     punctuation: Annotated[
         Literal["remove", "ignore", "keep"] | None,
         typer.Option(
@@ -146,6 +143,11 @@ class _Case(NamedTuple):
     rule: ParsingConvention | EvalbParameters
     runs: dict[str, Any]
 
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the sentences that the convention scores."""
+        of_all = range(len(self.bank.sentences))
+        return self.bank.numbers_scored(self.rule) if isinstance(self.rule, ParsingConvention) else of_all
+
 
 def parsing(
     treebank: options.Treebank,
@@ -208,8 +210,9 @@ def parsing(
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
     options.refuse_repeated("--trees", files)
     options.refuse_repeated("--model", models)
-    if files:
-        _check_unused(parsing)
+    if files and (given := options.differing(parsing, options.Parsing())):
+        flags = ", ".join(map(flag_of, given))
+        raise ValueError(f"{flags}: --trees are already parsed, so this would change nothing. Leave it out.")
     cases = []
     for one in counting.each():
         rule, bank = one.rule(), one.treebank(treebank, limit)
@@ -220,13 +223,8 @@ def parsing(
         if consensus or save_trees is not None:
             raise ValueError("--consensus and --save-trees take one model and one convention: give one of each")
         return outputs.report(_tabulate(cases, models, parsing, data), out, style=style)
-    chosen, bank, rule, runs = cases[0]
-    settings = chosen.describe(rule, bank)
-    settings |= {"consensus": True} if consensus else {}
-    if models:
-        result = _evaluate_model(models[0], parsing, bank, rule, consensus, save_trees, settings, data)
-        return outputs.report(result, out, style=style)
-    outputs.report(_evaluate_runs(runs, bank, rule, consensus, save_trees, settings, data), out, style=style)
+    score = partial(_evaluate_model, models[0], parsing) if models else _evaluate_runs
+    outputs.report(score(cases[0], consensus, save_trees, data), out, style=style)
 
 
 def _tabulate(
@@ -242,7 +240,7 @@ def _tabulate(
         from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
         scorer = parsing.scorer(model)
-        words = list({tuple(c.bank.words[k]): 0 for c in cases for k in _numbers_scored(c.bank, c.rule)})
+        words = list({tuple(case.bank.words[number]): 0 for case in cases for number in case.numbers()})
         how = {"progress": f"parse: {scorer.name}", **parsing.computation(), **parsing.chosen()}
         trees = dict(zip(words, parse_sentences(scorer.model, scorer.tokenizer, words, **how), strict=True))
         for case in cases:
@@ -253,7 +251,7 @@ def _tabulate(
         described.append(scorer.describe())
     outputs.leave_output_to_first_process()
     for case in cases:
-        _say_missing(case.bank, case.runs, case.rule)
+        _say_missing(case)
     scores, tables = report_conventions({case.counting.convention: case[1:] for case in cases})
     tables["conventions"] = [case.counting.describe(case.rule, case.bank) for case in cases]
     names = dict.fromkeys(name for case in cases for name in case.runs)
@@ -287,35 +285,26 @@ def _read_runs(
     return runs
 
 
-def _evaluate_runs(
-    runs: Mapping[str, Sequence[ParsedSentence]],
-    bank: "Treebank",
-    rule: ParsingConvention | EvalbParameters,
-    consensus: bool,
-    save_trees: Path | None,
-    settings: dict[str, Any],
-    data: dict[str, Any],
-) -> EvaluationResult:
+def _evaluate_runs(case: _Case, consensus: bool, save_trees: Path | None, data: dict[str, Any]) -> EvaluationResult:
     """Score trees that are in files, and write their average."""
     from hf_synlm.evaluation.trees.consensus import average_parses
 
     if save_trees is not None and not consensus:
         raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
-    average = average_parses(runs) if consensus else None
-    scores, tables = _score(bank, runs, rule, average)
+    average = average_parses(case.runs) if consensus else None
+    scores, tables = _score(case, average)
     _write_trees(save_trees, average or ())
-    _say_missing(bank, runs, rule)
-    return EvaluationResult("parsing", scores, {"name": ", ".join(runs)}, settings, data, tables)
+    _say_missing(case)
+    settings = {**case.counting.describe(case.rule, case.bank), "consensus": consensus or None}
+    return EvaluationResult("parsing", scores, {"name": ", ".join(case.runs)}, settings, data, tables)
 
 
 def _evaluate_model(
     model: str,
     parsing: options.Parsing,
-    bank: "Treebank",
-    rule: ParsingConvention | EvalbParameters,
+    case: _Case,
     consensus: bool,
     save_trees: Path | None,
-    settings: dict[str, Any],
     data: dict[str, Any],
 ) -> EvaluationResult:
     """Parse the sentences that are scored, write their trees, and score them."""
@@ -326,11 +315,10 @@ def _evaluate_model(
     chosen, scorer = parsing.chosen(), parsing.scorer(model)
     if consensus:
         chosen["num_return_sequences"] = parsing.beam(scorer.model)
-    if _needs_labels(scorer, rule):
+    if _needs_labels(scorer, case.rule):
         name = scorer.model.config.model_type
         raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
-    count, numbers = len(bank.sentences), _numbers_scored(bank, rule)
-    bank = bank.select(numbers)
+    numbers, bank = case.numbers(), case.bank.select(case.numbers())
     start, bar = time.perf_counter(), f"parse: {scorer.name}"
     parsed = parse_sentences(
         scorer.model, scorer.tokenizer, bank.words, progress=bar, **parsing.computation(), **chosen
@@ -339,25 +327,23 @@ def _evaluate_model(
     parsed = average_parses({scorer.name: parsed}) if consensus else parsed
     seconds = time.perf_counter() - start
     found = dict(zip(numbers, parsed, strict=True))
-    _write_trees(save_trees, [found.get(number, ParsedSentence(())) for number in range(count)])
-    scores, tables = _score(bank, {scorer.name: parsed}, rule)
+    _write_trees(save_trees, [found.get(number, ParsedSentence(())) for number in range(len(case.bank.sentences))])
+    scores, tables = _score(case._replace(bank=bank, runs={scorer.name: parsed}))
     chosen = {"method": declared(scorer.model.config, "parse_method"), **chosen}
     unused = ["estimator", "begin_token", *([] if chosen["method"] == "search" else ["num_beams"])]
-    settings = {**settings, **dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
+    settings = {**case.counting.describe(case.rule, case.bank), "consensus": consensus or None}
+    settings |= {**dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
     return EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)
 
 
 def _score(
-    bank: "Treebank",
-    runs: Mapping[str, Any],
-    rule: ParsingConvention | EvalbParameters,
-    average: Sequence[ParsedSentence] | None = None,
+    case: _Case, average: Sequence[ParsedSentence] | None = None
 ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
     from hf_synlm.evaluation.trees.treebank_reports import report_evalb, report_parsing
 
-    if isinstance(rule, EvalbParameters):
-        return report_evalb(bank, runs, rule, average=average)
-    return report_parsing(bank, runs, rule, average=average)
+    if isinstance(case.rule, EvalbParameters):
+        return report_evalb(case.bank, case.runs, case.rule, average=average)
+    return report_parsing(case.bank, case.runs, case.rule, average=average)
 
 
 def _write_trees(path: Path | None, sentences: Sequence[ParsedSentence]) -> None:
@@ -393,29 +379,22 @@ def compare(
     outputs.check_results(out, overwrite, treebank, first, second, counting.parameters)
     from hf_synlm.evaluation.trees.treebank_reports import report_comparison
 
-    if first.resolve() == second.resolve():
-        raise ValueError(f"{first} is given twice: give the trees of two parsers")
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
         raise ValueError("--convention evalb: choose a convention of unlabeled F1")
     reading = counting.predicted()
     parses = {str(path): options.read_trees(path, tree_style, **reading)[:limit] for path in (first, second)}
     scores, tables = report_comparison(bank, parses, rule)
-    _say_missing(bank, parses, rule)
+    _say_missing(_Case(counting, bank, rule, parses))
     data = {"files": describe_files([treebank, first, second])}
     named = {"name": f"{first} and {second}"}
     outputs.report(EvaluationResult("compare", scores, named, counting.describe(rule, bank), data, tables), out)
 
 
-def _numbers_scored(bank: "Treebank", rule: ParsingConvention | EvalbParameters) -> Sequence[int]:
-    """Numbers of the sentences that a convention scores."""
-    return bank.numbers_scored(rule) if isinstance(rule, ParsingConvention) else range(len(bank.sentences))
-
-
-def _say_missing(bank: "Treebank", runs: Mapping[str, Any], rule: ParsingConvention | EvalbParameters) -> None:
+def _say_missing(case: _Case) -> None:
     """Remark on sentences that are scored, but have no tree in a file, and on those that EVALB leaves out."""
-    numbers = _numbers_scored(bank, rule)
-    for name, run in runs.items():
+    numbers = case.numbers()
+    for name, run in case.runs.items():
         if isinstance(run, EvalbScores):
             counted, reasons = run.overall, [sentence.reason for sentence in run.sentences if sentence.reason]
             if counted.num_valid < counted.num_sentences:
@@ -441,10 +420,3 @@ def _say_roots(gold: Path, test: Path) -> None:
             f"only {path} has brackets without a label around its trees, ( (S ...)): EVALB counts them, as "
             "constituents that the other file lacks. `synlm treebank` takes them away"
         )
-
-
-def _check_unused(parsing: options.Parsing) -> None:
-    """Raise ValueError for options of a model if trees from a file are scored."""
-    if given := options.differing(parsing, options.Parsing()):
-        flags = ", ".join(map(flag_of, given))
-        raise ValueError(f"{flags}: --trees are already parsed, so this would change nothing. Leave it out.")

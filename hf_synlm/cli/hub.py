@@ -319,10 +319,7 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     check_tokenizer_of(folder)
     try:
         report = verify_export(folder, **choices)
-    except (
-        RuntimeError,
-        SubprocessError,
-    ) as error:  # the clean process could not even start: a finding about the folder
+    except (RuntimeError, SubprocessError) as error:  # the clean process could not start: a finding about the folder
         outputs.say(f"failed: {error}")
         return False
     found = {"folder": str(folder), "passed": report.passed, "checks": [check._asdict() for check in report.checks]}

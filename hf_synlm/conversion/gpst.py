@@ -78,12 +78,10 @@ def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         raise ValueError(f"The checkpoint holds {up_scale.pop()} without its partner. Is the file damaged?")
     config = gpst_config(original_config, surrogate=bool(up_scale))
     renamed = rename_state_dict(state_dict, RULES)
-    head, embedding = (renamed.get(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
-    if head is not None and embedding is not None and not head.equal(embedding):
-        raise ValueError("classifier.weight differs from embeddings.weight; GPST ties them. Is the file damaged?")
-    for tied in (head, embedding):
-        if tied is not None:
-            renamed["lm_head.weight"] = renamed["model.embed_tokens.weight"] = tied
+    pair = ("lm_head.weight", "model.embed_tokens.weight")
+    for name, other in (pair, pair[::-1]):
+        if other in renamed:
+            renamed.setdefault(name, renamed[other])
     return fill_model(GPSTForCausalLM(config), renamed)
 
 

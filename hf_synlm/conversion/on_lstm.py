@@ -49,11 +49,9 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
     Of SDLM, which has a split head in every layer and trains those of the supervised ones, the others are left out.
     `original_config` holds the authors' options by their names, at the top or in a section `config`: `chunk_size` and
     `wdrop` (evaluation reads it, too) are needed; `dropout`, `dropouth`, `dropouti`, `dropoute`, `alpha` and `beta` (or
-    `ar_alpha`, `tar_beta`), `eos_token_id` (see `boundary_ids`) are optional. Of SDLM also `l4d` (supervised layer, -1
-    =
-    the first and the third), `wds` ("no" = one set of trees), `un` (no supervision), `alpha1`, `alpha2`, `margin`.
-    Sizes
-    (`ntoken`, `ninp`, `nhid`, `nlayers`) must agree with the tensors.
+    `ar_alpha`, `tar_beta`), `eos_token_id` (see `boundary_ids`) are optional. Of SDLM also `l4d` (supervised layer,
+    -1 = the first and the third), `wds` ("no" = one set of trees), `un` (no supervision), `alpha1`, `alpha2`, `margin`.
+    Sizes (`ntoken`, `ninp`, `nhid`, `nlayers`) must agree with the tensors.
     """
     options = flat_options(original_config, "config")
     tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
@@ -61,15 +59,13 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
     for name in [name for name in tensors if ".split_head." in name]:
         if int(name.split(".")[2]) not in (config.supervised_layers or []):
             del tensors[name]  # never trained
-    if config.tie_word_embeddings and not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
-        raise ValueError("encoder.weight and decoder.weight differ, but the configuration has tie_weights=True.")
     return fill_model(ONLSTMForCausalLM(config).to(tensors["lm_head.weight"].dtype), tensors)
 
 
 def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> ONLSTMConfig:
     """Configuration of a renamed checkpoint; for the options see `convert_on_lstm`."""
     needed = ("model.embed_tokens.weight", "lm_head.weight", "lm_head.bias", "model.layers.0.hh.weight")
-    require(needed, tensors, "The checkpoint lacks the tensors that become", "Is it another model?")
+    require(needed, tensors)
     require(
         ("chunk_size", "wdrop"), options, "The configuration lacks", "They cannot be read off the tensors: add them."
     )

@@ -17,6 +17,7 @@ from hf_synlm.conversion.rename import (
     fill_model,
     flat_options,
     rename_state_dict,
+    require,
 )
 from hf_synlm.models.palm.configuration_palm import PaLMConfig
 from hf_synlm.models.palm.modeling_palm import PaLMForCausalLM
@@ -61,8 +62,6 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     options = flat_options(original_config, "config", "loss")
     tensors = rename_tensors(clean_state_dict(state_dict))
     config = palm_config(tensors, options)
-    if not torch.equal(_tensor(tensors, "lm_head.weight"), _tensor(tensors, "model.embed_tokens.weight")):
-        raise ValueError("encoder.weight and decoder.weight differ; PaLM ties them. Is the file damaged?")
     if config.span_attention and config.span_scores == "right_branching":
         for name in _SCORES:
             tensors.pop(name, None)
@@ -71,21 +70,23 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
 
 def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PaLMConfig:
     """Configuration of a renamed checkpoint; for the options, without sections, see `convert_palm`."""
-    vocab_size, embedding_size = _tensor(tensors, "model.embed_tokens.weight").shape
+    span_attention = any(name.startswith("model.span_context.") for name in tensors)
+    needed = ["model.embed_tokens.weight", "lm_head.weight", "model.layers.0.weight_hh_l0"]
+    require(needed + [f"{_ATTENTION}.{part}.weight" for part in ("input", "key") if span_attention], tensors)
+    vocab_size, embedding_size = tensors["model.embed_tokens.weight"].shape
     num_layers = count_parts(tensors, "model.layers.")
     sizes = {
         "vocab_size": vocab_size,
         "emb_size": embedding_size,
         "num_layers": num_layers,
-        "hidden_size": _tensor(tensors, "model.layers.0.weight_hh_l0").shape[1],
+        "hidden_size": tensors["model.layers.0.weight_hh_l0"].shape[1],
     }
     if num_layers == 1:  # the only layer is as wide as the embedding
         sizes["hidden_size"] = options.get("hidden_size", options.get("nhid", embedding_size))
     sizes |= {"emsize": sizes["emb_size"], "nlayers": sizes["num_layers"], "nhid": sizes["hidden_size"]}
-    span_attention = any(name.startswith("model.span_context.") for name in tensors)
     if span_attention:
-        sizes["rrnn_size_per_direction"] = len(_tensor(tensors, f"{_ATTENTION}.input.weight")) // 2
-        sizes["attention_mlp_size"] = len(_tensor(tensors, f"{_ATTENTION}.key.weight"))
+        sizes["rrnn_size_per_direction"] = len(tensors[f"{_ATTENTION}.input.weight"]) // 2
+        sizes["attention_mlp_size"] = len(tensors[f"{_ATTENTION}.key.weight"])
     check_sizes(sizes, options)
     known = {**AWD_OPTIONS, "att_lambda": "span_attention_weight"}
     fields = {field: options[name] for name, field in known.items() if name in options}
@@ -123,18 +124,10 @@ def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copies = [key for key, raw in pairs if raw in state_dict and torch.equal(state_dict[key], state_dict[raw])]
     tensors = rename_state_dict({key: value for key, value in state_dict.items() if key not in copies}, RULES)
     names = [f"{direction}.{part}" for part in ("weight", "bias") for direction in ("fw", "bw")]
-    if any(name in tensors for name in names):
-        *weights, forward_bias, backward_bias = (_tensor(tensors, name) for name in names)
+    if all(name in tensors for name in names):
+        *weights, forward_bias, backward_bias = (tensors[name] for name in names)
         tensors[f"{_ATTENTION}.input.weight"] = torch.cat([weight[:, 0::2].T for weight in weights])
         tensors[f"{_ATTENTION}.forget_gate.weight"] = torch.cat([weight[:, 1::2].T for weight in weights])
         biases = [bias[len(bias) // 2 :] for bias in (forward_bias, backward_bias)]
         tensors[f"{_ATTENTION}.forget_gate.bias"] = torch.cat(biases)
     return {name: tensor for name, tensor in tensors.items() if name not in names}
-
-
-def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    if name not in tensors:
-        raise ValueError(
-            f"The checkpoint lacks the tensor that becomes {name}. Is it another model, or is the file damaged?"
-        )
-    return tensors[name]

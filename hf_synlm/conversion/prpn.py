@@ -60,12 +60,9 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     """Build a model from the authors' state dict.
 
     `original_config` holds the authors' options, at the top or in a section `config`: `nslots` and `hard` (which no
-    tensor
-    tells), `resolution` (default 0.1), `dropout`, `idropout`, `rdropout`, `eos_token_id` (see `boundary_ids`). Sizes
-    are
-    read off the tensors; where `ntoken`, `ninp`, `nhid`, `nlayers`, `nlookback`, `res` and `tie_weights` (or `tied`)
-    are
-    given, they must agree.
+    tensor tells), `resolution` (default 0.1), `dropout`, `idropout`, `rdropout`, `eos_token_id` (see `boundary_ids`).
+    Sizes are read off the tensors; where `ntoken`, `ninp`, `nhid`, `nlayers`, `nlookback`, `res` and `tie_weights` (or
+    `tied`) are given, they must agree.
     """
     options = flat_options(original_config, "config")
     tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
@@ -77,7 +74,7 @@ def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PR
     """Configuration of a renamed checkpoint; for the options, without section, see `convert_prpn`."""
     require(("nslots", "hard"), options, "The configuration lacks", "No tensor tells them: add them.")
     needed = ("model.embed_tokens.weight", "model.parser.features.convolution.weight", "lm_head.weight")
-    require(needed, tensors, "The checkpoint lacks the tensors that become", "Is it another model?")
+    require(needed, tensors)
     embedding, convolution, output = (tensors[name] for name in needed)
     sizes = {
         "ntoken": embedding.shape[0],
@@ -88,10 +85,7 @@ def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PR
         "res": count_parts(tensors, "model.predictor.blocks."),
     }
     check_sizes(sizes, options)
-    equal = torch.equal(embedding, output)
-    tied = bool(options.get("tie_weights", options.get("tied", equal)))
-    if tied and not equal:
-        raise ValueError("encoder.weight and decoder.weight differ, but the configuration says that they are tied.")
+    tied = bool(options.get("tie_weights", options.get("tied", torch.equal(embedding, output))))
     return PRPNConfig(
         vocab_size=sizes["ntoken"],
         embedding_size=sizes["ninp"],

@@ -78,7 +78,12 @@ def flat_options(original_config: Mapping[str, Any], *sections: str) -> dict[str
     return options
 
 
-def require(names: Iterable[str], given: Container[str], what: str, remedy: str) -> None:
+def require(
+    names: Iterable[str],
+    given: Container[str],
+    what: str = "The checkpoint lacks the tensors that become",
+    remedy: str = "Is it another model?",
+) -> None:
     """Raise ValueError unless all names are given: `what`, the missing names, `remedy`."""
     missing = [name for name in names if name not in given]
     if missing:
@@ -122,6 +127,9 @@ def fill_model(model: Model, tensors: Mapping[str, Tensor]) -> Model:
                 f"{name} is {given} in the checkpoint and should be {None if wanted is None else tuple(wanted)}. "
                 "Is it the configuration of this checkpoint?"
             )
+    for name, other in model.all_tied_weights_keys.items():
+        if not torch.equal(tensors[name], tensors[other]):
+            raise ValueError(f"{name} and {other} differ in the checkpoint; the model ties them. Is the file damaged?")
     model.load_state_dict(dict(tensors))
     model.tie_weights()
     return model.eval()

@@ -91,8 +91,6 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         )
     tensors = rename_state_dict(state_dict, RULES)
     config = rnng_config(tensors, original_config)
-    if not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
-        raise ValueError("emb.0.weight and vocab_mlp.weight differ; the authors' models tie them.")
     tensors["model.initial_element"] = tensors["model.initial_element"].squeeze(0)
     for name in _LABEL_TABLES:
         if config.in_order and name in tensors and len(tensors[name]) == len(original_config["nonterminals"]) + 1:
@@ -146,9 +144,8 @@ def _word_final(vocabulary: Sequence[str] | None, vocab_size: int) -> Tensor:
 def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> RNNGConfig:
     """Configuration of a renamed checkpoint; for the options see `convert_rnng`."""
     require(("strategy", "composition", "nonterminals"), original_config, "The configuration lacks", "Add them.")
-    needed = ("model.embed_tokens.weight", "lm_head.weight", "model.output.weight", "action_head.weight")
-    missing = "The checkpoint lacks the tensors that become"
-    require((*needed, "model.initial_element"), tensors, missing, "Is it another model?")
+    needed = ("model.embed_tokens.weight", "model.output.weight", "action_head.weight", "model.initial_element")
+    require(needed, tensors)
     vocab_size, width = tensors["model.embed_tokens.weight"].shape
     sizes = {
         "vocab_size": vocab_size,

@@ -16,7 +16,7 @@ from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.text import check_list
-from hf_synlm.evaluation.text.batches import checked_batch_size
+from hf_synlm.evaluation.text.batches import usual_batch_size
 from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.hub.abilities import declared
 from hf_synlm.trees.codecs import pad_inputs
@@ -61,7 +61,7 @@ def generate_texts(
     rows = [_prompt_ids(model, tokenizer, prompt) for prompt in prompts]
     _check_lengths(model, rows, options.get("max_new_tokens") or 0)
     found: list[GeneratedText] = []
-    batch_size = checked_batch_size(batch_size, model)
+    batch_size = usual_batch_size(batch_size, model)
     with evaluation_mode(model):
         for start in progress_bar(range(0, len(rows), batch_size), progress, unit="batches"):
             part = slice(start, start + batch_size)

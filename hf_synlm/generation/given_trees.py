@@ -159,7 +159,8 @@ class TreeScoringMixin:
         if not return_loss:
             output = SyntacticLMOutput(**{name: value for name, value in output.items() if name != "loss"})
         if self.wants_logits_beside(output_marginal_logits):
-            output.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
+            with torch.no_grad(), evaluation_mode(self):
+                output.logits = self._marginal_forward(input_ids, attention_mask, word_ends=word_ends).logits
         return output
 
     @also_takes(forward_with_trees)
@@ -202,11 +203,6 @@ class TreeScoringMixin:
     def wants_logits_beside(self: Any, asked: bool | None) -> bool:
         """Whether a call with a loss wants next-token logits as well; in training only if it says so itself."""
         return self.config.output_marginal_logits and not self.training if asked is None else asked
-
-    def logits_beside(self: Any, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Tensor:
-        """Next-token log-probabilities beside a loss [B, T, V], of the model in evaluation mode."""
-        with torch.no_grad(), evaluation_mode(self):
-            return self._marginal_forward(input_ids, attention_mask, **options).logits
 
     @torch.no_grad()
     def joint_log_probs(self: Any, input_ids: Tensor, word_ends: Tensor | None = None, **trees: Any) -> Tensor:

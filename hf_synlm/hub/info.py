@@ -22,7 +22,6 @@ from hf_synlm.hub.checkpoint import (
     stored_tensors,
 )
 from hf_synlm.hub.flatten import flat_files, outdated_code
-from hf_synlm.models import ARCHITECTURES
 
 _SIZES = ("vocab_size", "max_position_embeddings", "scoring_num_beams", "action_beam_size", "num_labels")
 _CARD_FIELDS = ("license", "language", "pipeline_tag", "datasets", "tags")
@@ -184,19 +183,3 @@ def files_table(files: Mapping[str, int]) -> str:
     rows = {**files, f"total: {len(files)} files": sum(files.values())}
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {lines:6,}" for name, lines in rows.items())
-
-
-def shipped_table() -> str:
-    """What ships with each model, as a Markdown table: a row per file, a column per architecture.
-
-    Returns:
-        The table; the last row has the number of files and lines of each architecture.
-    """
-    shipped = {name: shipped_files(name) for name in ARCHITECTURES}
-    lines = {file: count for files in shipped.values() for file, count in files.items()}
-    rows = ["| file | lines | " + " | ".join(ARCHITECTURES) + " |", "| --- | ---: |" + " :---: |" * len(ARCHITECTURES)]
-    for file in sorted(lines):
-        marks = " | ".join("x" if file in files else "" for files in shipped.values())
-        rows.append(f"| {file} | {lines[file]} | {marks} |")
-    totals = " | ".join(f"{len(files)} files, {sum(files.values()):,} lines" for files in shipped.values())
-    return "\n".join([*rows, f"| total | | {totals} |"])

@@ -59,23 +59,13 @@ def _split_inputs(
     mask = mask & ~first_token_mask(input_ids, mask, bos_token_id)
     if context_sentence_ids is None:
         return mask, None
-    if context_sentence_ids.shape != input_ids.shape:
-        raise ValueError(
-            f"context_sentence_ids has shape {tuple(context_sentence_ids.shape)}, input_ids {tuple(input_ids.shape)}. "
-            "Give one id per token: 1, 2, .. in sentences before the text, 0 in the text."
-        )
-    if context_sentence_ids.is_floating_point() or bool((context_sentence_ids < 0).any()):
-        raise ValueError(
-            f"context_sentence_ids ({context_sentence_ids.dtype}) must be integers that are not negative: 1, 2, .. in "
-            "sentences before the text, 0 in the text"
-        )
+    check_aligned(input_ids, context_sentence_ids=context_sentence_ids)
     context_sentence_ids = context_sentence_ids.long() * mask
-    highest = context_sentence_ids.cummax(1).values
-    if bool(((context_sentence_ids < highest) & (context_sentence_ids > 0)).any()):
-        raise ValueError("context_sentence_ids must ascend along a row: number the sentences from left to right")
-    if bool((mask & (context_sentence_ids == 0)).cummax(1).values.logical_and(context_sentence_ids > 0).any()):
-        raise ValueError("context_sentence_ids: the sentences of the context must stand before the text of their row.")
-    return mask & (context_sentence_ids == 0), context_sentence_ids
+    of_text = mask & (context_sentence_ids == 0)
+    descends = (context_sentence_ids < context_sentence_ids.cummax(1).values) | of_text.cummax(1).values
+    if bool(((context_sentence_ids != 0) & (descends | (context_sentence_ids < 0))).any()):
+        raise ValueError("context_sentence_ids must be 1, 2, .. in the sentences before a text, in order, and 0 in it")
+    return of_text, context_sentence_ids
 
 
 def checked_mask(config: Any, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -72,18 +72,13 @@ def actions_to_spans(actions: Sequence[int], *, forest: bool = False) -> list[Sp
         if action == GEN:
             starts.append(num_generated)
             num_generated += 1
-        elif action == COMP:
-            if len(starts) < 2:
-                raise ValueError(
-                    f"COMP at position {position} finds {len(starts)} item(s) on the stack and needs two: "
-                    "generate another token (GEN) first"
-                )
+        elif action == COMP and len(starts) > 1:
             starts.pop()
             spans.append((starts[-1], num_generated))
         else:
             raise ValueError(
-                f"action {action} at position {position} is unknown: use GEN = {GEN}, COMP = {COMP}, "
-                f"and {PAD_ACTION} as padding at the end only"
+                f"action {action} at position {position}, with {len(starts)} item(s) on the stack: GEN is {GEN}; COMP, "
+                f"{COMP}, needs two items; {PAD_ACTION} pads at the end only"
             )
     if len(starts) != 1 and not forest:
         raise ValueError(

@@ -116,12 +116,6 @@ class TransitionSystem:
     name: str
     num_labels: int
 
-    def __post_init__(self) -> None:
-        if self.name not in _RULES:
-            raise ValueError(f"the transition system is {self.name!r}: choose one of {list(_RULES)}")
-        if self.num_labels < 1:
-            raise ValueError(f"num_labels is {self.num_labels}: a tree needs at least one label")
-
     @cached_property
     def first_nonterminal(self) -> int:
         """The id of NT(label 0)."""
@@ -159,12 +153,6 @@ class TransitionSystem:
             )
         if word_ends is not None:
             check_word_ends(spans, word_ends)
-        for label, start, end in labeled_spans:
-            if not 0 <= label < self.num_labels:
-                raise ValueError(
-                    f"the label id of ({label}, {start}, {end}) is out of range: there are {self.num_labels} labels, "
-                    "counted from 0"
-                )
         # By end, then by descending start, is post-order; the sort is stable, so unary chains keep their order.
         ordered = sorted(labeled_spans, key=lambda span: (span[2], -span[1]))
         if self.name == "in_order":

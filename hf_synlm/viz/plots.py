@@ -69,16 +69,8 @@ def plot_bars(
         limit: End of the axis.
         chance: Value that a guess would reach, drawn as a dashed line.
         digits: Decimals of the printed values.
-
-    Raises:
-        ValueError: a series or its deviations do not fit the names, or no value is finite.
     """
     spread = {name: (deviations or {}).get(name, [None] * len(names)) for name in series}
-    for name, values in series.items():
-        if len(values) != len(names) or len(spread[name]) != len(names):
-            raise ValueError(f"{name!r} has {len(values)} values for {len(names)} names: give one each")
-    if not any(_is_number(value) for values in series.values() for value in values):
-        raise ValueError("no value is finite: there is nothing to draw")
     with _figure(8, 1.6 + len(names) * (0.15 + 0.25 * len(series))) as figure:
         axes = figure.subplots()
         height = 0.8 / len(series)
@@ -290,8 +282,6 @@ def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
         ValueError: If the shape does not fit the words.
     """
     rows = span_scores.tolist()
-    if len(rows) != len(words):
-        raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words: give one per token")
     table: list[list[float | None]] = []
     for end, scores in enumerate(rows):
         largest = max(scores)
@@ -300,8 +290,6 @@ def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
         # The last slot is the span that begins right before the token; the first ones may begin before the text.
         shares = [weight / total for weight in weights[max(0, len(weights) - end) :]]
         table.append([*[None] * (end - len(shares)), *shares, *[None] * (len(words) - end)])
-    if len(words) == 1:
-        raise ValueError("one token has no span before it: there is nothing to draw")
     return heatmap_to_svg(table, words, words, title="attention to the span from column to row")
 
 

@@ -45,7 +45,6 @@ def tree_to_svg(
     labels: Sequence[str] | None = None,
     *,
     surprisals: Sequence[float] | None = None,
-    title: str | None = None,
 ) -> str:
     """Draw a tree.
 
@@ -54,7 +53,6 @@ def tree_to_svg(
         spans: half-open spans of the tree.
         labels: one label per span; None for trees without.
         surprisals: in bits, one per word, shown as bars with their values; infinite ones as full bars.
-        title: shown by browsers as a tooltip, and read aloud; by default the sentence.
 
     Returns:
         One `<svg>` element.
@@ -79,7 +77,7 @@ def tree_to_svg(
         columns = [node.column for node in nodes if node.is_word]
         parts.append(_bars(columns, list(surprisals), numbers, below + FONT_SIZE))
         width, height = max(width, text_width(_LEGEND, SMALL)), below + FONT_SIZE + 2 * SMALL + _BARS
-    return svg_element(parts, width + 2 * _MARGIN, height + _MARGIN, title or " ".join(words))
+    return svg_element(parts, width + 2 * _MARGIN, height + _MARGIN, " ".join(words))
 
 
 def svg_element(parts: Sequence[str], width: float, height: float, title: str) -> str:
@@ -93,15 +91,15 @@ def svg_element(parts: Sequence[str], width: float, height: float, title: str) -
     )
 
 
-def text_element(text: str, x: float, y: float, anchor: str = "middle", **attributes: object) -> str:
+def text_element(text: str, x: float, y: float, **attributes: object) -> str:
     """A `<text>` element, whose direction follows its own script.
 
-    `anchor` (start, middle or end) says which part of the text is at `x`; `y` is the base line. In the names of
-    further attributes an underscore stands for a hyphen.
+    The middle of the text is at `x`; `y` is the base line. In the names of further attributes an underscore stands for
+    a hyphen.
     """
     more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="unicode-bidi: plaintext"{more}>'
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" style="unicode-bidi: plaintext"{more}>'
         f"{escape_xml(text)}</text>"
     )
 

@@ -15,8 +15,6 @@ from hf_synlm.cli import main
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.hub.checkpoint import check_complete
 from hf_synlm.hub.export import export_model
-from hf_synlm.hub.info import shipped_files, shipped_table
-from hf_synlm.models import ARCHITECTURES as ARCHITECTURES_THAT_SHIP
 from tests.helpers.commands import fail, run
 from tests.helpers.goldens import read_case
 from tests.helpers.scoring_models import ARCHITECTURES, model_and_tokenizer, small_gpst
@@ -208,14 +206,6 @@ def test_info_lists_the_files_that_ship(architecture: str, saved_models: Path, c
     assert found == {name: len(text.splitlines()) for name, text in exported.items()}
     total = run(capsys, "info", "--files", architecture).splitlines()[-1]
     assert total.split() == ["total:", str(len(found)), "files", f"{sum(found.values()):,}"]
-
-
-def test_table_of_files_that_ship():
-    head, *rows, total = (line.strip("|").split("|") for line in shipped_table().splitlines())
-    assert [name.strip() for name in head[2:]] == list(ARCHITECTURES_THAT_SHIP)
-    files, column = shipped_files("palm"), ARCHITECTURES_THAT_SHIP.index("palm") + 2
-    assert f" {len(files)} files, {sum(files.values()):,} lines " in total
-    assert {row[0].strip() for row in rows if row[column].strip() == "x"} == set(files)
 
 
 def test_export(small: Path, tmp_path: Path, capsys):

@@ -162,7 +162,6 @@ def test_syntaxgym_is_that_of_the_library(load, saved_models, tmp_path):
         ("labeled_parsing_f1", {"predictions": ["(S (NP"]}, "prediction 0: .* is never closed"),
         ("surprisal", {"predictions": "the dog"}, "predictions is 'the dog'"),
         ("syntaxgym", {"suites": "suite.json"}, "suites is 'suite.json'"),
-        ("syntaxgym", {"suites": []}, "no suites"),
         ("syntaxgym", {"suites": ["nowhere.json"]}, r"nowhere\.json"),
     ],
 )

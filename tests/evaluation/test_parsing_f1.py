@@ -167,9 +167,6 @@ def test_against_the_definition(corpus):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([[]], [[]], []), "no sentences"),
-        (([[]], [[], []], [2, 2]), "predicted has 1 .* lengths has 2"),
-        (([[]], [[]], [0]), "sentence 0 has length 0"),
         (([[], [(0, 3)]], [[], []], [2, 2]), r"\(0, 3\) of the prediction for sentence 1"),
         (([[]], [[(1, 1)]], [2]), r"\(1, 1\) of the gold tree of sentence 0"),
         (([[]], [[]], [2], "evalb"), "convention 'evalb'"),

@@ -43,8 +43,6 @@ def test_paired_permutations_are_those_of_a_full_count():
     assert permutation_test(second, first) == permutation_test(first, second)
     assert permutation_test(first, first) == 1.0
     assert permutation_test([1.0] * 30, [0.0] * 30) == pytest.approx(1 / 10_001)
-    with pytest.raises(ValueError, match="no sentences"):
-        permutation_test([], [])
 
 
 TREE = "(S (NP (DT the) (NN cat)) (VP (VBD sat) (PP (IN on) (NP (NP (DT a) (NN mat))))) (. .))"
@@ -64,8 +62,6 @@ def test_recall_by_label_by_hand():
     assert recall_by_label([[(4, 6)]], [gold], duplicates="multiset")["NP"] == Recall(2, 3)
     assert recall_by_label([[]], [gold], sentence_span="count")["S"] == Recall(1, 1)
     assert recall_by_label([[]], [gold], max_length=5) == {}
-    with pytest.raises(ValueError, match="2 predicted and 1 gold"):
-        recall_by_label([[], []], [gold])
 
 
 def test_recall_by_length_and_height_by_hand():
@@ -99,8 +95,6 @@ def test_statistics_by_hand():
     assert list(both.values()) == pytest.approx([(14 / 5 + 5 / 3) / 2, (4 + 1) / (1 + 2), 25, 75])
     # A single word has no constituent around it.
     assert numbers([], 1) == [0, 0, 0, 0]
-    with pytest.raises(ValueError, match="1 trees of 2 sentences"):
-        tree_statistics([[]], [1, 1])
 
 
 # -------------------------------------------------------------------------------------------- treebanks and tables
@@ -151,9 +145,8 @@ def test_punctuation_by_tag_or_form():
     for by in ("tag", "form"):
         assert score_trees([wrong], make_treebank(gold[:1], "ignore", punctuation_by=by)).precision == 1
     assert score_trees([wrong], make_treebank(gold[:1], "keep")).precision == 3 / 4
-    for option, value in (("punctuation", "drop"), ("punctuation_by", "shape")):
-        with pytest.raises(ValueError, match=value):
-            make_treebank(gold, **{option: value})
+    with pytest.raises(ValueError, match="shape"):
+        make_treebank(gold, punctuation_by="shape")
 
 
 def test_tags_that_are_not_those_of_the_penn_treebank(caplog):

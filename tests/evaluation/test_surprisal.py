@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.text import batches
-from hf_synlm.evaluation.text.batches import batches_by_cost, checked_batch_size
+from hf_synlm.evaluation.text.batches import batches_by_cost, usual_batch_size
 from hf_synlm.evaluation.text.readers import LogitReader
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import (
@@ -656,8 +656,8 @@ def test_begin_token_can_be_chosen():
 
 
 def test_a_gpu_reads_more_texts_in_one_call():
-    sizes = {name: checked_batch_size(None, SimpleNamespace(device=torch.device(name))) for name in ("cpu", "cuda")}
-    assert sizes == {"cpu": 16, "cuda": 128} and checked_batch_size(5, None) == 5
+    sizes = {name: usual_batch_size(None, SimpleNamespace(device=torch.device(name))) for name in ("cpu", "cuda")}
+    assert sizes == {"cpu": 16, "cuda": 128} and usual_batch_size(5, None) == 5
 
 
 @pytest.mark.parametrize(
@@ -668,7 +668,6 @@ def test_a_gpu_reads_more_texts_in_one_call():
         ("gpt2", {"estimator": "stepwise"}, {}, "'stepwise'.* 'exact'"),
         ("gpst", {"estimator": "exact"}, {}, "'exact'.* 'beam_marginal' or 'stepwise'"),
         ("gpt2", {"num_beams": 3}, {}, "--num-beams"),
-        ("gpt2", {"batch_size": 0}, {}, "batch_size is 0"),
         ("lstm", {}, {"end": True}, "end=False"),
         ("gpst", {}, {"word_correction": True}, "'stepwise'"),
         ("rnng", {}, {"context": "document"}, "context 'sentence'"),

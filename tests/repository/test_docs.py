@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from hf_synlm.data.brackets import brackets_to_spans
 from hf_synlm.evaluation.text.scoring import TextScorer
+from hf_synlm.hub.info import shipped_files
+from hf_synlm.models import ARCHITECTURES
 from hf_synlm.viz import tree_to_text
 from tests.helpers.documentation import ROOT, blocks, check_command, commands, make_inputs, run_page
 
@@ -97,3 +100,13 @@ def test_nothing_asks_for_a_package_of_our_name():
     wrong = re.compile(r"pip install[^`\n]*hf_synlm|hf_synlm\[|^hf_synlm$", re.MULTILINE)
     files = [file for file in files if file.suffix in TEXT]
     assert not [name(file) for file in files if wrong.search(file.read_text(encoding="utf-8"))]
+
+
+def test_table_of_files_that_ship():
+    pytest.importorskip("latex2mathml")  # the extra [docs]
+    shipped_table = runpy.run_path(str(ROOT / "docs" / "build_hooks" / "site.py"))["shipped_table"]
+    head, *rows, total = (line.strip("|").split("|") for line in shipped_table().splitlines())
+    assert [name.strip() for name in head[2:]] == list(ARCHITECTURES)
+    files, column = shipped_files("palm"), ARCHITECTURES.index("palm") + 2
+    assert f" {len(files)} files, {sum(files.values()):,} lines " in total
+    assert {row[0].strip() for row in rows if row[column].strip() == "x"} == set(files)

@@ -63,18 +63,18 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8700),
-    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8950),
-    "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6490),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
-    "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
+    "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8680),
+    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8920),
+    "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6480),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4000),
+    "prpn": (SHARED + RECURRENT + DISTANCES, 4450),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
-    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3710),
+    "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3700),
     "tree_lm": (
         SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        8990,
+        8960,
     ),
-    "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6260),
+    "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6240),
     "pcfg": (
         SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
         4500,

@@ -45,13 +45,6 @@ def labeled_trees(draw, max_tokens: int = 20, num_labels: int = 3):
     return labeled, len(word_ends), word_ends
 
 
-def test_systems_that_do_not_exist_are_named():
-    with pytest.raises(ValueError, match="'bottom_up': choose one of .*'binary'"):
-        TransitionSystem("bottom_up", 3)
-    with pytest.raises(ValueError, match="num_labels is 0"):
-        TransitionSystem("top_down", 0)
-
-
 def test_example_of_the_labeled_systems():
     # (S (NP the cat) (VP sleeps)) with NP 0, S 1, VP 2
     spans = [(0, 0, 2), (2, 2, 3), (1, 0, 3)]
@@ -200,7 +193,6 @@ def test_wrong_labeled_actions_are_named(name, actions, word_ends, message):
     [
         ([(0, 0, 2)], 3, None, r"the whole-sentence span \(0, 3\) is missing"),
         ([(0, 0, 2), (0, 1, 3), (0, 0, 3)], 3, None, r"\(0, 2\) and \(1, 3\) cross"),
-        ([(2, 0, 1)], 1, None, r"the label id of \(2, 0, 1\) is out of range: there are 2 labels"),
         ([(0, 0, 1), (0, 0, 2)], 2, [False, True], r"span \(0, 1\) cuts a word at boundary 1"),
         ([(0, 0, 2)], 2, [True, False], "True at the last token"),
     ],

@@ -207,13 +207,11 @@ def evaluate_pairs(
         has one row per group, its items one row per pair with both log-probabilities.
 
     Raises:
-        ValueError: there are no pairs, a sentence has no tokens, or (with proposals) no tree; `tokenize` and proposals.
+        ValueError: a sentence has no tokens, or (with proposals) no tree; `tokenize` and proposals.
 
     Cost: one pass over every different sentence.
     """
     check_list("pairs", pairs, "MinimalPair(good, bad)")
-    if not pairs:
-        raise ValueError("there are no pairs to score: give at least one")
     start = time.perf_counter()
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     if proposals is None:

@@ -289,13 +289,11 @@ def evaluate_syntaxgym(
         the preference of a model there says little about syntax. Items: one row per region with its surprisal.
 
     Raises:
-        ValueError: no suites, two suites of one name, and what `load_suite` finds wrong.
+        ValueError: two suites of one name, and what `load_suite` finds wrong.
 
     Cost: one pass over every different sentence; all suites are batched together.
     """
     check_list("paths", paths)
-    if not paths:
-        raise ValueError("there are no suites to score: give the files of some")
     suites, files = [load_suite(path) for path in paths], describe_files(paths)
     of_name: dict[str, PathLike] = {}
     for suite, path in zip(suites, paths, strict=True):

@@ -62,13 +62,9 @@ def cut_windows(
     return windows
 
 
-def checked_batch_size(batch_size: int | None, model: PreTrainedModel) -> int:
+def usual_batch_size(batch_size: int | None, model: PreTrainedModel) -> int:
     """How many texts a call reads at most; None = 16 on a CPU, 128 on other devices."""
-    if batch_size is None:
-        return _BATCH_SIZE if model.device.type == "cpu" else _GPU_BATCH_SIZE
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
-    return batch_size
+    return batch_size or (_BATCH_SIZE if model.device.type == "cpu" else _GPU_BATCH_SIZE)
 
 
 def token_budget(model: PreTrainedModel, width: int) -> int:

@@ -63,17 +63,12 @@ def is_launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def device_of_process(name: str | None) -> torch.device:
-    """The device of this process under `accelerate launch`, by default the one that accelerate chooses."""
-    state = PartialState(cpu=name == "cpu" or not torch.cuda.is_available())
-    atexit.register(state.destroy_process_group)
-    return torch.device(name or state.device)
-
-
 def checked_device(name: str | None) -> torch.device:
-    """The device of that name, by default a GPU if there is one."""
+    """The device of that name, by default a GPU if there is one; under `accelerate launch` what accelerate chooses."""
     if is_launched():
-        return device_of_process(name)
+        state = PartialState(cpu=name == "cpu" or not torch.cuda.is_available())
+        atexit.register(state.destroy_process_group)
+        return torch.device(name or state.device)
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -182,8 +177,6 @@ def num_workers(num_processes: int | None, model: PreTrainedModel, num_derivatio
     if num_processes is None:
         worth = num_derivations // _DERIVATIONS_PER_WORKER if on_cpu and not is_launched() else 1
         return max(1, min(worth, torch.get_num_threads()))
-    if num_processes < 1:
-        raise ValueError(f"num_processes is {num_processes}: it must be at least 1")
     if num_processes > 1 and not on_cpu:
         raise ValueError(
             f"num_processes is {num_processes}, but the model is on {model.device}: leave num_processes out. To use "

@@ -37,10 +37,10 @@ from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.batches import (
     Window,
     batches_by_cost,
-    checked_batch_size,
     cut_windows,
     iterate_texts,
     token_budget,
+    usual_batch_size,
 )
 from hf_synlm.evaluation.text.cache import ResultCache
 from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
@@ -110,7 +110,7 @@ class TextScorer:
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.num_processes, self.cache = num_processes, cache
-        self.batch_size, self.details, self.entropy = checked_batch_size(batch_size, model), details, entropy
+        self.batch_size, self.details, self.entropy = usual_batch_size(batch_size, model), details, entropy
         self.attention_entropy, self.belief_update = attention_entropy, belief_update
         self.name, self.revision = name or model.config._name_or_path, revision
         self.searches = bool(declared(model.config, "searches"))

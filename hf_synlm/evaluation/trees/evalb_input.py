@@ -127,11 +127,6 @@ class EvalbTree:
         cls, words: Sequence[str], tags: Sequence[str], labels: Sequence[str], spans: Sequence[Span]
     ) -> "EvalbTree":
         """A tree from one label per half-open word span in post-order (unary chains from the bottom to the top)."""
-        if len(tags) != len(words) or len(labels) != len(spans):
-            raise ValueError(
-                f"{len(words)} words have {len(tags)} tags, and {len(spans)} spans have {len(labels)} labels: "
-                "give one tag per word and one label per span"
-            )
         for i, j in spans:
             if not 0 <= i < j <= len(words):
                 raise ValueError(f"span ({i}, {j}) does not fit into {len(words)} words: spans are half-open, in words")

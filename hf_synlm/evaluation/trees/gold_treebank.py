@@ -125,11 +125,9 @@ def make_treebank(
         The treebank.
 
     Raises:
-        ValueError: for another value of `punctuation` or `punctuation_by`, for trees with other tags than the Penn
-            Treebank's if punctuation is recognized by tag (in the sentences that are read), or if no sentence is left.
+        ValueError: for another value of `punctuation_by`, for trees with other tags than the Penn Treebank's if
+            punctuation is recognized by tag (in the sentences that are read), or if no sentence is left.
     """
-    if punctuation not in PUNCTUATION:
-        raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
     sentences: list[TreebankSentence] = []
     keep: list[list[bool]] = []
     tags: Counter[str] = Counter()

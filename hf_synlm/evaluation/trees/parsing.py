@@ -144,9 +144,9 @@ def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
 
 def check_trees(predicted: Sequence[Sequence[Span]], gold: Sequence[Sequence[Span]], lengths: Sequence[int]) -> None:
     """`check_spans` of the trees of all sentences."""
-    for index, length in enumerate(lengths):
-        check_spans(predicted[index], length, f"prediction for sentence {index}")
-        check_spans(gold[index], length, f"gold tree of sentence {index}")
+    for index, (found, wanted, length) in enumerate(zip(predicted, gold, lengths, strict=True)):
+        check_spans(found, length, f"prediction for sentence {index}")
+        check_spans(wanted, length, f"gold tree of sentence {index}")
 
 
 # --------------------------------------------------------------------------------------------------------------- F1
@@ -260,18 +260,6 @@ class _Tally:
         return sum(scored) / len(scored) if scored else 0.0, corpus, precision, recall
 
 
-def _check_corpus(lengths: Sequence[int], **corpus: Sequence[Any] | None) -> None:
-    """Raise ValueError unless all arguments have one value per sentence, and no sentence is empty."""
-    if not lengths:
-        raise ValueError("there are no sentences to score: check the file that the trees come from")
-    for name, values in corpus.items():
-        if values is not None and len(values) != len(lengths):
-            raise ValueError(f"{name} has {len(values)} sentences and lengths has {len(lengths)}: they must agree")
-    for index, length in enumerate(lengths):
-        if length < 1:
-            raise ValueError(f"sentence {index} has length {length}: leave empty sentences out")
-
-
 def apply_keep(
     spans: Sequence[Sequence[Span]], lengths: Sequence[int], keep: Sequence[Sequence[bool]] | None
 ) -> list[Sequence[Span]]:
@@ -325,7 +313,6 @@ def unlabeled_f1(
     Cost: O(number of spans).
     """
     convention = resolve_convention(convention, **changes)
-    _check_corpus(lengths, predicted=predicted, gold=gold, keep=keep)
     check_trees(predicted, gold, lengths)
     predicted, gold = apply_keep(predicted, lengths, keep), apply_keep(gold, lengths, keep)
     lengths = _lengths_kept(lengths, keep)
@@ -385,7 +372,6 @@ def branching_baselines(
     Raises:
         ValueError: as `unlabeled_f1`, or gold spans of a sentence that cross.
     """
-    _check_corpus(lengths, gold=gold, keep=keep)
     gold = apply_keep(gold, lengths, keep)
     if keep is not None:
         lengths = _lengths_kept(lengths, keep)

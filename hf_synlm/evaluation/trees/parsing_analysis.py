@@ -94,8 +94,6 @@ def permutation_test(
     test draws exchanges at random (Noreen 1989; Yeh 2000), so p is at least 1 / (num_samples + 1).
     """
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
-    if not differences.size:
-        raise ValueError("there are no sentences to compare")
     generator = np.random.default_rng(seed)
     observed, extreme = abs(differences.sum()) - 1e-9, 0
     for _ in range(num_samples):
@@ -186,10 +184,6 @@ def _scored(
     convention: ParsingConvention,
 ) -> list[tuple[int, Counter[Span], Counter[Span]]]:
     """Number, counted predicted spans and counted gold spans of each sentence that the convention does not skip."""
-    if not len(predicted) == len(gold) == len(lengths):
-        raise ValueError(
-            f"{len(predicted)} predicted and {len(gold)} gold trees of {len(lengths)} sentences: give one each"
-        )
     check_trees(predicted, gold, lengths)
     scored = []
     for number, length in enumerate(lengths):
@@ -215,8 +209,6 @@ def tree_statistics(trees: Sequence[Sequence[Span]], lengths: Sequence[int]) -> 
     widest constituent at its end, else the widest at its beginning; a rest without either is not split further. The
     rest of the words is treated likewise, whether it is a constituent or not.
     """
-    if not lengths or len(trees) != len(lengths):
-        raise ValueError(f"{len(trees)} trees of {len(lengths)} sentences: give one each, at least one")
     depths, left_words, right_words, left, right, num_splits = [], 0, 0, 0, 0, 0
     for number, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
         check_spans(tree, length, f"tree of sentence {number}")

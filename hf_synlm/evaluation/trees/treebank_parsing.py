@@ -19,10 +19,10 @@ from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list, errors_at, plural, tokenization_of
 from hf_synlm.evaluation.text.batches import (
     batches_by_cost,
-    checked_batch_size,
     growing_blocks,
     iterate_texts,
     token_budget,
+    usual_batch_size,
 )
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 from hf_synlm.evaluation.text.processes import iterate_batches
@@ -66,9 +66,9 @@ def parse_sentences(
         The sentences with their trees and the log-probabilities of their words.
 
     Raises:
-        ValueError: the model cannot parse, `batch_size` is not positive, `sentences` is a text, or one of them has no
-            words, more tokens than the model has positions, or a word that is empty, has white space or no token, or
-            shares one. Nothing is parsed then.
+        ValueError: the model cannot parse, `sentences` is a text, or one of them has no words, more tokens than the
+            model has positions, or a word that is empty, has white space or no token, or shares one. Nothing is parsed
+            then.
     """
     check_list("sentences", sentences)
     if all(isinstance(sentence, str) for sentence in sentences):
@@ -160,7 +160,7 @@ def iterate_encoded(
     """`iterate_parses` of sentences whose tokens are known."""
     searches = declared(model.config, "searches") and options.get("method", "search") == "search"
     width = model.word_search(options.get("num_beams")).num_beams if searches else 1
-    size = checked_batch_size(batch_size, model)
+    size = usual_batch_size(batch_size, model)
     compute = partial(
         iterate_batches,
         partial(_parse_batch, model, options),

@@ -277,8 +277,6 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
 
     def _check_spans(self, spans: Sequence[Sequence[Span]], columns: Tensor) -> None:
         """Raise ValueError unless the attention can be trained on these spans."""
-        if len(spans) != len(columns):
-            raise ValueError(f"spans hold {len(spans)} rows and input_ids {len(columns)}. Give one list per row.")
         width = columns.shape[1]
         for row, pairs in enumerate(spans):
             for span in pairs:

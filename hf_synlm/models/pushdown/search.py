@@ -191,7 +191,8 @@ class PushdownSearch(GeneratingSearch):
         """
         pool, nodes = state.pool, state.nodes
         tokens = pool.field("token", nodes)
-        is_end = tokens == self._eos
+        eos = self.machine.config.eos_token_id
+        is_end = tokens == (-1 if eos is None else eos)
         pending = (tokens >= 0) & (pool.field("action", nodes) == WORD) & ~(is_end & closing)
         before = torch.where(pool.field("action", nodes) == WORD, pool.field("before", nodes), nodes)
         path = self.machine.path(pool, before, int(pool.field("position", before).max()) + 1)
@@ -217,11 +218,6 @@ class PushdownSearch(GeneratingSearch):
         share = scores.logsumexp(1) - total.logsumexp(1) if self.keeps_scored else None
         levels = Levels([width], origin.device)
         return Block(kept, scores, chosen, origin, torch.ones_like(origin[0]), levels, kept=share)
-
-    @property
-    def _eos(self) -> int:
-        eos = self.machine.config.eos_token_id
-        return -1 if eos is None else eos
 
     def _stack(self, pool: NodePool, before: Tensor, path: Tensor) -> Tensor:
         """Which columns of paths are on the stack of the nodes `before` [B, K]: [B, K, S]."""
@@ -249,12 +245,8 @@ class PushdownSearch(GeneratingSearch):
             inside = start.clamp(max=first.shape[2] - 1)
             whole = (inside <= word) & (first.gather(2, inside) == inside)
             legal = legal & torch.where(is_end, whole, start >= word)
-        ends = (tokens == self.machine.config.end_token_id)[..., None] if self._has_end else torch.zeros_like(position)
-        return torch.where(ends.bool(), place == 0, legal)
-
-    @property
-    def _has_end(self) -> bool:
-        return self.machine.config.end_token_id is not None
+        end = self.machine.config.end_token_id
+        return legal if end is None else torch.where((tokens == end)[..., None], place == 0, legal)
 
     def _attach(
         self, pool: NodePool, nodes: Tensor, before: Tensor, place: Tensor, path: Tensor, origin: Tensor

@@ -288,8 +288,6 @@ def _simulate(
 ) -> _Record:
     record = _Record(1 if shared else len(actions))
     for row, sequence in enumerate(actions):
-        if not len(sequence):
-            raise ValueError(f"actions, row {row}: there is no action. Leave empty sentences out.")
         # The last token always ends a word.
         ends = None if word_ends is None else [*word_ends[row][:-1], True]
         try:

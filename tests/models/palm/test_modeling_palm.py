@@ -177,7 +177,6 @@ class TestParse:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"spans": []}, "0 rows"),
         ({"spans": [[(2, 2)]]}, r"\(2, 2\)"),
         ({"spans": [[(2, 5)]]}, r"\(2, 5\)"),
     ],
