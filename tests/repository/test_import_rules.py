@@ -64,7 +64,7 @@ DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distan
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
     "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8700),
-    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8980),
+    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8970),
     "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6510),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4460),
