@@ -94,7 +94,7 @@ def measure(
     """
     items = read_items(path, kind="txt")
     if problem := describe_table(item.text for item in items):
-        raise ValueError(f"{path} {problem}: give plain text, one sentence per line")
+        raise ValueError(f"{path} {problem[0]}: give plain text, one sentence per line")
     scores = score_words(TextScorer(model, tokenizer, details=True), items)
     return columns("bits", more=scores[0].more), word_table(items, scores)
 

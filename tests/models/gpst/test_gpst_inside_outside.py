@@ -98,7 +98,7 @@ def test_values_and_gradients_equal_the_specification(window, stop, layers, accu
 
 
 def test_levels_that_are_computed_again_or_compiled_drop_the_same():
-    _, composition, decomposition, _, plan, leaves, root = make()
+    _, composition, decomposition, _, plan, leaves, root = make(lengths=(3, 2))
     parameters = [leaves, root, *composition.parameters(), *decomposition.parameters()]
     found = []
     for again, compiled in ((False, None), (True, None), (True, {"backend": lambda graph, inputs: graph})):
