@@ -226,10 +226,8 @@ class _CompiledForestLSTM(torch.autograd.Function):
         weight, *kept = ctx.saved_tensors
         last = len(ctx.sizes)
         hidden, cells, acts = kept[: last + 1], kept[last + 1 : 2 * last + 2], kept[2 * last + 2 :]
-        grads, grad_cell = (
-            [torch.zeros_like(hidden[0]), *grad_hidden_GPD.split(ctx.sizes, 1)],
-            torch.zeros_like(cells[-1]),
-        )
+        grads = [torch.zeros_like(hidden[0]), *grad_hidden_GPD.split(ctx.sizes, 1)]
+        grad_cell = torch.zeros_like(cells[-1])
         found = []
         for level in range(last, 0, -1):
             own = acts[4 * level - 4 : 4 * level], cells[level]
