@@ -95,7 +95,7 @@ class InputOptions(options.TreebankReading):
     split_sentences: options.SplitSentences = False
     punctuation: Annotated[
         Literal["remove", "keep"] | None,
-        typer.Option(help="Of a treebank: keep it (default), or remove it before scoring."),
+        typer.Option(help="Punctuation of a treebank: keep it (default), or remove it before scoring."),
     ] = None
     punctuation_by: options.PunctuationBy = "tag"
 

@@ -401,7 +401,7 @@ class Beliefs:
     def beliefs(self) -> tuple[str, float] | None:
         """Kind and order of the belief update that is asked for."""
         if self.belief_order is not None and self.belief_update is None:
-            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both or none")
+            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both, or neither")
         return self.belief_update and (self.belief_update, 1.0 if self.belief_order is None else self.belief_order)
 
 

@@ -203,7 +203,7 @@ def draw(
     """
     outputs.check_out(out, overwrite, trees, check=lambda path, replace: None)
     if file_ending(trees) in (".tsv", ".csv"):
-        raise ValueError(f"{trees} is a table, and trees are drawn: make them of its texts by `synlm parse`")
+        raise ValueError(f"{trees} is a table of texts, not of trees: parse it first by `synlm parse`")
     sentences = options.read_trees(trees, tree_style)
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings([sentences], style, out, str(trees), len(sentences), overwrite)

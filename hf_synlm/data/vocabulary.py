@@ -477,7 +477,7 @@ def word_final_ids(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
         return [True] * len(tokens)
     if WORD_END not in vocabulary:
         raise ValueError(
-            f"the tokenizer has no piece {WORD_END!r} (U+2581), so its ids do not mark the end of word: "
+            f"the tokenizer has no piece {WORD_END!r} (U+2581), so its ids do not mark where a word ends: "
             "train one with subword_tokenizer"
         )
     whole = set(tokenizer.all_special_tokens) - {tokenizer.unk_token}

@@ -89,7 +89,7 @@ def _check_lengths(model: PreTrainedModel, rows: Sequence[list[int]], max_new_to
         length = len(row) - (row[0] == begin)
         if limit is not None and length + max_new_tokens > limit:
             raise ValueError(
-                f"prompt {number} of {length} tokens and a continuation of {max_new_tokens} do not fit the {limit} "
+                f"prompt {number} of {length} tokens and a continuation of {max_new_tokens} exceed the {limit} "
                 "positions of the model: shorten the prompt, or lower max_new_tokens"
             )
 

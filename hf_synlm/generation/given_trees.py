@@ -201,7 +201,7 @@ class TreeScoringMixin:
         return dict.fromkeys(self.loss_parts, len(input_ids))
 
     def wants_logits_beside(self: Any, asked: bool | None) -> bool:
-        """Whether a call with a loss wants next-token logits as well; in training only if it says so itself."""
+        """Whether a call with a loss gives next-token logits as well; in training only on request."""
         return self.config.output_marginal_logits and not self.training if asked is None else asked
 
     @torch.no_grad()

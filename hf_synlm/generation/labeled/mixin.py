@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the models with labeled derivations share: `forward`, search, `parse`, generation, and which tokens end a word.
+"""What the models with labeled derivations share: search, `parse`, generation, and which tokens end a word.
 
 `search/labeled/fast_track.py` searches; here are the methods of a model that call it. RNNG and Tree LM inherit them.
 
@@ -72,7 +72,7 @@ class LabeledTrees:
 
 
 class FastTrackGenerationMixin(SyntacticGenerationMixin):
-    """`forward`, `parse` and `generate` of a language model with labeled derivations.
+    """`parse` and `generate` of a language model with labeled derivations; `forward` is in `generation/given_trees.py`.
 
     The class that inherits it sets `stack_machine_class` and writes `score_trees`. The loss is normalized as
     `config.loss_normalization` says, by all words and actions, also where `labels` leave words out. The softmaxes run

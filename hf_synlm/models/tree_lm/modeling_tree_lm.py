@@ -250,7 +250,7 @@ def _score_derivations(
 
 
 class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPreTrainedModel):
-    """Tree LM with its heads: training objective, marginal next-token distribution, search.
+    """Tree LM with its heads: training objective (`score_trees`), marginal next-token distribution, search.
 
     `generate` takes `fast_track_size` besides the options of `SyntacticGenerationMixin.generate`; `num_beams` is the
     word beam and `action_beam_size` the beam inside a word. A generated sentence ends when its tree is closed, which

@@ -226,13 +226,13 @@ class ScheduleArguments:
     schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = option(
         "sgd-asgd",
         "'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
-        "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
+        "'adam-asgd': Adam for --averaging-epoch epochs, then averaged SGD from the best weights (PaLM); "
         "'adam-plateau': Adam, its rate lowered when the validation loss stops falling (PRPN).",
     )
     non_monotone_interval: int = option(
         5,
-        "sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one from before the "
-        "last N epochs, N being this value (non-monotone trigger).",
+        "sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one of all epochs but "
+        "the last N. N is this value (non-monotone trigger).",
     )
     averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.")
     averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
@@ -348,7 +348,7 @@ class PCFGTrainingArguments(TrainingArguments):
 
     per_device_train_batch_size: int = option(4, "Sentences per process and micro step.")
     per_device_eval_batch_size: int = option(32, "Sentences per process in evaluation.")
-    num_train_epochs: int = option(10, "Passes through the data; 0: max_train_steps decides.")
+    num_train_epochs: int = option(10, "Passes through the data; 0: --max-train-steps decides.")
     learning_rate: float = option(1e-3, "Adam: learning rate.")
     adam_beta1: float = option(0.75, "Adam: decay of the first moment.")
     adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")

@@ -133,8 +133,8 @@ class RNNGModelArguments(ModelArguments):
         """Check that a GPT-2 is trained from scratch."""
         if self.architecture == "gpt2" and (self.model_name_or_path or self.model_preset):
             raise ValueError(
-                "A gpt2 is trained from scratch, by the sizes of its configuration. Leave --model-name-or-path and "
-                "--model-preset out, and give --config-overrides."
+                "A gpt2 is trained from scratch. Leave --model-name-or-path and --model-preset out, and set its sizes "
+                "by --config-overrides."
             )
         super().__post_init__()
 
@@ -231,9 +231,11 @@ class VariationalArguments:
     model_grad_norm: float = option(5.0, "Gradients of the model are clipped to this norm.")
     network_grad_norm: float = option(1.0, "Gradients of the inference network are clipped to this norm.")
     decay_epoch: int = option(
-        8, "After the first later epoch that is not better than all before it, start to halve the rates every epoch."
+        8,
+        "After this epoch, wait for one that is not better than all before it. From then on halve the rates every "
+        "epoch.",
     )
-    min_learning_rate: float = option(0.03, "Stop when learning_rate has fallen below this.")
+    min_learning_rate: float = option(0.03, "Stop when --learning-rate has fallen below this.")
     importance_samples: int = option(1000, "Trees per test sentence for the perplexity of the final model.")
     importance_temperature: float = option(2.0, "Divides the network's scores for them; above 1, they differ more.")
 
@@ -253,7 +255,7 @@ class URNNGTrainingArguments(RecurrentTrainingArguments):
     per_device_train_batch_size: int = option(16, "Sentences per process and micro step.")
     learning_rate: float = option(1.0, "SGD: rate of the model but for the action head.")
     weight_decay: float = option(0.0, "L2 penalty, added to the gradients after the clipping.")
-    max_grad_norm: float = option(0.0, "Not used here: see model_grad_norm and network_grad_norm.")
+    max_grad_norm: float = option(0.0, "Not used here: see --model-grad-norm and --network-grad-norm.")
 
 
 @dataclass

@@ -39,7 +39,7 @@ class TrainingArguments:
     gradient_accumulation_steps: int = option(1, "Micro steps per optimizer step.")
     max_train_steps: int | None = option(
         None,
-        "Optimizer steps of the run; default: those of num_train_epochs, otherwise 1000. With both, the smaller "
+        "Optimizer steps of the run; default: those of --num-train-epochs, otherwise 1000. With both, the smaller "
         "number.",
     )
     max_tokens: int | None = option(
@@ -48,9 +48,9 @@ class TrainingArguments:
     max_time: float | None = option(
         None,
         "End the run after the first step that begins this many minutes after the start of training. The learning "
-        "rate follows max_train_steps all the same.",
+        "rate follows --max-train-steps all the same.",
     )
-    num_train_epochs: int = option(0, "Passes through the data; 0: max_train_steps decides.")
+    num_train_epochs: int = option(0, "Passes through the data; 0: --max-train-steps decides.")
     early_stopping_patience: int = option(
         0, "Keep the best model, and stop after this many evaluations without a better one; 0: never stop."
     )
