@@ -379,6 +379,8 @@ def compare(
     outputs.check_results(out, overwrite, treebank, first, second, counting.parameters)
     from hf_synlm.evaluation.trees.treebank_reports import report_comparison
 
+    if first.resolve() == second.resolve():
+        raise ValueError(f"{first} is given twice: give the trees of two parsers")
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
         raise ValueError("--convention evalb: choose a convention of unlabeled F1")

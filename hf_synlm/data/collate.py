@@ -34,7 +34,7 @@ def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> d
         `input_ids`, `attention_mask` (1 = token, 0 = padding), `labels` (the ids, -100 at padding), `sentence_ids` (0
         at padding), all int64 [B, T]; `word_ends` bool [B, T] (False at padding) if given.
     """
-    names = [name for name in ("sentence_ids", "word_ends") if name in batch[0]]
+    names = [name for name in ("sentence_ids", "word_ends") if any(name in context for context in batch)]
     rows = [context["input_ids"] for context in batch]
     types = {"sentence_ids": torch.long, "word_ends": torch.bool}
     inputs = pad_inputs(rows, pad_token_id)

@@ -9,8 +9,8 @@ of its imports change, and none is added: the line numbers of a traceback on the
 `SyntacticConfig.save_pretrained` calls `write_code`, and every way of saving a model calls that: `save_pretrained`,
 `push_to_hub`, Trainer, `merge_and_unload` of PEFT. Classes of your own are saved with their model if you call their
 `register_for_auto_class`, as everywhere in transformers; otherwise a warning says so. What their file imports by `from
-hf_synlm.room.module` is saved, too. A model that was loaded from the Hub with its own code has flat files already,
-which transformers copies.
+hf_synlm.room.module` is saved, too, where the room ships. A model that was loaded from the Hub with its own code has
+flat files already, which transformers copies.
 """
 
 import os
@@ -37,7 +37,10 @@ LICENSE = PACKAGE / "hub" / "LICENSE"
 # Ends of the names of our models, of which some have no Auto class.
 _KINDS = ("Model", "ForCausalLM", "ForSequenceClassification", "PreTrainedModel")
 _NEWEST = re.compile(r'^NEWEST_TRANSFORMERS = "([\d.]+)"$', re.MULTILINE)
-_IMPORT = re.compile(r"^(\s*from )hf_synlm\.([\w.]+)( import )", re.MULTILINE)
+# Modules that ship; what a user's file imports from others, or from a folder, stays as it is.
+_IMPORT = re.compile(
+    r"^(\s*from )hf_synlm\.((?:core|trees|search|generation|recurrent|models)\.[\w.]+)( import )", re.MULTILINE
+)
 
 
 def flat_name(module: str) -> str:
@@ -60,11 +63,27 @@ def _with_imports(own: Mapping[str, str], modules: Iterable[str] = ()) -> dict[s
         module = agenda.pop()
         name = module if module in own else f"{flat_name(module)}.py"
         if name not in files:
-            file = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
-            text = own[name] if name in own else file.read_text(encoding="utf-8")
-            agenda += [found[1] for found in _IMPORT.findall(text)]
-            files[name] = _IMPORT.sub(lambda found: f"{found[1]}.{flat_name(found[2])}{found[3]}", text)
+            text = own[name] if name in own else _file_of(module).read_text(encoding="utf-8")
+            files[name], more = _flattened(text)
+            agenda += more
     return dict(sorted(files.items()))
+
+
+def _flattened(text: str) -> tuple[str, list[str]]:
+    """Code with flat names of the modules that travel with it, and these modules."""
+    modules = []
+
+    def flatten(line: re.Match[str]) -> str:
+        if not _file_of(line[2]).is_file():
+            return line[0]
+        modules.append(line[2])
+        return f"{line[1]}.{flat_name(line[2])}{line[3]}"
+
+    return _IMPORT.sub(flatten, text), modules
+
+
+def _file_of(module: str) -> Path:
+    return PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def all_flat_files() -> dict[str, str]:

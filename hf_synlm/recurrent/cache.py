@@ -89,6 +89,8 @@ def segment_mask(
         check_tokens(config, input_ids, attention_mask)
     else:
         check_columns("inputs_embeds", columns, attention_mask)
+        if inputs_embeds.shape[2] != config.embedding_size:
+            raise ValueError(f"inputs_embeds are {inputs_embeds.shape[2]} wide, not {config.embedding_size}.")
     return None if attention_mask is None else attention_mask.bool()
 
 

@@ -69,8 +69,13 @@ def plot_bars(
         limit: End of the axis.
         chance: Value that a guess would reach, drawn as a dashed line.
         digits: Decimals of the printed values.
+
+    Raises:
+        ValueError: no value is finite.
     """
     spread = {name: (deviations or {}).get(name, [None] * len(names)) for name in series}
+    if not any(_is_number(value) for values in series.values() for value in values):
+        raise ValueError("no value is finite: there is nothing to draw")
     with _figure(8, 1.6 + len(names) * (0.15 + 0.25 * len(series))) as figure:
         axes = figure.subplots()
         height = 0.8 / len(series)
@@ -282,6 +287,10 @@ def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
         ValueError: If the shape does not fit the words.
     """
     rows = span_scores.tolist()
+    if len(rows) != len(words):
+        raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words: give one per token")
+    if len(words) == 1:
+        raise ValueError("one token has no span before it: there is nothing to draw")
     table: list[list[float | None]] = []
     for end, scores in enumerate(rows):
         largest = max(scores)

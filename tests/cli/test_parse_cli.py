@@ -725,4 +725,5 @@ def test_commands_that_need_no_model_do_not_load_torch(files):
     loaded = [[]] * names.index("info") + [["transformers"]] * len(names)
     expected = [f"ended: {name} {2 if name in failing else 0} {x}" for name, x in zip(names, loaded, strict=False)]
     assert ended == expected, done.stderr
+    assert "gold.mrg is given twice" in done.stderr
     assert set(PROGRAMS) - set(TRAINING) == {"treereg", "tree-planting"}

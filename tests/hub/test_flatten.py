@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, Trainin
 from transformers.utils import logging
 
 from hf_synlm.core.configuration_base import SyntacticConfig
-from hf_synlm.hub.flatten import flat_files, flat_name, write_code
+from hf_synlm.hub.flatten import _flattened, flat_files, flat_name, write_code
 from tests.helpers.scoring_models import model_and_tokenizer
 
 LORA = LoraConfig(target_modules=["ih", "hh"])
@@ -71,6 +71,13 @@ def test_own_classes_are_named_unless_they_are_registered(model: PreTrainedModel
     assert all(name in text for name, text in zip(("test_flatten.py", "Plain", "test_flatten.py"), warned, strict=True))
     assert code_in(tmp_path / "config") == code_in(tmp_path / "model") == flat_files("on_lstm")
     assert not code_in(tmp_path / "outside")
+
+
+def test_imports_of_what_does_not_ship_stay():
+    kept = "from hf_synlm.viz import tree_to_text\n    from hf_synlm.hub.loading import load_pretrained\n"
+    kept += "from hf_synlm.trees import spans\n"
+    flat, modules = _flattened(f"{kept}from hf_synlm.core.rows import Rows\n")
+    assert (flat, modules) == (f"{kept}from .rows import Rows\n", ["core.rows"])
 
 
 def test_a_save_that_is_stopped_leaves_whole_files(model: PreTrainedModel, tmp_path: Path, monkeypatch):

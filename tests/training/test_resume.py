@@ -1,5 +1,6 @@
 """A run that is resumed, stopped by a signal, killed or watched equals the undisturbed one bit for bit (on the CPU)."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -197,6 +198,17 @@ def test_resumed_run_is_bit_equal(
     assert (tmp_path / "resumed" / "all_results.json").is_file()
     if name in CHECKS:
         CHECKS[name](straight)
+
+
+@pytest.mark.parametrize(("problem", "weight"), [(None, 0.0), ("single_label_classification", 1.0)])
+def test_runs_older_than_the_weight_of_the_objective_resume(problem: str | None, weight: float, tmp_path: Path) -> None:
+    config = {"problem_type": problem}
+    state = checkpoints.TrainingState(settings={"config": config})
+    (tmp_path / checkpoints.STATE_FILE).write_text(json.dumps(dataclasses.asdict(state)))
+    checkpoints.read_state(tmp_path, {"config": {**config, "objective_weight": weight}})
+    if problem:
+        with pytest.raises(ValueError, match=r"config.objective_weight 1.0 \(now 0\)"):
+            checkpoints.read_state(tmp_path, {"config": {**config, "objective_weight": 0}})
 
 
 def check_averaging(straight: Path) -> None:

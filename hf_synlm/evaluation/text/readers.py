@@ -15,6 +15,7 @@ from hf_synlm.core.cache import CACHE
 from hf_synlm.evaluation.text.batches import Window
 from hf_synlm.evaluation.text.cache import Result
 from hf_synlm.evaluation.text.token_scores import TokenScores
+from hf_synlm.hub.abilities import declared
 from hf_synlm.search.parsing import cache_after_context, marginal_logits
 from hf_synlm.trees.codecs import pad_inputs
 
@@ -105,7 +106,9 @@ class LogitReader:
         if "entropy" in reading:
             scores.entropy = _without_prefix(reading["entropy"][:-1], length)
         found = scores.log_probs[1 - self.num_begin :]
-        if found[found.isneginf().cumsum(0) == 0].isnan().any():  # nothing is predicted after what is impossible
+        if declared(self.model.config, "is_grammar"):  # it predicts nothing after what it cannot derive
+            found = found[found.isneginf().cumsum(0) == 0]
+        if found.isnan().any():
             raise ValueError(
                 f"{self.scorer.name} gives tokens probabilities that are not numbers. Its weights are damaged, or "
                 f"values overflow in {self.model.dtype}: load the model in float32."

@@ -42,7 +42,8 @@ _REMEDIES = {
 
 _CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line end
 _UNSEEN = re.compile("[\x00\xad\u200b\u2060\ufeff]")  # soft hyphens, and spaces without width
-_NAMES = re.compile(r'"?\w+"?(?:([,;])"?\w+"?)(?:\1"?\w+"?)*')  # the header of a CSV file
+_NAME = r'"?[A-Za-z_]\w*"?'
+_NAMES = re.compile(rf"{_NAME}(?:([,;]){_NAME})(?:\1{_NAME})*")  # the header of a CSV file
 _READERS = frozenset("subject subject_id subj participant participant_id reader reader_id workerid".split())
 NUM_FIRST = 4096
 """How many texts of a file are read, and looked at, before the first is used."""

@@ -332,6 +332,6 @@ def _check_names(values: Collection[Any], names: Sequence[str], file: str | None
 
 def _unknown_option(option: str, names: Sequence[str]) -> ValueError:
     word = option.removeprefix("--").partition("=")[0].replace("-", "_")
-    close = [name for name in names if name.startswith(word)] + difflib.get_close_matches(word, names, 1)
+    close = [name for name in names if name.startswith(word)] + difflib.get_close_matches(word, names, 1, 0.75)
     hint = f" Did you mean {flag_of(close[0])}?" if close else " --help lists all options."
     return ValueError(f"{option} is not an option of this program.{hint}")

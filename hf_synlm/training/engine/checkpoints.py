@@ -80,6 +80,9 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     """Read the state of a checkpoint; settings that differ from those of this run are refused by name."""
     state = TrainingState(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
     old, new = _flat(state.settings), _flat(plain_settings(settings))
+    # Before this field existed, classifiers had 1, and others nothing that it weighs.
+    if (weight := "config.objective_weight") in new:
+        old.setdefault(weight, 1.0 if new.get("config.problem_type") else new[weight])
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     changed = [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
     if changed:

@@ -46,9 +46,6 @@ _PLACES = frozenset(
 _FILES = ("_file", "_files", "_trees")
 
 
-# ---------------------------------------------------------------------------------------------- arguments
-
-
 # ---------------------------------------------------------------------------------------------- model and tokenizer
 def read_config(arguments: ModelArguments, **fields: Any) -> PreTrainedConfig:
     """Configuration of the pretrained model, changed by `fields` and by the overrides, which win."""
