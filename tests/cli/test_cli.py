@@ -389,9 +389,32 @@ REGIONS = [
 ]
 
 
+def lines_of(monkeypatch, capsys, table, by, x, *scores):
+    """The title of the axis, and the lines, of a figure of a table."""
+    drawn = Mock()
+    monkeypatch.setattr("hf_synlm.cli.evaluate.plot_lines", drawn)
+    run(capsys, "evaluate", "plot", table, "--by", by, "--x", x, *scores, "--out", table.with_suffix(".lines.svg"))
+    return drawn.call_args.kwargs["axes_titles"][1], drawn.call_args.args[2]
+
+
+def test_the_figure_of_a_table_sums_surprisal_and_averages_other_measures(tmp_path, capsys, monkeypatch):
+    """Of each text, then of each item; items of two files differ; several scores are lines of their own."""
+    (tmp_path / "a.tsv").write_text(
+        "file\titem\tsentence_id\tcondition\tregion\tsurprisal_bits\tentropy_bits\n"
+        "a\t1\t1\tx\tnp\t1\t4\na\t1\t1\tx\tnp\t2\t6\na\t1\t2\tx\tnp\t5\t1\na\t1\t2\tx\tpp\t7\t\nb\t1\t3\tx\tnp\t8\t3\n"
+    )
+    scores = ("--score", "surprisal_bits", "--score", "entropy_bits")
+    title, lines = lines_of(monkeypatch, capsys, tmp_path / "a.tsv", "condition", "region", *scores)
+    assert title == "surprisal_bits (sum per text)\nentropy_bits (mean per text)"
+    assert lines["x, surprisal_bits"] == [(6, 2), (7, 0)]  # (3 + 5) / 2 and 8
+    assert lines["x, entropy_bits"][0] == (3, 0) and math.isnan(lines["x, entropy_bits"][1][0])
+
+
 @pytest.mark.parametrize("model", ["gpst", "pcfg"])
 @pytest.mark.parametrize("names", [("condition", "region"), ("Ambiguity", "part")])
-def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_path, capsys, model, names):
+def test_regions_of_conditions_are_sums_of_sentences_of_their_own(
+    models, tmp_path, capsys, monkeypatch, model, names
+):
     """A table of item x condition, and the figure; conditions are told by their name, or because texts are alike."""
     condition, region = names
     table = [("item", *names, "text"), *REGIONS]
@@ -413,6 +436,15 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
     run(capsys, "evaluate", "plot", out, "--by", condition, "--x", region, "--out", picture)
     drawn = "".join(ElementTree.fromstring(picture.read_text(encoding="utf-8")).itertext())
     assert all(word in drawn for word in (region, "np", "pp", "garden", "control", "surprisal_bits"))
+    words = [(*row[:3], word) for row in REGIONS for word in row[3].split()]
+    (tmp_path / "w.tsv").write_text("".join("\t".join(row) + "\n" for row in [table[0], *words]), encoding="utf-8")
+    run(capsys, "surprisal", tmp_path / "w.tsv", "--word-column", "text", *given, "--out", tmp_path / "words.tsv")
+    figures = [lines_of(monkeypatch, capsys, file, condition, region) for file in (out, tmp_path / "words.tsv")]
+    for line, place in ((line, place) for line in ("garden", "control") for place in (0, 1)):
+        kinds = [row for row in rows if row[condition] == line and row[region] == ("np", "pp")[place]]
+        one, two = (float(row["surprisal_bits"]) for row in kinds)
+        for _, lines in figures:
+            assert lines[line][place] == pytest.approx(((one + two) / 2, abs(one - two) / 2), abs=1e-3)
     message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
     assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
     message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
