@@ -216,7 +216,28 @@ def test_word_correction_is_recorded_only_where_it_applies(models, texts, capsys
     ("name", "content", "model", "said", "column"),
     [
         # Items with several texts, a text that is longer than the model's positions, and unknown words.
-        ("a.csv", "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n", "gpt2", "several texts: 1.", ("item", "112")),
+        (
+            "a.csv",
+            "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n",
+            "gpt2",
+            "several texts: 1.*--word-column",
+            ("item", "112"),
+        ),
+        # A row for each region; conditions of pairs are no regions.
+        (
+            "a.csv",
+            "sentence,item,region\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n",
+            "gpt2",
+            "--word-column",
+            ("item", "112"),
+        ),
+        (
+            "a.csv",
+            "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n",
+            "gpt2",
+            "several texts: 1",
+            ("item", "112"),
+        ),
         ("a.txt", "We ask\n" + "peace and hope " * 60, "gpt2", "1 of 2 texts .* 127 positions", ("word_id", "12")),
         ("a.txt", "of xyzzy plugh\n", "rnng", "2 of 3 words .67%. are unknown.*--tokenize ptb", ("oov", "011")),
     ],
@@ -225,7 +246,8 @@ def test_surprisal_tells_what_to_mind(models, tmp_path, capsys, name, content, m
     (tmp_path / name).write_text(content)
     out = ("--out", tmp_path / "a.tsv", "--model", models[model], "--device", "cpu")
     assert main(list(map(str, ("surprisal", tmp_path / name, *out)))) == 0
-    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+    remarks = " ".join(capsys.readouterr().err.split())
+    assert re.search(said, remarks) and ("rows of an item" in remarks) == ("--word-column" in said)
     rows = read_tsv(tmp_path / "a.tsv")
     assert len(rows) == {"item": 6, "word_id": 182, "oov": 3}[column[0]]
     assert "".join(row[column[0]] for row in rows[:: 2 if column[0] == "item" else 1]).startswith(column[1])
@@ -326,6 +348,12 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         ("b.tsv", WORDS, ["--word-column", "word", "--item-column", "x"], "row 1 has no 'x'"),
         ("b.tsv", WORDS, ["--word-column", "word", "--text-column", "x"], "a text per row (--text-column), or a word"),
         ("b.tsv", WORDS, ["--sentence-column", "part"], "a text per row (--text-column), or a word"),
+        (
+            "b.tsv",
+            WORDS,
+            [],
+            "a row holds one word or region of a text, name the column of the words: synlm surprisal ",
+        ),
         ("b.tsv", "word\titem\nWe\t1\nask\t\n", ["--word-column", "word"], "row 2 has an empty 'item'"),
         (
             "b.tsv",
@@ -412,9 +440,7 @@ def test_the_figure_of_a_table_sums_surprisal_and_averages_other_measures(tmp_pa
 
 @pytest.mark.parametrize("model", ["gpst", "pcfg"])
 @pytest.mark.parametrize("names", [("condition", "region"), ("Ambiguity", "part")])
-def test_regions_of_conditions_are_sums_of_sentences_of_their_own(
-    models, tmp_path, capsys, monkeypatch, model, names
-):
+def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_path, capsys, monkeypatch, model, names):
     """A table of item x condition, and the figure; conditions are told by their name, or because texts are alike."""
     condition, region = names
     table = [("item", *names, "text"), *REGIONS]
@@ -475,6 +501,33 @@ def test_columns_in_doubt_are_refused_by_name(tmp_path, place):
         read_items(tmp_path / "a.tsv", word_column="word")
     for column, number in (("Bedingung", 4), ("item", 2)):
         assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column=column)) == number
+
+
+TWO_TEXTS = [("the cat", "slept"), ("a dog in town", "barked")]
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "said"),
+    [
+        ("type\tregion", "ab", "where 'type' changes inside an item, 'region' begins anew, as in '1'"),
+        ("part\ttype", "ab", "where 'type' changes inside an item, 'part' begins anew, as in '1'"),
+        ("region", "", "'region' begins anew inside item '1', with 'n1': is each part .* add a column condition"),
+        ("word_id", "", "'word_id' begins anew inside item '1', with 'n1'"),
+    ],
+)
+def test_texts_without_a_condition_are_refused_by_the_column_that_tells_them(tmp_path, header, cells, said):
+    """Regions begin anew; they never tell texts apart themselves. --sentence-column item reads an item as one text."""
+    rows = []
+    for item in "12":
+        for kind, text in zip(cells or " ", TWO_TEXTS if cells else [TWO_TEXTS[0] + TWO_TEXTS[1]], strict=True):
+            for n, words in enumerate(text):
+                named = {"type": kind, "part": f"n{n}", "region": f"n{n % 2 + 1}", "word_id": f"n{n % 2 + 1}"}
+                rows.append("\t".join([item, *(named[name] for name in header.split("\t")), words]))
+    (tmp_path / "a.tsv").write_text("\n".join([f"item\t{header}\twords", *rows]) + "\n")
+    with pytest.raises(ValueError, match=said):
+        read_items(tmp_path / "a.tsv", word_column="words")
+    names = ("type", 4) if cells else ("item", 2)
+    assert len(read_items(tmp_path / "a.tsv", word_column="words", sentence_column=names[0])) == names[1]
 
 
 def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):
