@@ -295,7 +295,7 @@ def _evaluate_runs(case: _Case, consensus: bool, save_trees: Path | None, data: 
     scores, tables = _score(case, average)
     _write_trees(save_trees, average or ())
     _say_missing(case)
-    settings = {**case.counting.describe(case.rule, case.bank), "consensus": consensus or None}
+    settings = case.counting.describe(case.rule, case.bank) | ({"consensus": True} if consensus else {})
     return EvaluationResult("parsing", scores, {"name": ", ".join(case.runs)}, settings, data, tables)
 
 
@@ -331,7 +331,7 @@ def _evaluate_model(
     scores, tables = _score(case._replace(bank=bank, runs={scorer.name: parsed}))
     chosen = {"method": declared(scorer.model.config, "parse_method"), **chosen}
     unused = ["estimator", "begin_token", *([] if chosen["method"] == "search" else ["num_beams"])]
-    settings = {**case.counting.describe(case.rule, case.bank), "consensus": consensus or None}
+    settings = case.counting.describe(case.rule, case.bank) | ({"consensus": True} if consensus else {})
     settings |= {**dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
     return EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)
 

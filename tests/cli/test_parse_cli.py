@@ -135,7 +135,7 @@ def test_tables_are_read_by_every_command(saved_models, files, capsys):
     assert run(capsys, "generate", files / "a.csv", "--text-column", "S", *greedy, *model) == run(
         capsys, "generate", files / "plain.txt", *greedy, *model
     )
-    assert "is a table, and trees are drawn" in fail(capsys, "draw", files / "a.csv")
+    assert "is a table of texts, not of trees" in fail(capsys, "draw", files / "a.csv")
 
 
 def test_lines_of_several_sentences(saved_models, files, capsys):

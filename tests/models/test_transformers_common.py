@@ -68,7 +68,7 @@ def make_tester(architecture: str, test: str) -> Tester:
     if architecture == "gpst":
         # One test leaves the special tokens out of the configuration: the default ones need a large vocabulary.
         size = 50264 if test == "test_model_forward_default_config_values" else 40
-        fields = {"num_token_layers": 1, "vocab_size": size}
+        fields = {"num_token_layers": 1, "vocab_size": size, "objective_weight": 1.0}  # all weights get gradients
     # Variants that have all parts.
     name = {"on_lstm": "on_lstm, shared", "pcfg": "pcfg, compound"}.get(architecture, architecture)
     config, inputs = build(name, **fields).config, batch(name, 5, 5, 5)

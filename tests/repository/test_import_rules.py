@@ -72,7 +72,7 @@ SHIPPED = {
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3700),
     "tree_lm": (
         SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        8960,
+        8970,
     ),
     "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6240),
     "pcfg": (

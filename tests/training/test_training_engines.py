@@ -94,7 +94,7 @@ def test_synlm_train_shows_help_and_refuses_in_one_line(capsys: pytest.CaptureFi
     assert programs | {"glue", "summarization", "induction"} <= set(capsys.readouterr().out.split())
     assert main(["train", "rnng", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "usage: synlm train rnng" in shown and "Train RNNG on gold trees" in shown and "--max-batch-actions" in shown
+    assert "usage: synlm train rnng" in shown and "Train RNNG, or an LSTM" in shown and "--max-batch-actions" in shown
     assert "There is no config file" in fail(capsys, "train", "gpst", "--config", "gpst_tinny", "--output-dir", "x")
 
 

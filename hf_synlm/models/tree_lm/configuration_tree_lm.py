@@ -85,6 +85,10 @@ class TreeLMConfig(LabeledTreeConfig):
         if self.backbone_config is not None:
             self.backbone_config._name_or_path = ""  # the folder of a user's machine
             for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+                if not hasattr(self.backbone_config, name):
+                    raise ValueError(
+                        f"The backbone {self.backbone_config.model_type!r} has no {name}: choose a decoder."
+                    )
                 setattr(self, name, getattr(self.backbone_config, name))
             positions = getattr(self.backbone_config, "max_position_embeddings", None)
             if positions and positions < 4 * self.max_position_embeddings:  # a tree has up to four for each word
