@@ -3,8 +3,9 @@
 
 import dataclasses
 import math
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -313,7 +314,8 @@ def plot(
 
     Several runs of one model (--label) become one bar: their mean, with the standard deviation. Right-branching trees
     are shown beside F1, and a line marks chance for minimal pairs. One result of `evaluate reading` is drawn with the
-    intervals of all predictors and their effects by lag. Needs matplotlib.
+    intervals of all predictors and their effects by lag. Of a table, the words of a text with the same --x are one
+    value: the sum of their surprisal, the mean of a measure such as entropy. Needs matplotlib.
 
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
@@ -357,18 +359,49 @@ _AXES = {
 }
 
 
+# Measures that a row of several words has as the sum of its words.
+_SUMS = re.compile(r"(surprisal|lexical|structural)_(bits|nats)|n_(tokens|actions)|nae")
+
+
 def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str] | None) -> None:
-    """Draw the mean over items, with its standard error, of a column of a table of `synlm surprisal`."""
+    """Draw the mean over items, with its standard error, of columns of a table of `synlm surprisal`.
+
+    The rows of a text with the same `x` are one value, so that tables of words and of regions give the same figure.
+    """
     rows = read_table(path, "tsv")
     names = score or [name for name in rows[0] if name.startswith("surprisal_")][:1] or ["surprisal_bits"]
-    need_columns(path, rows, [*names, x, *([by] if by else [])], "Name them by --x, --by, --score.")
-    values: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        found = values.setdefault((row[by] if by else names[0], row[x]), [])
-        found += [float(row[names[0]])] if row[names[0]] else []
-    lines, places = (list(dict.fromkeys(parts)) for parts in zip(*values, strict=True))
-    drawn = {line: [_mean_and_error(values.get((line, place), [])) for place in places] for line in lines}
-    plot_lines(out, places, drawn, title=f"{path.name}: means and standard errors", axes_titles=(x, names[0]))
+    need_columns(
+        path,
+        rows,
+        [*names, x, *([by] if by else []), "item", "sentence_id"],
+        "Name them by --x, --by, --score. `synlm surprisal` writes item and sentence_id.",
+    )
+    places = list(dict.fromkeys(row[x] for row in rows))
+    drawn, titles = dict[str, list[tuple[float, float]]](), list[str]()
+    for name in names:
+        texts: dict[tuple[str, ...], list[float]] = {}
+        for row in rows:
+            line = ", ".join(([row[by]] if by else []) + [name] * (len(names) > 1 or not by))
+            found = texts.setdefault((line, row[x], row.get("file", "") + row["item"], row["sentence_id"]), [])
+            found += [float(row[name])] if row[name] else []
+        reduce = math.fsum if _SUMS.match(name) else statistics.fmean
+        values = _merge(_merge(texts, reduce), statistics.fmean)
+        lines = dict.fromkeys(line for line, _ in values)
+        drawn |= {line: [_mean_and_error(values.get((line, place), [])) for place in places] for line in lines}
+        titles.append(f"{name} ({'sum' if reduce is math.fsum else 'mean'} per text)")
+    plot_lines(
+        out, places, drawn, title=f"{path.name}: means over items, standard errors", axes_titles=(x, "\n".join(titles))
+    )
+
+
+def _merge(
+    groups: Mapping[tuple[str, ...], list[float]], reduce: Callable[[list[float]], float]
+) -> dict[tuple[str, ...], list[float]]:
+    """Groups that differ in the last part of their key only, with one value of each that has some."""
+    merged: dict[tuple[str, ...], list[float]] = {}
+    for key, values in groups.items():
+        merged.setdefault(key[:-1], []).extend([reduce(values)] if values else [])
+    return merged
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import file_writer, find_model, flag_of, write_text
 from hf_synlm.data.text import Tokenization, plural, share
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
-from hf_synlm.evaluation.text.text_items import OpenTexts, TextItem, table_text, text_files
+from hf_synlm.evaluation.text.text_items import OpenTexts, TextItem, is_part_of_text, table_text, text_files
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
@@ -499,6 +499,11 @@ def _say_repeated_items(items: Sequence[TextItem]) -> None:
         outputs.say(
             f"items with several {texts}: {repeated}. Join other tables by sentence_id, which counts the rows of the "
             "input, and word_id, not by item"
+        )
+    if not items[0].rows and any(is_part_of_text(*both) for both in pairwise(items)):
+        outputs.say(
+            "rows of an item are read as sentences of their own. If they hold the words or regions of one "
+            "text, name their column by --word-column, not --text-column"
         )
 
 

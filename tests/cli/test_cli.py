@@ -216,7 +216,28 @@ def test_word_correction_is_recorded_only_where_it_applies(models, texts, capsys
     ("name", "content", "model", "said", "column"),
     [
         # Items with several texts, a text that is longer than the model's positions, and unknown words.
-        ("a.csv", "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n", "gpt2", "several texts: 1.", ("item", "112")),
+        (
+            "a.csv",
+            "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n",
+            "gpt2",
+            "several texts: 1.*--word-column",
+            ("item", "112"),
+        ),
+        # A row for each region; conditions of pairs are no regions.
+        (
+            "a.csv",
+            "sentence,item,region\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n",
+            "gpt2",
+            "--word-column",
+            ("item", "112"),
+        ),
+        (
+            "a.csv",
+            "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n",
+            "gpt2",
+            "several texts: 1",
+            ("item", "112"),
+        ),
         ("a.txt", "We ask\n" + "peace and hope " * 60, "gpt2", "1 of 2 texts .* 127 positions", ("word_id", "12")),
         ("a.txt", "of xyzzy plugh\n", "rnng", "2 of 3 words .67%. are unknown.*--tokenize ptb", ("oov", "011")),
     ],
@@ -225,7 +246,8 @@ def test_surprisal_tells_what_to_mind(models, tmp_path, capsys, name, content, m
     (tmp_path / name).write_text(content)
     out = ("--out", tmp_path / "a.tsv", "--model", models[model], "--device", "cpu")
     assert main(list(map(str, ("surprisal", tmp_path / name, *out)))) == 0
-    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+    remarks = " ".join(capsys.readouterr().err.split())
+    assert re.search(said, remarks) and ("rows of an item" in remarks) == ("--word-column" in said)
     rows = read_tsv(tmp_path / "a.tsv")
     assert len(rows) == {"item": 6, "word_id": 182, "oov": 3}[column[0]]
     assert "".join(row[column[0]] for row in rows[:: 2 if column[0] == "item" else 1]).startswith(column[1])
@@ -326,6 +348,12 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         ("b.tsv", WORDS, ["--word-column", "word", "--item-column", "x"], "row 1 has no 'x'"),
         ("b.tsv", WORDS, ["--word-column", "word", "--text-column", "x"], "a text per row (--text-column), or a word"),
         ("b.tsv", WORDS, ["--sentence-column", "part"], "a text per row (--text-column), or a word"),
+        (
+            "b.tsv",
+            WORDS,
+            [],
+            "a row holds one word or region of a text, name the column of the words: synlm surprisal ",
+        ),
         ("b.tsv", "word\titem\nWe\t1\nask\t\n", ["--word-column", "word"], "row 2 has an empty 'item'"),
         (
             "b.tsv",
@@ -389,9 +417,30 @@ REGIONS = [
 ]
 
 
+def lines_of(monkeypatch, capsys, table, by, x, *scores):
+    """The title of the axis, and the lines, of a figure of a table."""
+    drawn = Mock()
+    monkeypatch.setattr("hf_synlm.cli.evaluate.plot_lines", drawn)
+    run(capsys, "evaluate", "plot", table, "--by", by, "--x", x, *scores, "--out", table.with_suffix(".lines.svg"))
+    return drawn.call_args.kwargs["axes_titles"][1], drawn.call_args.args[2]
+
+
+def test_the_figure_of_a_table_sums_surprisal_and_averages_other_measures(tmp_path, capsys, monkeypatch):
+    """Of each text, then of each item; items of two files differ; several scores are lines of their own."""
+    (tmp_path / "a.tsv").write_text(
+        "file\titem\tsentence_id\tcondition\tregion\tsurprisal_bits\tentropy_bits\n"
+        "a\t1\t1\tx\tnp\t1\t4\na\t1\t1\tx\tnp\t2\t6\na\t1\t2\tx\tnp\t5\t1\na\t1\t2\tx\tpp\t7\t\nb\t1\t3\tx\tnp\t8\t3\n"
+    )
+    scores = ("--score", "surprisal_bits", "--score", "entropy_bits")
+    title, lines = lines_of(monkeypatch, capsys, tmp_path / "a.tsv", "condition", "region", *scores)
+    assert title == "surprisal_bits (sum per text)\nentropy_bits (mean per text)"
+    assert lines["x, surprisal_bits"] == [(6, 2), (7, 0)]  # (3 + 5) / 2 and 8
+    assert lines["x, entropy_bits"][0] == (3, 0) and math.isnan(lines["x, entropy_bits"][1][0])
+
+
 @pytest.mark.parametrize("model", ["gpst", "pcfg"])
 @pytest.mark.parametrize("names", [("condition", "region"), ("Ambiguity", "part")])
-def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_path, capsys, model, names):
+def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_path, capsys, monkeypatch, model, names):
     """A table of item x condition, and the figure; conditions are told by their name, or because texts are alike."""
     condition, region = names
     table = [("item", *names, "text"), *REGIONS]
@@ -413,6 +462,15 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
     run(capsys, "evaluate", "plot", out, "--by", condition, "--x", region, "--out", picture)
     drawn = "".join(ElementTree.fromstring(picture.read_text(encoding="utf-8")).itertext())
     assert all(word in drawn for word in (region, "np", "pp", "garden", "control", "surprisal_bits"))
+    words = [(*row[:3], word) for row in REGIONS for word in row[3].split()]
+    (tmp_path / "w.tsv").write_text("".join("\t".join(row) + "\n" for row in [table[0], *words]), encoding="utf-8")
+    run(capsys, "surprisal", tmp_path / "w.tsv", "--word-column", "text", *given, "--out", tmp_path / "words.tsv")
+    figures = [lines_of(monkeypatch, capsys, file, condition, region) for file in (out, tmp_path / "words.tsv")]
+    for line, place in ((line, place) for line in ("garden", "control") for place in (0, 1)):
+        kinds = [row for row in rows if row[condition] == line and row[region] == ("np", "pp")[place]]
+        one, two = (float(row["surprisal_bits"]) for row in kinds)
+        for _, lines in figures:
+            assert lines[line][place] == pytest.approx(((one + two) / 2, abs(one - two) / 2), abs=1e-3)
     message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
     assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
     message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
@@ -443,6 +501,33 @@ def test_columns_in_doubt_are_refused_by_name(tmp_path, place):
         read_items(tmp_path / "a.tsv", word_column="word")
     for column, number in (("Bedingung", 4), ("item", 2)):
         assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column=column)) == number
+
+
+TWO_TEXTS = [("the cat", "slept"), ("a dog in town", "barked")]
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "said"),
+    [
+        ("type\tregion", "ab", "where 'type' changes inside an item, 'region' begins anew, as in '1'"),
+        ("part\ttype", "ab", "where 'type' changes inside an item, 'part' begins anew, as in '1'"),
+        ("region", "", "'region' begins anew inside item '1', with 'n1': is each part .* add a column condition"),
+        ("word_id", "", "'word_id' begins anew inside item '1', with 'n1'"),
+    ],
+)
+def test_texts_without_a_condition_are_refused_by_the_column_that_tells_them(tmp_path, header, cells, said):
+    """Regions begin anew; they never tell texts apart themselves. --sentence-column item reads an item as one text."""
+    rows = []
+    for item in "12":
+        for kind, text in zip(cells or " ", TWO_TEXTS if cells else [TWO_TEXTS[0] + TWO_TEXTS[1]], strict=True):
+            for n, words in enumerate(text):
+                named = {"type": kind, "part": f"n{n}", "region": f"n{n % 2 + 1}", "word_id": f"n{n % 2 + 1}"}
+                rows.append("\t".join([item, *(named[name] for name in header.split("\t")), words]))
+    (tmp_path / "a.tsv").write_text("\n".join([f"item\t{header}\twords", *rows]) + "\n")
+    with pytest.raises(ValueError, match=said):
+        read_items(tmp_path / "a.tsv", word_column="words")
+    names = ("type", 4) if cells else ("item", 2)
+    assert len(read_items(tmp_path / "a.tsv", word_column="words", sentence_column=names[0])) == names[1]
 
 
 def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):

@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,15 @@ _UNSEEN = re.compile("[\x00\xad\u200b\u2060\ufeff]")  # soft hyphens, and spaces
 _NAME = r'"?[A-Za-z_]\w*"?'
 _NAMES = re.compile(rf"{_NAME}(?:([,;]){_NAME})(?:\1{_NAME})*")  # the header of a CSV file
 _READERS = frozenset("subject subject_id subj participant participant_id reader reader_id workerid".split())
+# Columns that say where in its text a row stands.
+_PLACES = re.compile(r"position|(region|word|token|chunk|segment)[ _]?(id|name|number|nr|index|position)|region", re.I)
 NUM_FIRST = 4096
 """How many texts of a file are read, and looked at, before the first is used."""
 _NUM_ROWS = 16_384  # of a block of a table with a word per row
+_NO_TEXT = (
+    "Name the column that has it (--text-column). If a row holds one word or region of a text, name the column of the "
+    "words: synlm surprisal --word-column COLUMN."
+)
 _LONG = 100  # words of a line that is hardly one sentence
 _UNSPACED_LENGTH = 6  # words of these scripts are shorter on average
 
@@ -278,7 +284,7 @@ def _items_of_rows(
     """A text for each row."""
     documents = dict[Any, int]()
     for number, row in enumerate(rows, 1):
-        need_columns(path, [row], [text], "Name the column that has it (--text-column).", number)
+        need_columns(path, [row], [text], _NO_TEXT, number)
         where = f"{path}: row {number}"
         document = documents.setdefault(_label(row, "document", where), len(documents))
         item = _label(row, item_column or "item", where, needed=item_column is not None)
@@ -316,6 +322,8 @@ def _items_of_words(
             texts.setdefault(key, []).append(WordRow(row[word], place, more))
         for (item, _, *others), words in texts.items():
             _check_one_reader(path, item, words)
+            if sentence is None:
+                _check_one_text(path, item_column, item, words)
             named = _label(words[0].columns, "document", f"{path}: row {words[0].place + 1}")
             document = documents.setdefault((item, *others) if named is None else named, len(documents))
             yield TextItem(item, " ".join(row.word for row in words), document, rows=words)
@@ -348,7 +356,7 @@ def _telling_columns(
             item = parts.setdefault(name, {}).setdefault(str(row.get(item_column)), {})
             item.setdefault(str(row[name]), []).append(row)
     found, doubtful = [], dict[str, str]()
-    for name in rows[0].keys() & parts.keys():
+    for name in filter(parts.__contains__, rows[0]):
         several = {item: list(values.values())[:2] for item, values in parts[name].items() if len(values) > 1}
         alike = [_are_alike(word, *both) for both in several.values()]
         is_named = name.lower() in ("condition", "cond") and bool(several)
@@ -361,13 +369,15 @@ def _telling_columns(
             for both in several.values()
             if min(map(len, both)) > 1
         ]
-        if name.lower() not in _READERS and 2 * sum(map(bool, anew)) > len(several):
+        is_place = _PLACES.fullmatch(name) or name.lower() in _READERS
+        if not is_place and 2 * sum(map(bool, anew)) > len(several):
             doubtful[name] = f"{sorted(set.union(*anew))[0]!r} begins anew, as in {next(iter(several))!r}"
     if doubtful and not found and sentence is None and item_column in rows[0]:
-        name, reason = sorted(doubtful.items())[0]
+        # Regions change with almost every row, what tells texts apart seldom.
+        name = min(doubtful, key=lambda name: sum(a.get(name) != b.get(name) for a, b in pairwise(rows)))
         raise ValueError(
-            f"{path}: where {name!r} changes inside an item, {reason}: is each part a text of its own? Then add "
-            f"--sentence-column {name}, or call the column condition. If not, add --sentence-column {item_column}"
+            f"{path}: where {name!r} changes inside an item, {doubtful[name]}: is each part a text of its own? Then "
+            f"add --sentence-column {name}, or call the column condition. If not, add --sentence-column {item_column}"
         )
     return sorted(found)
 
@@ -382,6 +392,31 @@ def _begins_anew(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether the values of a column are those of another part of the item once more, and tell its rows apart."""
     size = min(len(a), len(b))
     return a[:size] == b[:size] and len(set(map(str, a))) == len(a)
+
+
+def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence[WordRow]) -> None:
+    """Raise ValueError if regions, or numbers of words, begin anew inside a text."""
+    for column in words[0].columns:
+        values = [str(value) for value, _ in groupby(row.columns.get(column) for row in words)]
+        size = values.index(values[0], 1) if values[0] in values[1:] else 0
+        first, others = values[:size], values[size:]
+        if _PLACES.fullmatch(column):  # where a text may lack the last ones
+            is_again = size > 1 and len(others) > 1 and (size <= len(others) or values[0].isdecimal())
+        else:
+            is_again = size > 2 and len(others) % size == 0
+        if is_again and _begins_anew(first, others[:size]):
+            raise ValueError(
+                f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}: is each part a text of its "
+                "own? Then add a column condition that tells them apart, or name theirs by --sentence-column. If not, "
+                f"add --sentence-column {item_column}"
+            )
+
+
+def is_part_of_text(item: TextItem, other: TextItem) -> bool:
+    """Whether rows that were read as texts look like words or regions of one: only the place in a text differs."""
+    changed = [name for name, value in item.columns.items() if value != other.columns.get(name)]
+    is_row = not other.start  # no further sentence of a text that was split
+    return is_row and item.item == other.item and (not changed or any(map(_PLACES.fullmatch, changed)))
 
 
 def _check_one_reader(path: PathLike, item: str, words: Sequence[WordRow]) -> None:
