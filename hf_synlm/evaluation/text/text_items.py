@@ -375,8 +375,8 @@ def _telling_columns(
         # Regions change with almost every row, what tells texts apart seldom.
         name = min(doubtful, key=lambda name: sum(a.get(name) != b.get(name) for a, b in pairwise(rows)))
         raise ValueError(
-            f"{path}: where {name!r} changes inside an item, {doubtful[name]}: is each part a text of its own? Then add "
-            f"--sentence-column {name}, or call the column condition. If not, add --sentence-column {item_column}"
+            f"{path}: where {name!r} changes inside an item, {doubtful[name]}: is each part a text of its own? Then "
+            f"add --sentence-column {name}, or call the column condition. If not, add --sentence-column {item_column}"
         )
     return sorted(found)
 
