@@ -18,15 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "README.md"
 BEGIN, END = "<!-- begin of the table: {} -->\n", "<!-- end of the table -->\n"
 COMMAND = "python training/make_checkpoints.py NAME"
-HEAD = (
-    ["model", "parameters", "weights", "read in training", "word perplexity (unknown words)", "F1"]
-    + ["SyntaxGym", "BLiMP", "words a second"]
-)  # fmt: skip
+HEAD = ["model", "parameters", "weights", "read in training", "F1", "SyntaxGym", "BLiMP", "words a second"]
 
 
 def model_table(specifications: dict[str, dict[str, Any]]) -> str:
     """The table in Markdown of the minis that are measured."""
-    rows = [HEAD, ["---", *["---:"] * 2, "---", *["---:"] * 5]]
+    rows = [HEAD, ["---", *["---:"] * 2, "---", *["---:"] * 4]]
     for name, checkpoint in specifications.items():
         results = [ROOT / "model_cards" / name / "results" / f"{result}.json" for result in checkpoint["evaluations"]]
         if "in_short" in checkpoint and all(result.is_file() for result in results):
@@ -50,17 +47,11 @@ def _row(name: str, checkpoint: dict[str, Any]) -> list[str]:
         f"{parameters / 1e6:.1f} M{' and the backbone' * bool(adapted)}",
         f"{size / 1e6:.1f} MB",
         checkpoint["in_short"],
-        _perplexity(of_task["perplexity"]),
         _f1(of_task["parsing"], next(iter(checkpoint["evaluations"].values()))["dataset"]),
         f"{100 * of_task['syntaxgym'].scores['mean_over_suites']:.1f}",
         f"{100 * of_task['blimp'].scores['accuracy']:.1f} ({of_task['blimp'].data['pairs']:,} pairs)",
         f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
     ]
-
-
-def _perplexity(result: EvaluationResult) -> str:
-    scores = result.scores
-    return f"{scores['word_perplexity']:,.0f} ({scores['unknown_words']:,.0f} of {scores['words']:,.0f})"
 
 
 def _f1(result: EvaluationResult, dataset: str) -> str:
