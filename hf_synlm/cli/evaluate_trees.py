@@ -14,8 +14,8 @@ import typer
 from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.data.parsed import ParsedSentence, TreeStyle, kind_of_trees, lines_of_parses
-from hf_synlm.data.text import read_lines, read_lines_beside
-from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.data.text import errors_at, plural, read_lines, read_lines_beside
+from hf_synlm.evaluation.results import EvaluationResult, describe_files, estimate_of
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, evaluate_files
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS, ParsingConvention, resolve_convention
 
@@ -152,7 +152,7 @@ class _Case(NamedTuple):
 def parsing(
     treebank: options.Treebank,
     counting: CountingByConventions,
-    parsing: options.Parsing,
+    parsing: options.ParsingByModels,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -223,41 +223,63 @@ def parsing(
         if consensus or save_trees is not None:
             raise ValueError("--consensus and --save-trees take one model and one convention: give one of each")
         return outputs.report(_tabulate(cases, models, parsing, data), out, style=style)
-    score = partial(_evaluate_model, models[0], parsing) if models else _evaluate_runs
+    score = partial(_evaluate_model, *parsing.by_model(models).popitem()) if models else _evaluate_runs
     outputs.report(score(cases[0], consensus, save_trees, data), out, style=style)
 
 
 def _tabulate(
-    cases: Sequence[_Case], models: Sequence[str], parsing: options.Parsing, data: dict[str, Any]
+    cases: Sequence[_Case], models: Sequence[str], parsing: options.ParsingByModels, data: dict[str, Any]
 ) -> EvaluationResult:
     """Score models, or the trees of files, by several conventions; each model is loaded once, and parses once."""
     from hf_synlm.evaluation.trees.treebank_reports import report_conventions
 
     if parsing.cache is not None and len(models) > 1:
         raise ValueError(f"--cache {parsing.cache} holds trees of one model: leave it out, or give one --model")
-    described = []
-    for model in models:
+    described, methods = [], {}
+    for model, own in parsing.by_model(models).items():
         from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
-        scorer = parsing.scorer(model)
+        scorer = own.scorer(model)
         words = list({tuple(case.bank.words[number]): 0 for case in cases for number in case.numbers()})
-        how = {"progress": f"parse: {scorer.name}", **parsing.computation(), **parsing.chosen()}
-        trees = dict(zip(words, parse_sentences(scorer.model, scorer.tokenizer, words, **how), strict=True))
+        how = {"progress": f"parse: {scorer.name}", **own.computation(), **own.chosen()}
+        remedy = " (--method may be given once for each --model, in their order)" if own.method and models[1:] else ""
+        with errors_at(f"--model {model}{remedy}"):
+            parsed = parse_sentences(scorer.model, scorer.tokenizer, words, **how)
+        trees = dict(zip(words, parsed, strict=True))
         for case in cases:
             if _needs_labels(scorer, case.rule):
                 outputs.say(f"evalb: {scorer.name} gives trees without labels and has no score (--unlabeled)")
             else:
                 case.runs[scorer.name] = [trees.get(tuple(own), ParsedSentence(())) for own in case.bank.words]
-        described.append(scorer.describe())
+        used = {**scorer.options(), **_describe_parsing(scorer, own)}
+        described.append({**scorer.describe(), "options": used})
+        methods[scorer.name] = estimate_of("parsing", used)
     outputs.leave_output_to_first_process()
+    names = list(dict.fromkeys(name for case in cases for name in case.runs))
+    last = [Path(name).absolute().name for name in names]
+    short = dict(zip(names, last if len(set(last)) == len(names) else names, strict=True))
+    of_cases = [(case.bank, case.rule, {short[name]: run for name, run in case.runs.items()}) for case in cases]
+    scores, tables = report_conventions(dict(zip((case.counting.convention for case in cases), of_cases, strict=True)))
     for case in cases:
         _say_missing(case)
-    scores, tables = report_conventions({case.counting.convention: case[1:] for case in cases})
-    tables["conventions"] = [case.counting.describe(case.rule, case.bank) for case in cases]
-    names = dict.fromkeys(name for case in cases for name in case.runs)
-    settings = {"unit": "percent", "parse": parsing.chosen() or None, "seed": parsing.seed}
-    model_of = {"name": ", ".join(names), "models": described}
+    told = {short[name]: {"method": how["estimator"], "num_beams": how["num_beams"]} for name, how in methods.items()}
+    none = {"method": None, "num_beams": None}
+    tables["F1 (%)"] = [{"trees": r["trees"], **told.get(r["trees"], none), **r} for r in tables["F1 (%)"]]
+    rules = [case.counting.describe(case.rule, case.bank) for case in cases]
+    tables["conventions"] = [{**rule, "convention": rule["convention"].partition(":")[0]} for rule in rules]
+    counted = "; ".join(rule["convention"] for rule in rules)
+    settings = {"unit": "percent", "convention": counted, "parse_option": parsing.parse_option, "seed": parsing.seed}
+    model_of = {"name": ", ".join(short.values()), "models": described}
     return EvaluationResult("parsing by conventions", scores, model_of, settings, data, tables)
+
+
+def _describe_parsing(scorer: "TextScorer", parsing: options.Parsing, **more: Any) -> dict[str, Any]:
+    """What trees depend on beside the scorer's options, as results state it."""
+    from hf_synlm.hub.abilities import declared
+
+    chosen = {"method": declared(scorer.model.config, "parse_method"), **parsing.chosen(**more)}
+    unused = ["estimator", "begin_token", *([] if chosen["method"] == "search" else ["num_beams"])]
+    return {**dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
 
 
 def _needs_labels(scorer: "TextScorer", rule: ParsingConvention | EvalbParameters) -> bool:
@@ -310,18 +332,16 @@ def _evaluate_model(
     """Parse the sentences that are scored, write their trees, and score them."""
     from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-    from hf_synlm.hub.abilities import declared
 
-    chosen, scorer = parsing.chosen(), parsing.scorer(model)
-    if consensus:
-        chosen["num_return_sequences"] = parsing.beam(scorer.model)
+    scorer = parsing.scorer(model)
+    more = {"num_return_sequences": parsing.beam(scorer.model) if consensus else None}
     if _needs_labels(scorer, case.rule):
         name = scorer.model.config.model_type
         raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
     numbers, bank = case.numbers(), case.bank.select(case.numbers())
     start, bar = time.perf_counter(), f"parse: {scorer.name}"
     parsed = parse_sentences(
-        scorer.model, scorer.tokenizer, bank.words, progress=bar, **parsing.computation(), **chosen
+        scorer.model, scorer.tokenizer, bank.words, progress=bar, **parsing.computation(), **parsing.chosen(**more)
     )
     outputs.leave_output_to_first_process()
     parsed = average_parses({scorer.name: parsed}) if consensus else parsed
@@ -329,10 +349,8 @@ def _evaluate_model(
     found = dict(zip(numbers, parsed, strict=True))
     _write_trees(save_trees, [found.get(number, ParsedSentence(())) for number in range(len(case.bank.sentences))])
     scores, tables = _score(case._replace(bank=bank, runs={scorer.name: parsed}))
-    chosen = {"method": declared(scorer.model.config, "parse_method"), **chosen}
-    unused = ["estimator", "begin_token", *([] if chosen["method"] == "search" else ["num_beams"])]
     settings = case.counting.describe(case.rule, case.bank) | ({"consensus": True} if consensus else {})
-    settings |= {**dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
+    settings |= _describe_parsing(scorer, parsing, **more)
     return EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)
 
 
@@ -401,15 +419,16 @@ def _say_missing(case: _Case) -> None:
             counted, reasons = run.overall, [sentence.reason for sentence in run.sentences if sentence.reason]
             if counted.num_valid < counted.num_sentences:
                 outputs.say(
-                    f"{name}: of {counted.num_sentences} sentences, EVALB leaves out {counted.num_skipped} without a "
-                    f"tree and {counted.num_errors} with other words" + "".join(f" ({why})" for why in reasons[:1])
+                    f"{name}: of {plural(counted.num_sentences, 'sentence')}, EVALB leaves out {counted.num_skipped} "
+                    f"without a tree and {counted.num_errors} with other words"
+                    + "".join(f" ({why})" for why in reasons[:1])
                 )
             continue
         missing = sum(not run[number].hypotheses for number in numbers)
         if missing:
             outputs.say(
-                f"{name} has no tree for {missing} of {len(numbers)} sentences, which count as sentences without "
-                "brackets: were they left out by another convention when they were saved?"
+                f"{name} has no tree for {missing} of {plural(len(numbers), 'sentence')}, which count as sentences "
+                "without brackets: were they left out by another convention when they were saved?"
             )
 
 

@@ -21,7 +21,7 @@ from hf_synlm.data import parsed
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
 from hf_synlm.data.files import find_model, flag_of
-from hf_synlm.data.text import Tokenization, command_encoding, read_lines_beside
+from hf_synlm.data.text import Tokenization, command_encoding, plural, read_lines_beside
 from hf_synlm.evaluation.text.text_items import NUM_FIRST, OpenTexts, open_texts
 
 if TYPE_CHECKING:
@@ -446,6 +446,32 @@ class Parsing(Searching):
     def computation(self) -> dict[str, Any]:
         """The options of `parse_sentences` that do not go to the model."""
         return {name: getattr(self, name) for name in ("batch_size", "num_processes", "cache")}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParsingByModels(Parsing):
+    """How one or several models parse."""
+
+    # The base class has one method; `by_model` makes a base class of each.
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How the model parses, e.g. search, inside or mbr (GPST). With several --model: once for all of them, "
+            "or once for each, in their order.",
+            **_BEAM,
+        ),
+    ] = None  # type: ignore[assignment]  # several, where Parsing takes one
+
+    def by_model(self, models: Sequence[str]) -> dict[str, Parsing]:
+        """The options for each model, by its name."""
+        methods: Sequence[str | None] = self.method or [None]
+        if models and len(methods) not in (1, len(models)):
+            raise ValueError(
+                f"--method is given {len(methods)} times for {plural(len(models), 'model')}: give it once for all, or "
+                "once for each --model, in their order"
+            )
+        each = [methods[0]] * len(models) if len(methods) == 1 else methods
+        return {model: Parsing(**{**vars(self), "method": how}) for model, how in zip(models, each, strict=True)}
 
 
 def grouped(command: Callable[..., None], reads_text: bool = False) -> Callable[..., None]:

@@ -156,18 +156,18 @@ def leave_output_to_first_process() -> None:
 def report(result: EvaluationResult, out: Path | None, items_out: Path | None = None, style: str = "markdown") -> None:
     """Write a result with its command, if `out` is given, and print its tables, even if writing fails."""
     leave_output_to_first_process()
-    result.command = command_line.get()
+    result.command, written = command_line.get(), None
     try:
         if out is not None:
-            paths = result.save(out)
-            say(f"wrote {paths[0]} and {paths[1]}")
+            written, beside = result.save(out)
+            say(f"wrote {written} and {beside}")
         if items_out is not None:
             is_json = items_out.suffix.lower() == ".jsonl"
             lines = (json_text(row, indent=None) for row in result.items)
             write_text(items_out, "".join(lines) if is_json else rows_text(result.items))
             say(f"wrote {plural(len(result.items), 'row')} to {items_out}")
     finally:
-        typer.echo(result.to_markdown(_MAX_ROWS) if style == "markdown" else _latex_of(result), nl=False)
+        typer.echo(result.to_markdown(_MAX_ROWS, written) if style == "markdown" else _latex_of(result), nl=False)
 
 
 def _latex_of(result: EvaluationResult) -> str:

@@ -19,7 +19,7 @@ import typer
 
 from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import file_writer, find_model, flag_of, write_text
-from hf_synlm.data.text import Tokenization, plural
+from hf_synlm.data.text import Tokenization, plural, share
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
 from hf_synlm.evaluation.text.text_items import OpenTexts, TextItem, is_part_of_text, table_text, text_files
 
@@ -313,7 +313,7 @@ def surprisal(
         _write_meta(result, out, words_per_second=counts["words"] / seconds)
     _say_what_was_cut(scorer, counts, how["tokenize"], may_split=given.trees is None)
     for name, number in opened.late.items():
-        outputs.say(f"column {name!r} is left out: {number} of {counts['texts']} texts have it, and none of the first")
+        outputs.say(f"column {name!r} is left out: {share(number, counts['texts'], 'text')} it, and none of the first")
 
 
 def _say_how_text_is_read(
@@ -512,8 +512,8 @@ def _say_lost_marks(items: Sequence[TextItem]) -> None:
     inside = sum(bool(_INSIDE.search(item.text)) for item in items)
     if inside:
         outputs.say(
-            f"--tokenize no-punctuation: {inside} of {len(items)} texts lose marks between words, such as commas. If "
-            "you compare texts with and without them, choose a model that reads punctuation"
+            f"--tokenize no-punctuation: {share(inside, len(items), 'text')} marks between words, such as commas, "
+            "which are left out. If you compare texts with and without them, choose a model that reads punctuation"
         )
 
 
@@ -552,11 +552,11 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
         )
     if scorer.cuts["texts_in_windows"]:
         outputs.say(
-            f"{scorer.cuts['texts_in_windows']} of {counts['texts']} texts are longer than the model's "
+            f"{share(scorer.cuts['texts_in_windows'], counts['texts'], 'text')} more tokens than the model's "
             f"{scorer.max_tokens} positions: they were scored in windows that overlap by half"
         )
     if scorer.cuts["contexts_cut"]:
         outputs.say(
-            f"{scorer.cuts['contexts_cut']} of {counts['texts']} texts have more context than the model can read: its "
+            f"{share(scorer.cuts['contexts_cut'], counts['texts'], 'text')} more context than the model can read: its "
             "first sentences were left out"
         )

@@ -166,8 +166,8 @@ def _say_what_has_no_tree(num_long: int, counts: Counter[str]) -> None:
         outputs.say(f"blank: {plural(num_long, 'sentence')} longer than the model can read (--skip-long)")
     if counts["without tree"]:
         outputs.say(
-            f"no complete tree for {counts['without tree']} of {counts['sentences']} sentences: a search with a wider "
-            "beam may find more, a grammar has no rules for them"
+            f"no complete tree for {counts['without tree']} of {plural(counts['sentences'], 'sentence')}: a search "
+            "with a wider beam may find more, a grammar has no rules for them"
         )
 
 

@@ -32,7 +32,7 @@ LABEL_SEPARATORS = "-=|"
 # In trees in the Penn-Helsinki style, and in Switchboard.
 _ABOUT_TEXT = frozenset("CODE COMMENT ID LB META METADATA VERSION".split())
 
-MARKUP = re.compile(r"\s*(?:<.*>|\*x\*.*)\s*", re.ASCII)
+MARKUP = re.compile(r"\s*(?:<.*>|\*x\*.*|#.*)\s*", re.ASCII)
 # Parentheses that touch each other or a character on the wrong side: in the lines that are worth the next expression.
 _SUSPECT = re.compile(r"\((?:\)|(?<=[^\s()]\())|\)[^\s()]|RRB-?\s+\\?\)\)", re.ASCII)
 _LEAF_WITH_PARENTHESIS = re.compile(

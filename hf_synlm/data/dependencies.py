@@ -110,15 +110,19 @@ class _TreeError(_LineError):
 
 
 # ---------------------------------------------------------------------------------------------------- reading
+def has_content(line: str) -> bool:
+    """Whether a line is neither blank nor a comment."""
+    return bool(line.strip()) and not line.startswith("#")
+
+
 def is_conllu(path: PathLike, first_line: str) -> bool:
-    """Whether a file is CoNLL-U: by its ending, or by its first line, which is a comment or has ten columns."""
-    is_row = first_line.count("\t") == _NUM_COLUMNS - 1
-    return file_ending(path) in _ENDINGS or first_line.startswith("#") or is_row
+    """Whether a file is CoNLL-U: by its ending, or by its first line that `has_content`, which has ten columns."""
+    return file_ending(path) in _ENDINGS or first_line.count("\t") == _NUM_COLUMNS - 1
 
 
 def holds_dependencies(path: PathLike) -> bool:
     """Whether a file is CoNLL-U, by `is_conllu`."""
-    return is_conllu(path, next((line for line in read_lines(path) if line.strip()), ""))
+    return is_conllu(path, next(filter(has_content, read_lines(path)), ""))
 
 
 def read_conllu(
@@ -213,7 +217,7 @@ def _sort_rows(rows: Iterable[_Row]) -> tuple[list[_Row], list[_Range], int]:
     num_empty = 0
     for row in rows:
         if len(row.columns) != _NUM_COLUMNS:
-            raise _LineError(row.line, f"{len(row.columns)} columns; CoNLL-U has 10, separated by tabs")
+            raise _LineError(row.line, f"{plural(len(row.columns), 'column')}; CoNLL-U has 10, separated by tabs")
         name, following = row.columns[0], len(words) + 1
         if _EMPTY_NODE.fullmatch(name):
             num_empty += 1

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from hf_synlm.data.brackets import brackets_to_spans, unescape_word
-from hf_synlm.data.dependencies import is_conllu
+from hf_synlm.data.dependencies import has_content, is_conllu
 from hf_synlm.data.text import PathLike, errors_at, read_lines_beside
 from hf_synlm.data.treebank import (
     PUNCTUATION_TAGS,
@@ -41,6 +41,8 @@ TreeStyle: TypeAlias = Literal["unlabeled", "labeled", "treebank"]
 _KNOWN_TAGS = WORD_TAGS | UNIVERSAL_WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS
 _PHRASES = frozenset("CONJP FRAG LST NAC NX PRN PRT RRC S SBAR SBARQ SINV SQ".split())
 # The first label of a file of labeled trees, where nothing else would show that it is one.
+# A sentence of one word, such as a hashtag, has no space.
+_COMMENT = re.compile(r"#\s+\S")
 _MARKED_LABEL = re.compile(r"\([^\s()]+  ")
 
 
@@ -340,7 +342,7 @@ def parses_of_lines(
 def kind_of_trees(source: PathLike, lines: Iterable[str]) -> Literal["json", "conllu", "brackets"]:
     """What a file of trees contains, by its name or its first line."""
     # What begins with # may be a comment, or a sentence of one word, such as a hashtag.
-    first = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+    first = next(filter(has_content, lines), "")
     return "json" if first.startswith('{"') else "conllu" if is_conllu(source, first) else "brackets"
 
 
@@ -355,6 +357,8 @@ def tree_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     found: list[tuple[int, list[str]]] = []
     depth = num_open = 0
     for number, line in enumerate(lines, start=1):
+        if depth <= 0 and _COMMENT.match(line):
+            continue
         if depth > 0 and (not line or line[0].isspace() or line[0] == ")"):
             found[-1][1].append(line)
         else:
@@ -379,6 +383,8 @@ def trees_by_depth(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Bracketed trees, one after the other, with the number of their first line: a tree ends where its brackets do."""
     depth, first, tree = 0, 1, ""
     for number, line in enumerate(lines, start=1):
+        if depth <= 0 and _COMMENT.match(line):
+            continue
         for part in re.findall(r"[()]|[^()]+", f"{line} "):
             first = first if tree.strip() else number
             tree += part

@@ -253,6 +253,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def share(count: int, total: int, noun: str) -> str:
+    """Some of all, with the verb: 1 of 2 texts has, 2 of 2,000 texts have."""
+    return f"{count:,} of {plural(total, noun)} {'has' if count == 1 else 'have'}"
+
+
 @contextmanager
 def errors_at(place: str) -> Iterator[None]:
     """Write a place, such as "file:line", before the message of a ValueError that does not begin with it."""

@@ -40,6 +40,7 @@ from hf_synlm.data.dependencies import (
     constituents,
     crossing_arcs,
     drop_punctuation,
+    has_content,
     is_conllu,
     lift,
     read_conllu,
@@ -169,7 +170,7 @@ def read_treebank(
     head = []
     for line in lines:
         head.append(line)
-        if line.strip():
+        if has_content(line):
             break
     lines = chain(head, lines)
     if is_conllu(path, head[-1] if head else ""):

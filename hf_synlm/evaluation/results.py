@@ -41,7 +41,7 @@ from types import NoneType
 from typing import Any, Self, TypeAlias
 
 from hf_synlm.data.files import check_output, read_json, write_text
-from hf_synlm.data.text import PathLike, ReadOnce, open_bytes
+from hf_synlm.data.text import PathLike, ReadOnce, open_bytes, plural
 
 Row: TypeAlias = dict[str, Any]
 FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
@@ -113,8 +113,8 @@ class EvaluationResult:
         del fields["items"]
         return json_text({"format": FORMAT, "format_version": FORMAT_VERSION, **fields})
 
-    def to_markdown(self, max_rows: int | None = None) -> str:
-        """The scores and tables for a reader, with what they depend on; tables are cut to `max_rows` rows."""
+    def to_markdown(self, max_rows: int | None = None, file: PathLike | None = None) -> str:
+        """The scores and tables for a reader, with what they depend on. `max_rows` cuts tables; `file` has all."""
         shown = {**self.options, **{key: value for key, value in self.data.items() if isinstance(value, int)}}
         parts = [
             f"# {self.task}: {self.model.get('name', '')}",
@@ -125,7 +125,7 @@ class EvaluationResult:
                 if value is not None
             ),
             markdown_table([{"score": name, "value": value} for name, value in self.scores.items()]),
-            *(f"## {title}\n\n{_cut_table(rows, max_rows)}" for title, rows in self.tables.items() if rows),
+            *(f"## {title}\n\n{_cut_table(rows, max_rows, file)}" for title, rows in self.tables.items() if rows),
             ", ".join(f"{key} {value}" for key, value in self.versions.items()),
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -135,10 +135,11 @@ class EvaluationResult:
         return write_report(path, self.to_json(), self.to_markdown())
 
 
-def _cut_table(rows: Sequence[Row], max_rows: int | None) -> str:
+def _cut_table(rows: Sequence[Row], max_rows: int | None, file: PathLike | None) -> str:
     left = 0 if max_rows is None else len(rows) - max_rows
     table = markdown_table(rows[:max_rows])
-    return f"{table}\n\n{left} more rows: --out FILE.json writes them" if left > 0 else table
+    where = "--out FILE.json writes them" if file is None else f"see {file}"
+    return f"{table}\n\n{plural(left, 'more row')}: {where}" if left > 0 else table
 
 
 def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]:
@@ -341,7 +342,7 @@ def card_rows(
         "split": split,
         "metric": score if score != "f1" else "labeled_f1" if _is_labeled(result) else "unlabeled_f1",
         "value": round(float(value), 4),
-        **_estimate(result),
+        **estimate_of(result.task, result.options),
         "convention": _convention(result),
         "seed": result.options.get("seed"),
         "hardware": "{} ({}, {} thread(s))".format(*hardware),
@@ -366,11 +367,10 @@ def _public(command: str | None) -> str | None:
     return shlex.join("=".join(parts) for parts in words)
 
 
-def _estimate(result: EvaluationResult) -> dict[str, Any]:
-    """Beam and estimator; trees that are read off without a search have no beam."""
-    options = result.options
+def estimate_of(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Beam and estimator by the options of a result; trees that are read off without a search have no beam."""
     estimator = options.get("estimator")
-    if result.task == "parsing":
+    if task == "parsing":
         searched = "search" if options.get("num_beams") else None
         estimator = (options.get("parse") or {}).get("method", searched)
     if estimator not in ("search", "beam_marginal", "stepwise"):

@@ -381,7 +381,7 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         assert main([command, str(tmp_path / "a.txt"), *model, "--input-format", "txt"]) == 0
     for content, said in (
         ("We\nask\nfor\npeace\n.\n", "5 of 5 texts have one word, .* --word-column"),
-        (' "We ask"\nWe\n', "1 of 2 texts stand in quotation marks"),
+        (' "We ask"\nWe\n', "1 of 2 texts has quotation marks at both ends"),
         ("We\u200b ask\npea\u00adce\nexpose\u0301\nexpos\u00e9\n", "3 of 4 texts have characters that nobody sees"),
         ("Well,ask\nWe ask\n", ""),
         ("\u3053\u308c\u306f\u672c\u3067\u3059\u305d\u308c\u3082\u3002\n" * 6, "have 9 characters on average: spaces"),
@@ -550,11 +550,11 @@ def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
     message = fail(capsys, "surprisal", tmp_path / "a.txt", *model)
     assert "byte 0x92" in message and "such as --encoding cp1252 (gbk" in message
     assert main(["surprisal", str(tmp_path / "a.txt"), *model, "--encoding", "latin-1"]) == 0
-    assert "1 of 2 texts have control characters" in capsys.readouterr().err
+    assert "1 of 2 texts has control characters" in capsys.readouterr().err
     command = ["surprisal", str(tmp_path / "a.txt"), *model, "--encoding", "cp1252"]
     assert main([*command, "--tokenize", "no-punctuation"]) == 0
     said = capsys.readouterr().err
-    assert "control" not in said and "1 of 2 texts lose marks between words" in said
+    assert "control" not in said and "1 of 2 texts has marks between words" in said
 
 
 def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):

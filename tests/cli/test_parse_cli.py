@@ -146,7 +146,7 @@ def test_lines_of_several_sentences(saved_models, files, capsys):
     for command in (["parse"], ["surprisal"], ["evaluate", "perplexity"]):
         assert main([*command, str(files / "long.txt"), *map(str, model)]) == 0
         said = capsys.readouterr().err
-        assert "1 of 2 texts have more than 100 words (the longest 120)" in said and "--split-sentences" in said
+        assert "1 of 2 texts has more than 100 words (the longest 120)" in said and "--split-sentences" in said
         assert main([*command, str(files / "long.txt"), *map(str, model), "--split-sentences"]) == 0
         done = capsys.readouterr()
         assert "more than 100 words" not in done.err
@@ -245,6 +245,14 @@ def test_trees_of_several_lines(files, capsys):
     )
     assert read_parses(files / "several.mrg", None) == read_parses(files / "gold.mrg", "treebank")
     assert run(capsys, "draw", files / "several.mrg") == run(capsys, "draw", files / "gold.mrg")
+    said = "# my corpus\n\n# (two trees)\n" + (files / "several.mrg").read_text(encoding="utf-8")
+    (files / "comment.mrg").write_text(said.replace("\n\n(S\n", "\n# the second\n(S\n"), encoding="utf-8")
+    assert read_parses(files / "comment.mrg", "treebank") == read_parses(files / "gold.mrg", "treebank")
+    for reads in ("--treebank", "--trees"):
+        commented = [files / f"{'comment' if flag == reads else 'gold'}.mrg" for flag in ("--treebank", "--trees")]
+        for more in (("--punctuation", "keep"), ("--convention", "evalb")):
+            done = run(capsys, "evaluate", "parsing", "--treebank", commented[0], "--trees", commented[1], *more)
+            assert "| f1 | 100.0" in done
     command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--punctuation", "keep", "--trees")
     assert "| f1 | 100.00" in run(capsys, *command, files / "several.mrg")
     assert "| f1 | 100.0" in run(capsys, *command, files / "several.mrg", "--convention", "evalb")
@@ -324,7 +332,7 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
         parsed = run(
             capsys, "evaluate", "parsing", *bank, "--model", saved_models / name, "--out", out, "--save-trees", trees
         )
-        assert "more rows: --out FILE.json writes them" in parsed and len(trees.read_text().splitlines()) == 30
+        assert f"more rows: see {out}" in parsed and len(trees.read_text().splitlines()) == 30
         run(capsys, "evaluate", "parsing", *bank, "--trees", trees, "--out", out, "--overwrite")
         scores[name] = load_result(out).scores
         assert f"| f1 | {scores[name]['f1']:.2f}" in parsed
@@ -557,6 +565,7 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     """The numbers and tests of single commands, though every model is loaded and parses once."""
     bank = ("--treebank", sample_path("trees.test.txt"), "--limit", 12)
     names = [str(saved_models / name) for name in ("on_lstm", "rnng")]
+    short = ["on_lstm", "rnng"]
     conventions = {"gpst": (), "compound-pcfg-corpus": (), "evalb": ("--unlabeled",)}
     single = {}
     for name in names:
@@ -565,7 +574,7 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
             saved = ("--save-trees", files / f"{Path(name).name}.{convention}.mrg")
             command = ("evaluate", "parsing", *bank, "--model", name, "--convention", convention, *more, *saved)
             run(capsys, *command, "--out", out, "--overwrite")
-            single[f"{convention} {name}"] = load_result(out).scores["f1"]
+            single[f"{convention} {Path(name).name}"] = load_result(out).scores["f1"]
     right = {row["trees"]: row for row in load_result(out).tables.get("unlabeled F1 (%)", [])}
     assert not right  # of EVALB
     loaded = []
@@ -577,17 +586,26 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     given += [word for name in conventions for word in ("--convention", name)]
     command = ("evaluate", "parsing", *bank, *given, "--unlabeled")
     table = run(capsys, *command, "--out", files / "table.json")
-    assert loaded == names and table.startswith("# parsing by conventions: ")
+    assert loaded == names and table.startswith(
+        "# parsing by conventions: on_lstm, rnng\n\nunit percent, convention gpst: "
+    )
     result = load_result(files / "table.json")
     baselines = {key: value for key, value in result.scores.items() if key.endswith(" right branching")}
     assert result.scores == {**single, **baselines} and len(baselines) == 3
     treebank = load_treebank(sample_path("trees.test.txt"), max_sentences=12)
     assert baselines["gpst right branching"] == score_baselines(treebank)["right"].numbers()["f1"]
     rows = result.tables["F1 (%)"]
-    assert [row["trees"] for row in rows] == [*names, "right branching"]
-    assert [row["evalb"] for row in rows[:2]] == [single[f"evalb {name}"] for name in names]
+    assert [row["trees"] for row in rows] == [*short, "right branching"]
+    assert [row["evalb"] for row in rows[:2]] == [single[f"evalb {name}"] for name in short]
+    # The rows name method and beam, and the models all that the single command of the same model records.
+    search = ("search, action beam 12, fast track 1", 4)
+    assert [(row["method"], row["num_beams"]) for row in rows] == [("distance", None), search, (None, None)]
+    for described, name in zip(result.model["models"], names, strict=True):
+        run(capsys, "evaluate", "parsing", *bank, "--model", name, "--out", out, "--overwrite")
+        alone = load_result(out)
+        assert described.pop("options").items() <= alone.options.items() and described == alone.model
     tested = [row for row in result.tables["differences of sentence F1 (%)"] if row["convention"] == "gpst"]
-    assert [row["systems"] for row in tested][0] == ", ".join(names) and len(tested) == 3
+    assert [row["systems"] for row in tested][0] == ", ".join(short) and len(tested) == 3
     run(
         capsys,
         "evaluate",
@@ -602,12 +620,14 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     assert {name: tested[0][name] for name in ("first", "second", "difference", "p")} == {
         name: load_result(out).scores[name] for name in ("first", "second", "difference", "p")
     }
-    assert [row["punctuation"] for row in result.tables["conventions"]][0] == "punctuation removed before parsing"
+    assert result.tables["conventions"][0]["punctuation"] == "punctuation removed before parsing"
+    assert [row["convention"] for row in result.tables["conventions"]] == [*list(conventions)[:2], "evalb, COLLINS.prm"]
     # Labeled brackets of a model without labels have no score; trees of files are scored alike.
     assert main(list(map(str, ("evaluate", "parsing", *bank, *given)))) == 0
     said = capsys.readouterr()
     assert (
-        f"evalb: {names[0]} gives trees without labels and has no score" in said.err and f"| {names[0]} |" in said.out
+        f"evalb: {names[0]} gives trees without labels and has no score" in said.err
+        and "| on_lstm | distance |" in said.out
     )
     trees = [word for name in ("on_lstm", "rnng") for word in ("--trees", files / f"{name}.gpst.mrg")]
     two = ("--convention", "gpst", "--convention", "compound-pcfg-corpus")
@@ -620,9 +640,38 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     )
     refused = ("evaluate", "parsing", *bank, *given)
     assert "--consensus and --save-trees take one model and one convention" in fail(capsys, *refused, "--consensus")
+    assert "--method is given 2 times for 1 model" in fail(capsys, *refused[:8], "--method", "a", "--method", "b")
     assert "--cache c holds trees of one model" in fail(capsys, *refused, "--cache", "c")
     assert "--convention gpst is given 2 times" in fail(capsys, *refused, "--convention", "gpst")
     assert "belong to --convention evalb" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two, "--unlabeled")
+    trees[1].write_text("(We ask)\n", encoding="utf-8")
+    assert "1 sentence, but the treebank has 12" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two)
+
+
+def test_each_model_of_a_table_has_its_method(saved_models, files, capsys):
+    bank = ("--treebank", sample_path("trees.test.txt"), "--limit", 12)
+    out, expected = files / "f1.json", {}
+    for name, method, beam in (("gpst", "mbr", None), ("rnng", "search", 4)):
+        model = ("--model", saved_models / name, "--method", method)
+        run(capsys, "evaluate", "parsing", *bank, *model, "--out", out, "--overwrite")
+        expected[name] = (method, beam, load_result(out).scores["f1"])
+    expected["rnng"] = ("search, action beam 12, fast track 1", *expected["rnng"][1:])
+    models = [word for name in expected for word in ("--model", saved_models / name)]
+    methods = ("--method", "mbr", "--method", "search")
+    run(capsys, "evaluate", "parsing", *bank, *models, *methods, "--out", out, "--overwrite")
+    rows = {row["trees"]: (row["method"], row["num_beams"], row["gpst"]) for row in load_result(out).tables["F1 (%)"]}
+    assert rows.pop("right branching")[:2] == (None, None) and rows == expected
+    message = fail(capsys, "evaluate", "parsing", *bank, *models, "--method", "mbr")
+    assert "rnng (--method may be given once for each" in message and "RNNGForCausalLM has no method 'mbr'" in message
+    (files / "copies").mkdir()
+    (files / "copies/gpst").symlink_to(saved_models / "gpst")
+    paths = [saved_models / "gpst", files / "copies/gpst"]
+    for method in ("inside", "search"):  # once for all models; equal names of folders stay paths
+        models = [word for path in paths for word in ("--model", path)]
+        run(capsys, "evaluate", "parsing", *bank, *models, "--method", method, "--out", out, "--overwrite")
+        rows = load_result(out).tables["F1 (%)"]
+        assert [row["trees"] for row in rows[:2]] == list(map(str, paths)) and rows[0]["method"] == rows[1]["method"]
+        assert rows[0]["method"] == method and rows[0]["gpst"] == rows[1]["gpst"]
 
 
 def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):

@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, capsys):
         ((de, "--words", "ptb-concat"), "holds dependencies, but --words ptb-concat"),
         ((de, "--nonprojective", "refuse"), "the arc to 'Hund' is not projective"),
         ((de, "--punctuation-by", "form"), "holds dependencies, but --punctuation-by form"),
-        ((de, "--from", "brackets"), "'#' stands outside of all trees"),
+        ((de, "--from", "brackets"), "'1' stands outside of all trees"),
     ):
         assert message in fail(capsys, "treebank", *command, *out)
     untagged = tmp_path / "untagged.txt"

@@ -56,7 +56,7 @@ def _row(name: str, checkpoint: dict[str, Any]) -> list[str]:
 
 def _f1(result: EvaluationResult, dataset: str) -> str:
     row = card_rows(result)[0]
-    kind = row["metric"].removesuffix("_f1")
+    kind = row["metric"].removesuffix("_f1") + (f" by `{row['estimator']}`" if row["num_beams"] is None else "")
     right = row.get("baselines", {}).get("right")
     return f"{row['value']:.1f} {kind}, {dataset}" + (f" (right branching {right:.1f})" if right else "")
 

@@ -25,6 +25,7 @@ from hf_synlm.data.text import (
     read_csv,
     read_lines,
     read_tsv,
+    share,
     split_sentences,
 )
 from hf_synlm.trees.spans import check_words
@@ -463,24 +464,24 @@ def remarks_on(texts: Iterable[str]) -> list[str]:
             counts["unspaced characters"] += sum(unspaced)
     if counts["long"]:
         remarks.append(
-            f"{counts['long']} of {counts['texts']} texts have more than {_LONG} words (the longest {longest}), and "
+            f"{share(counts['long'], counts['texts'], 'text')} more than {_LONG} words (the longest {longest}), and "
             "each is read as one sentence. If they are paragraphs, add --split-sentences"
         )
     if counts["controls"]:
         remarks.append(
-            f"{counts['controls']} of {counts['texts']} texts have control characters (U+0080 to U+009F). In files of "
+            f"{share(counts['controls'], counts['texts'], 'text')} control characters (U+0080 to U+009F). In files of "
             "Windows these bytes are quotes and dashes: read it with --encoding cp1252"
         )
     if counts["unseen"]:
         remarks.append(
-            f"{counts['unseen']} of {counts['texts']} texts have characters that nobody sees (soft hyphens, spaces "
+            f"{share(counts['unseen'], counts['texts'], 'text')} characters that nobody sees (soft hyphens, spaces "
             "without width, NUL) or accents apart from their letters, and models know few such words: take them away, "
             "or compose letters (Unicode NFC)"
         )
     if counts["quoted"]:
         remarks.append(
-            f"{counts['quoted']} of {counts['texts']} texts stand in quotation marks, which are read as parts of their "
-            "words. If a program has put them there, take them away"
+            f"{share(counts['quoted'], counts['texts'], 'text')} quotation marks at both ends, which are read as "
+            "parts of their words. If a program has put them there, take them away"
         )
     if counts["unspaced characters"] > _UNSPACED_LENGTH * counts["unspaced words"]:
         length = counts["unspaced characters"] / counts["unspaced words"]
@@ -491,7 +492,7 @@ def remarks_on(texts: Iterable[str]) -> list[str]:
         )
     elif counts["texts"] >= 5 and counts["single"] >= 0.9 * counts["texts"]:
         remarks.append(
-            f"{counts['single']} of {counts['texts']} texts have one word, and each is read as a sentence of its own. "
+            f"{share(counts['single'], counts['texts'], 'text')} one word, and each is read as a sentence of its own. "
             "If they are the words of texts, in a table with a word per row: synlm surprisal --word-column"
         )
     return remarks
