@@ -388,7 +388,7 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
         values = _merge(_merge(texts, reduce), statistics.fmean)
         lines = dict.fromkeys(line for line, _ in values)
         drawn |= {line: [_mean_and_error(values.get((line, place), [])) for place in places] for line in lines}
-        titles.append(f"{name} ({'sum' if reduce is math.fsum else 'mean'} per text)")
+        titles.append(f"{'sum' if reduce is math.fsum else 'mean'} of {name} per {x}")
     plot_lines(
         out, places, drawn, title=f"{path.name}: means over items, standard errors", axes_titles=(x, "\n".join(titles))
     )

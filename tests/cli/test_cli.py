@@ -433,7 +433,7 @@ def test_the_figure_of_a_table_sums_surprisal_and_averages_other_measures(tmp_pa
     )
     scores = ("--score", "surprisal_bits", "--score", "entropy_bits")
     title, lines = lines_of(monkeypatch, capsys, tmp_path / "a.tsv", "condition", "region", *scores)
-    assert title == "surprisal_bits (sum per text)\nentropy_bits (mean per text)"
+    assert title == "sum of surprisal_bits per region\nmean of entropy_bits per region"
     assert lines["x, surprisal_bits"] == [(6, 2), (7, 0)]  # (3 + 5) / 2 and 8
     assert lines["x, entropy_bits"][0] == (3, 0) and math.isnan(lines["x, entropy_bits"][1][0])
 

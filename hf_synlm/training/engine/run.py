@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
     Raises ValueError if the processes of the launcher do not find each other, if accelerate would silently use
     another engine than the launcher asks for, or for a precision that the device does not have.
     """
+    # It is said of every save, of weights that are tied on purpose.
+    logging.getLogger("accelerate.utils.other").addFilter(lambda record: "Removed shared tensor" not in record.msg)
     precision = arguments.precision
     accelerator = Accelerator(
         mixed_precision="no" if precision in ("float32", "tf32") else precision,
