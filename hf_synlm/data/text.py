@@ -184,6 +184,7 @@ def open_text(
     codec = encoding or command_encoding.get() or "utf-8"
     with open_unpacked(path) as stream:
         if codec.lower().replace("_", "-") in ("utf-8", "utf8"):
+            # Every stream that is opened here can peek; the common type of them does not declare it.
             is_wide = stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # type: ignore[attr-defined]
             codec = "utf-16" if is_wide else "utf-8-sig"
         with io.TextIOWrapper(stream, codec, errors, newline) as file:

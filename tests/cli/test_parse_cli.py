@@ -606,17 +606,8 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
         assert described.pop("options").items() <= alone.options.items() and described == alone.model
     tested = [row for row in result.tables["differences of sentence F1 (%)"] if row["convention"] == "gpst"]
     assert [row["systems"] for row in tested][0] == ", ".join(short) and len(tested) == 3
-    run(
-        capsys,
-        "evaluate",
-        "compare",
-        files / "on_lstm.gpst.mrg",
-        files / "rnng.gpst.mrg",
-        *bank,
-        "--out",
-        out,
-        "--overwrite",
-    )
+    both = (files / "on_lstm.gpst.mrg", files / "rnng.gpst.mrg")
+    run(capsys, "evaluate", "compare", *both, *bank, "--out", out, "--overwrite")
     assert {name: tested[0][name] for name in ("first", "second", "difference", "p")} == {
         name: load_result(out).scores[name] for name in ("first", "second", "difference", "p")
     }
@@ -638,14 +629,18 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     assert (
         latex.count("\\end{tabular}") == 3 and f"right branching & {baselines['gpst right branching']:.2f} & " in latex
     )
-    refused = ("evaluate", "parsing", *bank, *given)
-    assert "--consensus and --save-trees take one model and one convention" in fail(capsys, *refused, "--consensus")
-    assert "--method is given 2 times for 1 model" in fail(capsys, *refused[:8], "--method", "a", "--method", "b")
-    assert "--cache c holds trees of one model" in fail(capsys, *refused, "--cache", "c")
-    assert "--convention gpst is given 2 times" in fail(capsys, *refused, "--convention", "gpst")
     assert "belong to --convention evalb" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two, "--unlabeled")
     trees[1].write_text("(We ask)\n", encoding="utf-8")
     assert "1 sentence, but the treebank has 12" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two)
+
+
+def test_what_a_table_of_models_cannot_take(saved_models, capsys):
+    one = ("evaluate", "parsing", "--treebank", sample_path("trees.test.txt"), "--model", saved_models / "on_lstm")
+    refused = (*one, "--model", saved_models / "rnng", "--convention", "gpst", "--convention", "evalb")
+    assert "--consensus and --save-trees take one model and one convention" in fail(capsys, *refused, "--consensus")
+    assert "--method is given 2 times for 1 model" in fail(capsys, *one, "--method", "a", "--method", "b")
+    assert "--cache c holds trees of one model" in fail(capsys, *refused, "--cache", "c")
+    assert "--convention gpst is given 2 times" in fail(capsys, *refused, "--convention", "gpst")
 
 
 def test_each_model_of_a_table_has_its_method(saved_models, files, capsys):
