@@ -325,7 +325,7 @@ def plot(
     is_table = results[0].suffix.lower() == ".tsv"
     if is_table != (x is not None) or (is_table and (len(results) > 1 or label)) or (by and x is None):
         raise ValueError(
-            "one table of `synlm surprisal` (.tsv) needs --x COLUMN; --x and --by belong to it, no --label"
+            "one table of `synlm surprisal` (.tsv) needs --x COLUMN; it takes --x and --by, but not --label"
         )
     if x is not None:
         _plot_regions(results[0], out, x, by, score)

@@ -337,7 +337,7 @@ def _evaluate_model(
     more = {"num_return_sequences": parsing.beam(scorer.model) if consensus else None}
     if _needs_labels(scorer, case.rule):
         name = scorer.model.config.model_type
-        raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
+        raise ValueError(f"{name} gives trees without labels; score them unlabeled (--unlabeled)")
     numbers, bank = case.numbers(), case.bank.select(case.numbers())
     start, bar = time.perf_counter(), f"parse: {scorer.name}"
     parsed = parse_sentences(

@@ -226,8 +226,8 @@ def _stated_facts(
     known, text = saved_card(model, revision)
     if known is None and text is not None and measured and not given:
         raise ValueError(
-            f"{model!r} has a README.md without card.yaml, which --results would replace. Give what the new card shall "
-            "state by --facts."
+            f"{model!r} has a README.md without card.yaml, which --results would replace. Give the facts of the new "
+            "card by --facts."
         )
     # Facts with checksums are those of a card; results without them are the user's.
     of_cards = [facts for facts in (known, given) if is_cast and facts and (facts is known or "weights" in facts)]

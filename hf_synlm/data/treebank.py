@@ -154,7 +154,7 @@ def read_treebank(
         encoding: character encoding of a file of brackets; None = that of the command, or UTF-8.
         dependencies: options of `read_dependency_trees`; for brackets, which are constituents already, an error.
         without_punctuation: remove the punctuation of dependencies; brackets keep it.
-        **options: of `parse_treebank`; of dependencies, `left_out` only.
+        **options: those of `parse_treebank`; for dependencies, `left_out` only.
 
     Yields:
         One `TreebankSentence` per tree that has words left.
@@ -209,7 +209,7 @@ def read_dependency_trees(
         path: the file.
         structure: which constituents a word has with its dependents.
         labels: of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
-        tokens: "surface": a multiword token is one word; "syntactic": its words are.
+        tokens: "surface": a multiword token is one word; "syntactic": it is several words.
         tags: of words.
         punctuation: "remove" removes what UPOS calls PUNCT (in CoNLL-X: a tag of punctuation of the Penn Treebank),
             before everything else.
@@ -218,8 +218,9 @@ def read_dependency_trees(
         mark_heads: add -HD to the label or tag of the part of a constituent that holds its head. Readers of function
             tags cut it off.
         left_out: counts the sentences that are left out.
-        counts: of what was changed: multiword tokens, empty nodes, sentences with crossing arcs, these arcs, lifts ...
-        lines: of the file, if it is open already.
+        counts: counts what was changed: multiword tokens, empty nodes, sentences with crossing arcs, these arcs, lifts
+            ...
+        lines: lines of the file, if it is open already.
 
     Yields:
         One sentence per tree that is not left out. Parentheses in words are -LRB- and -RRB-.
@@ -298,7 +299,7 @@ def parse_treebank(
         drop_labels: leave out the brackets of these constituents; what is in them stays. A whole sentence that loses
             its bracket is a ROOT.
         label_separators: characters before the function tags of constituents (`clean_label`).
-        lemma_separator: leaves are a word, this and its lemma, (NS cats-cat); the last one in the leaf counts.
+        lemma_separator: character between a word and its lemma, as in (NS cats-cat); the last one in the leaf counts.
         left_out: counts the trees without words under "no words".
 
     Yields:
@@ -324,15 +325,15 @@ def parse_treebank(
 
 
 def list_bad_lines(path: PathLike, **options: Any) -> list[str]:
-    """What is wrong with the lines of a file that has a tree on each line.
+    """Find the lines of a file that are not trees, where each line should hold one.
 
     Args:
         path: file of bracketed trees.
         **options: of `parse_treebank`.
 
     Returns:
-        A message for each line that cannot be read, with its number; nothing if most lines cannot: then trees stand on
-        several lines.
+        A message for each line that cannot be read, with its number; none if most lines cannot be read, because trees
+        then stand on several lines.
     """
     problems, num_lines = [], 0
     for number, line in enumerate(read_lines(path), 1):
@@ -457,11 +458,11 @@ def sentence_to_brackets(sentence: TreebankSentence) -> str:
 
 
 def binarize_sentence(sentence: TreebankSentence, direction: Literal["right", "left"]) -> TreebankSentence:
-    """Make the tree of a sentence binary; a new constituent has the label of the one that it is a part of.
+    """Make the tree of a sentence binary. A new constituent has the label of the constituent around it.
 
     Args:
         sentence: of a treebank.
-        direction: where the rest of the children goes.
+        direction: the side on which the other children are grouped.
 
     Returns:
         The sentence with further constituents; unary chains stay.

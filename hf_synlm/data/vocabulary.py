@@ -2,12 +2,12 @@
 """Vocabularies of treebanks: words with classes of unknown words, or pieces of words with a mark at the end of word.
 
 All functions return a stock fast tokenizer of transformers: a saved one loads anywhere with
-`AutoTokenizer.from_pretrained(folder)`, without this library. Its input are sentences with white space between all
-words and punctuation marks, as in a treebank. It adds no special tokens.
+`AutoTokenizer.from_pretrained(folder)`, without this library. Its input is sentences with white space between all words
+and punctuation marks, as in a treebank. It adds no special tokens.
 
 **Classes of unknown words.** A word that is not in the vocabulary becomes one of a few classes that depend on its
-spelling: `Dogs` -> `<cunks>`, `1,200` -> `<unkn>`, as `unknown_class` says. In tokenizer.json it is steps of the
-normalizer that find the class, of every word that the regular expression of all known words does not match. Offsets are
+spelling: `Dogs` -> `<cunks>`, `1,200` -> `<unkn>`, as `unknown_class` says. In tokenizer.json, steps of the normalizer
+    find the class. They apply to every word that the regular expression of all known words does not match. Offsets are
 those of the word in the text. `tests/reference/unknown_words.py` has the rules as the authors' program writes them.
 """
 
@@ -128,10 +128,10 @@ def word_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer whose tokens are the words of sentences and classes of unknown words.
 
-    Id 0 is `<pad>`, also the begin and end token, because sentences of a treebank have none; id 1 is `<unk>`; with
-    `end_token`, id 2 is `</s>`, begin and end token of a language model that reads sentence after sentence. The other
-    classes of all words of the sentences follow in alphabetical order, then the words, the most frequent first, ties in
-    alphabetical order. A class that is not in the vocabulary becomes `<unk>`.
+    Id 0 is `<pad>`, also the begin and end token, because sentences of a treebank have no such tokens; id 1 is `<unk>`;
+    with `end_token`, id 2 is `</s>`, begin and end token of a language model that reads sentence after sentence. The
+    other classes of all words of the sentences follow in alphabetical order, then the words, the most frequent first,
+    ties in alphabetical order. A class that is not in the vocabulary becomes `<unk>`.
 
     Args:
         sentences: per sentence its words, without white space inside.
@@ -148,10 +148,10 @@ def word_tokenizer(
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: there are no words or none is left, a word is empty or contains white space or a reserved character,
-            or the rule is unknown.
+        ValueError: there are no words, no word is left, a word is empty or contains white space or a reserved
+            character, or the rule is unknown.
 
-    Cost: O(words) to make; 2 to 4 microseconds per word to encode with 20,000 known words, 7 with 50,000 (one CPU
+    Cost: O(words) to make. Encoding takes 2 to 4 microseconds per word with 20,000 known words, 7 with 50,000 (one CPU
         core).
     """
     steps = _cleaning(lowercase, replace_numbers)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`generate` for syntactic language models: preparation by transformers, decoding loop of this library.
 
-One step of the loop is one word; structural actions are inner steps, so processors, stopping criteria, end tokens,
+One step of the loop is one word, and structural actions are inner steps. So processors, stopping criteria, end tokens,
 length limits and streamers see words only. Two modes:
 
 * `structure_mode="joint"` (default): the papers' search over derivation and words together.
@@ -58,7 +58,7 @@ class SyntacticGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
     Fields:
         sequences_scores: [B] sum over the new words and the derivation of log-probabilities in nats. Greedy search adds
             up the word scores that the processors give (without processors: log p(new words, derivation | prompt));
-            sampling those of the model itself, processors left out. -inf where the prompt has no derivation.
+            sampling adds up those of the model itself, without processors. -inf where the prompt has no derivation.
     """
 
 
@@ -109,7 +109,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
     """The loop of `generate(..., synchronous=False)`."""
     generation_options = SYNTACTIC_GENERATION_DEFAULTS
     predicts_special_tokens = False
-    """Whether padding and begin token have a probability as words, from which `generate` must be kept."""
+    """Whether padding and begin token have a probability as words, so that `generate` must exclude them."""
     _is_stateful = True
 
     def word_search(
@@ -119,7 +119,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
 
         Args:
             num_beams: Width K; None = `config.scoring_num_beams`.
-            eos_token_ids: Words that may only be generated when exactly one tree is on the stack, and end the text [E].
+            eos_token_ids: Words [E] that end the text. They may come only when exactly one tree is on the stack.
             renormalize: Forbid structural actions before the softmax over actions instead of after it.
 
         Returns:
@@ -194,7 +194,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         The trees are those of the model alone, read from left to right.
 
         Args:
-            input_ids: [B, T], one sentence per row; a begin token is the beginning itself.
+            input_ids: [B, T], one sentence per row; a begin token only marks its start.
             attention_mask: [B, T], 1 = token; None = all but padding.
             num_beams: width of the search; None = `config.scoring_num_beams`.
             **options: `word_ends` [B, T], True at the last piece of every word: no constituent crosses a word.
@@ -240,7 +240,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         context_sentence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> SyntacticGenerateOutput | SyntacticGenerateBeamOutput | Tensor:
-        """Continue prompts word by word, with the trees of what is written.
+        """Continue prompts word by word, and build their trees.
 
         Joint mode (default):
             num_beams=1: greedy over structure and words.
@@ -254,7 +254,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             the sentence; returns stock outputs, no trees.
 
         Args:
-            inputs: Prompts [B, L]; left padding. A begin token is the beginning itself.
+            inputs: Prompts [B, L]; left padding. A begin token only marks the start.
             generation_config: Options; keyword arguments win.
             logits_processor: Extra processors of word scores; they see one row of words per hypothesis. In joint mode
                 they run several times per word (before and after every structural action), so each must be a pure
@@ -371,7 +371,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Inputs of one step of the stock loops; without a cache each step gets an empty one of the right beam.
 
-        Padding on the right goes to the left: the loops read the next word at the last column.
+        Padding on the right is moved to the left, because the loops read the next word at the last column.
         """
         new_cache = kwargs.pop("new_cache", None)
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)

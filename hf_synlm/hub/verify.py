@@ -71,7 +71,7 @@ def verify_export(
         backbone: folder or Hub name of the backbone of an adapter; by default the one that the adapter names.
 
     Returns:
-        The report. Differences are in it; they do not raise.
+        The report. Differences are in the report; they raise no error.
 
     Raises:
         ValueError: if there is no such folder, it has no config.json or no auto_map, it lacks code, weights or a

@@ -131,7 +131,7 @@ class RecurrentPreTrainedModel(SyntacticPreTrainedModel):
 
 
 class Segment(NamedTuple):
-    """A piece of text as a network reads it, and what is wanted of it."""
+    """A segment of text for a network, and the outputs that are wanted."""
 
     embedded: Tensor
     """[B, T, E], the tokens at the left end of their rows."""
@@ -165,7 +165,7 @@ class RecurrentNetwork:
         raise NotImplementedError  # every network writes it
 
     def read(self, segment: Segment, state: tuple[Tensor, ...]) -> tuple[RecurrentModelOutput, tuple[Tensor, ...]]:
-        """Hook: what the network says of a segment, and the state after the last token of every row."""
+        """Hook: the output of the network for a segment, and the state after the last token of every row."""
         raise NotImplementedError  # every network writes it
 
     def embed(
@@ -203,8 +203,8 @@ class RecurrentNetwork:
 
         Args:
             input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
-                all columns read so far will do. Without a mask every column is a token (LSTM: all but runs of
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask may
+                cover all columns read so far. Without a mask every column is a token (LSTM: all but runs of
                 `pad_token_id` at both ends).
             past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
@@ -295,8 +295,8 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            loss_shares: by part, the share of a step's items in this call, if a step takes several calls (see
+                `count_loss_items`). The losses of the calls then add up to that of all their rows together.
             inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
             **more: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
                 replace `labels`); `output_hidden_states` and `output_attentions` of the bare network.

@@ -14,8 +14,8 @@ from hf_synlm.core.outputs import InFieldOrder
 class SyntacticModelOutput(InFieldOrder, ModelOutput):
     """Output of the bare GPST model, and of the bare RNNG: one pass over given sentences with their trees.
 
-    The trees are induced from whole sentences, or given, so these states see the future through them: features, not a
-    language model.
+    The trees are given, or induced from whole sentences. So these states see later words: use them as features, not as
+        a language model.
 
     Fields:
         last_hidden_state: [B, T, D] state of the token layers after each token.

@@ -47,8 +47,8 @@ def validate_spans(
             )
         if end - start < min_width:
             raise ValueError(
-                f"span ({start}, {end}) is {end - start} token(s) wide, less than {min_width}: "
-                "leaves are not listed among the spans of a tree, remove it"
+                f"span ({start}, {end}) is {end - start} token(s) wide, less than {min_width}: remove it, because "
+                "leaves are not among the spans of a tree"
             )
     # Sorted by start, longest first, every span must end inside the innermost span that is still open.
     open_spans: list[Span] = []

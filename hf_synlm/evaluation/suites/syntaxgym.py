@@ -77,7 +77,7 @@ class Suite:
 
     Attributes:
         name: of the suite.
-        metric: how the tokens of a region are joined.
+        metric: how the surprisals of a region's tokens are combined.
         region_names: names of regions -> numbers.
         predictions: formulas.
         items: per item its number and its sentences.
@@ -185,7 +185,7 @@ def _whole_number(value: Any, name: str) -> int:
 
 
 def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
-    """The files of suites in alphabetical order: of a folder those with these names (without .json), or all."""
+    """The files of suites in alphabetical order: those of a folder with these names (without .json), or all."""
     return find_files(place, ".json", names, "suite", "cpllab/syntactic-generalization")
 
 
@@ -285,8 +285,8 @@ def evaluate_syntaxgym(
 
     Returns:
         The result: `summary` and the accuracy of every suite as scores, one row per prediction in `tables`. There,
-        `items_with_unknown_words` counts the items in which a region of the formula has a word outside the vocabulary:
-        the preference of a model there says little about syntax. Items: one row per region with its surprisal.
+        `items_with_unknown_words` counts the items in which a region of the formula has a word outside the vocabulary.
+            The preference of a model there says little about syntax. Items: one row per region with its surprisal.
 
     Raises:
         ValueError: two suites of one name, and what `load_suite` finds wrong.

@@ -13,8 +13,8 @@ Estimators of log p(token | prefix):
 
 End of a text: a model that predicts an end token has its log-probability; URNNG and Pushdown Layers read it behind the
 words. For RNNG and Tree LM the tree is closed instead (this has a probability, but no token). Under normalization
-"search" their words are predicted as if the sentence went on, so that the end also holds what it costs not to end
-sooner: words and end together are log p(text). GPST and an LSTM of this library do not predict ends.
+"search" their words are predicted as if the sentence went on, so the end also holds the cost of not ending sooner.
+Words and end together are log p(text). GPST and an LSTM of this library do not predict ends.
 
 Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once they are on the host.
 """
@@ -78,7 +78,7 @@ class TextScorer:
             weights, or "projected", in which each counts by the length of the vector that it adds to the output.
         belief_update: kind ("old" or "new") and order of the belief update of every word (models with a search); see
             `hf_synlm.search.beliefs`.
-        name: what results call the model.
+        name: name of the model in results.
         revision: revision of the model, for results.
         num_processes: how many processes score on a CPU, with one thread each; None = as many as are worth it, and
             under `accelerate launch` all that it started, see `hf_synlm.evaluation.text.processes`.
@@ -163,7 +163,7 @@ class TextScorer:
             gguf_file: name of a GGUF file in the folder.
             backbone: folder or Hub name of the backbone of an adapter; None = the one that the adapter names.
             seed: set before loading.
-            auto_class: what loads it; a parser that gives no probabilities of words can parse only.
+            auto_class: the Auto class that loads it. A parser that gives no probabilities of words can parse only.
             **options: passed to `TextScorer`.
 
         Returns:
@@ -199,7 +199,7 @@ class TextScorer:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What `parse` notes of every token on request, by argument, with the value that asks for it."""
+        """Measures of tokens that `parse` gives on request: by argument, the value that asks for it."""
         asked = {"attention_entropy": self.attention_entropy, "belief_update": self.belief_update}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -264,7 +264,7 @@ class TextScorer:
 
     @property
     def closing_ids(self) -> list[int]:
-        """What a search reads behind the words of a text that ends: the end token, and before it an end word."""
+        """Tokens that a search reads after the words of a text that ends: an end word, if any, and the end token."""
         own = declared(self.model.config, "closing")
         return self.end_ids if own is None else list(own)
 
@@ -344,7 +344,7 @@ class TextScorer:
         first window that contains it. Context that does not fit loses its first sentences. `self.cuts` counts both.
 
         Args:
-            texts: encoded texts. Of a list, the longest are read first. Those of an iterator are read nearly in their
+            texts: encoded texts. The longest texts of a list are read first. Those of an iterator are read nearly in
                 order, the first one alone, and forgotten when they are scored.
             end: also score the end of every text.
             starts: also give `TokenScores.word_start`.
@@ -397,7 +397,7 @@ class TextScorer:
 
     @cached_property
     def is_told_word_ends(self) -> bool:
-        """Whether `parse` is told where words end: of labeled trees over pieces, where the model cannot know it.
+        """Whether `parse` is told where words end: for labeled trees over pieces, if the model cannot know it.
 
         No constituent cuts a word then, as in training.
         """
@@ -410,7 +410,7 @@ class TextScorer:
 
     @property
     def reads_context(self) -> str | None:
-        """As what the model reads sentences before the one that it parses; see `SyntacticConfig`."""
+        """How the model reads the sentences before the one that it parses; see `SyntacticConfig`."""
         return declared(self.model.config, "reads_context")
 
     @property

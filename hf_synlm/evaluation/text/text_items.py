@@ -314,7 +314,7 @@ def _items_of_words(
             if item in known or not set(found) <= set(apart):
                 raise ValueError(
                     f"{where}: item {item!r} has rows elsewhere, or conditions that earlier items lack. A table of "
-                    f"more than {_NUM_ROWS:,} rows is read in pieces: sort it by item, those of all conditions first"
+                    f"more than {_NUM_ROWS:,} rows is read in pieces: sort it by item, those with all conditions first"
                 )
             part = None if sentence is None else _label(row, sentence, where, needed=True)
             more = {name: value for name, value in row.items() if name not in (word, item_column)}

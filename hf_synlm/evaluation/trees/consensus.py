@@ -38,7 +38,7 @@ class AveragedTree(Hypothesis):
         labels: one label per span, if all trees have labels.
         log_prob: None.
         score: sum of the votes of the binary tree, without the whole sentence.
-        expected_f1: weighted mean of its F1, in 0..1, with the trees as they vote, without the whole sentence; 1 for
+        expected_f1: weighted mean of its F1 with the trees as they vote, in 0..1, without the whole sentence; 1 for
             sentences of one or two words.
     """
 
@@ -56,7 +56,7 @@ def average_trees(
 
         hf_synlm.average_trees([[(0, 2), (0, 3)], [(1, 3), (0, 3)], [(0, 2), (0, 3)]]).spans    # ((0, 2), (0, 3))
 
-    Every tree that has a span of the average votes for its labels; for none, if it has the span only because it was
+    Every tree that has a span of the average votes for the span's label, unless it has the span only because it was
     made binary. All trees vote for the labels of single words. Ties: the labels of the first tree.
 
     Args:

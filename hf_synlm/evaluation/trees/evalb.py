@@ -218,8 +218,8 @@ def labeled_f1(
             its own. None = the sentence has no parse: like in EVALB, it is left out of all scores and counted
             in `num_skipped`; give ([], []) to have its gold brackets counted as missed.
         gold: the gold trees.
-        parameters: what to count; the default is COLLINS.prm. Where it decides what is removed, so is punctuation of
-            Universal Dependencies (the tag PUNCT), which the program EVALB does not know.
+        parameters: what to count; the default is COLLINS.prm. With its list of removed tags, PUNCT of Universal
+            Dependencies is removed, too, which the program EVALB does not do.
 
     Returns:
         The scores.

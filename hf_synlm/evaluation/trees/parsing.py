@@ -124,7 +124,7 @@ def resolve_convention(convention: str | ParsingConvention, **changes: Any) -> P
 def drop_tokens(spans: Sequence[Span], keep: Sequence[bool]) -> list[Span]:
     """Remove the tokens that `keep` marks False from under a tree.
 
-    Boundaries are renumbered and spans that lose all tokens vanish. Order stays, and so do copies that arise.
+    Boundaries are renumbered and spans that lose all tokens vanish. The order stays. Equal spans that arise stay, too.
     """
     kept_before = list(accumulate(map(bool, keep), initial=0))
     check_spans(spans, len(keep), "spans to drop tokens from")
@@ -143,7 +143,7 @@ def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
 
 
 def check_trees(predicted: Sequence[Sequence[Span]], gold: Sequence[Sequence[Span]], lengths: Sequence[int]) -> None:
-    """`check_spans` of the trees of all sentences."""
+    """Call `check_spans` for the trees of all sentences."""
     for index, (found, wanted, length) in enumerate(zip(predicted, gold, lengths, strict=True)):
         check_spans(found, length, f"prediction for sentence {index}")
         check_spans(wanted, length, f"gold tree of sentence {index}")
@@ -263,7 +263,7 @@ class _Tally:
 def apply_keep(
     spans: Sequence[Sequence[Span]], lengths: Sequence[int], keep: Sequence[Sequence[bool]] | None
 ) -> list[Sequence[Span]]:
-    """`drop_tokens` of every sentence; None keeps all. ValueError unless `keep` has one value per token."""
+    """Call `drop_tokens` for every sentence; None keeps all. ValueError unless `keep` has one value per token."""
     if keep is None:
         return list(spans)
     for index, (mask, length) in enumerate(zip(keep, lengths, strict=True)):

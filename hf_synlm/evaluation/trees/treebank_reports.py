@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers and tables of the trees of one or several runs over a treebank: without labels, as EVALB scores, compared."""
+"""Scores and tables of the trees of one or several runs over a treebank: unlabeled F1, EVALB, comparisons."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -107,8 +107,8 @@ def report_conventions(
     """F1 of several systems by several conventions, beside right branching, and tests of all differences.
 
     Args:
-        cases: by the name of a convention: the gold trees, the convention, and by system what `report_parsing` or
-            `report_evalb` takes as a run. A system may lack a convention.
+        cases: by the name of a convention: the gold trees, the convention, and by system a run as `report_parsing` or
+            `report_evalb` takes it. A system may lack a convention.
 
     Returns:
         F1 in percent by "CONVENTION SYSTEM"; and tables: F1, a row per system; and differences of sentence F1, second
@@ -283,5 +283,5 @@ def _brackets(sentence: ParsedSentence, name: str, parameters: EvalbParameters) 
         return (), ()
     tree = sentence.hypotheses[0]
     if tree.labels is None and parameters.labeled:
-        raise ValueError(f"{name}: the trees have no labels; score them without (labeled=False, --unlabeled)")
+        raise ValueError(f"{name}: the trees have no labels; score them unlabeled (labeled=False, --unlabeled)")
     return tree.labels or ["X"] * len(tree.spans), tree.spans

@@ -61,12 +61,12 @@ class TreeClassifierMixin:
     ) -> SyntacticClassifierOutput:
         """Classify sentences by their trees. Where no trees are given, the model's own search finds them.
 
-        That search takes nearly all of the time, hundreds of times more than the rest: to classify a text often, keep
-        the actions that `parse` of the language model returns, and pass them.
+        That search takes hundreds of times longer than the rest. To classify a text often, keep the actions that
+        `parse` of the language model returns, and pass them.
 
         With `labels`, loss = classification loss + `config.objective_weight` x negative log-probability of texts and
         trees (RNNG: per action and word; Tree LM: per token of the linearized tree), so that the model stays a language
-        model. With weight 0 it does not: its search then finds worse trees.
+        model. With weight 0 it does not stay one, and its search finds worse trees.
 
         Args:
             input_ids: [B, T] token ids, one sentence per row.

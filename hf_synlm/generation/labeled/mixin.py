@@ -194,9 +194,9 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         """Parse given text: n-best labeled trees, and prefix probabilities.
 
         The surprisal of token t is `-token_log_probs[:, t]`, in nats. Under "search" it assumes that the sentence goes
-        on: perplexity without ends = exp(-sum of `token_log_probs` / number of words). `log_probs` and
-        `text_log_probs` are those of sentences that may end at every word, as in `generate`, so that the texts of all
-        lengths share one probability. The order of the trees is that of the authors' search, which knows the length.
+        on. Perplexity without ends = exp(-sum of `token_log_probs` / number of words). `log_probs` and `text_log_probs`
+        are those of sentences that may end at every word, as in `generate`, so that the texts of all lengths share one
+        probability. The order of the trees is that of the authors' search, which knows the length.
 
         Args:
             input_ids: [B, T], one sentence per row.
@@ -206,8 +206,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             fast_track_size: default `config.fast_track_size`.
             method: "search", or "particle" for the authors' variable-width beam (RNNG only).
             num_particles: number of particles ("particle" only); default 1,000. As in the authors' code, an action that
-                gets less than half a particle is dropped, so a sentence may lose all its derivations where they are few
-                and labels many: then its `log_probs` are -inf, and it has no tree.
+                gets less than half a particle is dropped. With few particles and many labels, a sentence may so lose
+                all its derivations. It then has `log_probs` of -inf and no tree.
             normalization: "search" or "train"; default `config.normalization`. Under "search" `log_probs` are higher
                 than the `joint_log_prob` of `forward` for the same tree: by a nat or so for a trained model, by far
                 more for an untrained one.

@@ -71,8 +71,8 @@ class GPSTConfig(SyntacticConfig):
         auto_encoding_loss_weight, height_loss_weight, parser_loss_weight, token_loss_weight, action_loss_weight:
             weights of the five parts.
         objective_weight: weight of their sum beside the loss of a classifier; 0: it is not computed.
-        document_end_token: documents end in `eos_token_id`, trained as a one-token sentence, and it ends
-            generation. The authors never train one; without it `generate` stops at the length limit only.
+        document_end_token: documents end in `eos_token_id`, which is trained as a one-token sentence and ends
+            generation. The authors train no such token; without it `generate` stops at the length limit only.
     Dropout: embedding_dropout (the inputs of the type and of the token layers), residual_dropout, attention_dropout
         (both), composition_dropout, composition_attention_dropout, parser_dropout (the hidden layer of the split
         scores; the parser's Transformer layers drop nothing), head_dropout (the three heads).

@@ -4,7 +4,7 @@
 A Transformer parser orders merges; a pruned inside-outside chart induces a tree and composes span vectors; a
 generative model reads the tree's nodes in post-order (type layers), decides between GEN and COMP, and predicts the
 tokens (token layers). The span vectors stand in for what left-to-right composition would give ("representation
-surrogate"), so all of it trains in one pass over whole contexts.
+surrogate"). So everything trains in one pass over whole contexts.
 
 Shapes: B contexts, T tokens, S sentences, N chart cells, A slots of the node sequence (slot 0 the beginning, slot
 t + 1 node t), R rows, D hidden size, d composition size, V vocabulary. Spans are half-open; losses are in nats.

@@ -45,8 +45,8 @@ class ONLSTMConfig(AWDConfig, SyntacticDistanceConfig):
         input_dropout: drops features of the embedded tokens; one mask for all positions, as below.
         hidden_dropout: between the layers.
         output_dropout: drops features of the states that predict the words.
-        weight_dropout: drops recurrent weights. They are not rescaled in training; evaluation multiplies them by what
-            is kept on average, so that this number belongs to a trained model as its weights do.
+        weight_dropout: drops recurrent weights. They are not rescaled in training; evaluation multiplies them by the
+            share that is kept. So a trained model needs the number that it was trained with.
         activation_regularization: weight of the mean square of the output (before its dropout).
         temporal_activation_regularization: weight of the mean square of the difference of neighbouring outputs.
     Supervised distances (ON-LSTM-SYD):

@@ -251,10 +251,10 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             attention_mask: [B, T], 1 = token (see `PaLMModel.forward`).
             labels: [B, T] = `input_ids` with -100 where the loss does not count; they are shifted inside. The first
                 token of a row is not predicted.
-            spans: per row the gold constituents `(i, j)`, in columns; the token that attends to one is the next token
-                after it, so that the row should go on with the end of the sentence. A span that begins in an earlier
-                segment has a negative i. Spans of one token, and longer than `config.num_spans`, do not count. In the
-                paper constituents are not binarised, and the whole sentence is left out.
+            spans: per row the gold constituents `(i, j)`, in columns. The token right after a constituent attends to
+                it, so that the row should hold the end of the sentence, too. A span that begins in an earlier segment
+                has a negative i. Spans of one token, and longer than `config.num_spans`, do not count. In the paper
+                constituents are not binarised, and the whole sentence is left out.
             **options: see `RecurrentLanguageModel.score_text`.
 
         Returns:

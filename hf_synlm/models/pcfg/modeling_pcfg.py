@@ -3,7 +3,7 @@
 
     S -> A,   A -> B C,   X -> word
 
-A are nonterminals, X preterminals, B and C either. Only preterminals give words, so a sentence of one word has
+A is a nonterminal, X a preterminal, and B and C are either. Only preterminals give words, so a sentence of one word has
 probability 0. All trees of a sentence are summed out exactly: `log_likelihood` by the inside pass, `logits` by the
 probabilities of prefixes. A sentence ends when its tree is complete: this is the end token of `logits`. The compound
 PCFG has a grammar for every sentence, which depends on a vector z ~ N(0, I):
@@ -243,8 +243,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             past_key_values: what was read before; it is updated in place. It carries no gradient.
             use_cache: return what was read; default: only if it is given. Words are then read one by one.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            loss_shares: by part, the share of a step's items in this call, if a step takes several calls (see
+                `count_loss_items`). The losses of the calls then add up to that of all their rows together.
             latent_noise: [B, Z] noise of z instead of a new draw in training and the mean in evaluation mode.
             output_chart: also return `chart["span_probs"]` [B, T + 1, T + 1]; see `PCFGModelOutput`.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
@@ -371,7 +371,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         words = counted_words(input_ids, labels, text.mask).sum(1)
         if ((words > 0) & (words < text.count)).any():
             raise ValueError(
-                "labels leave out single words, but a sentence counts as a whole. Set all to -100, or none."
+                "labels are -100 at single words, but a sentence counts as a whole. Set all to -100, or none."
             )
         return (words > 1).to(text.count.device)
 

@@ -66,6 +66,6 @@ def refuse_silent_words(config: PCFGConfig, input_ids: Tensor, columns: Tensor) 
     if wrong.any():
         row, column = wrong.nonzero()[0].tolist()
         raise ValueError(
-            f"Token {input_ids[row, column].item()} in row {row}, column {column} is a special token of the grammar "
-            "and no word, so the sentence has probability 0. Leave it out of the sentence, or mask it."
+            f"Token {input_ids[row, column].item()} in row {row}, column {column} is a special token, not a word of "
+            "the grammar, so the sentence has probability 0. Leave it out of the sentence, or mask it."
         )

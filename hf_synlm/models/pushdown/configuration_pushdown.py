@@ -92,8 +92,8 @@ class PushdownConfig(SyntacticConfig):
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id", "end_token_id")
         if self.end_token_id in {self.bos_token_id, self.eos_token_id, self.pad_token_id} - {None}:
             raise ValueError(
-                f"The end word (end_token_id {self.end_token_id}) is also the begin, end or padding token. It is a "
-                "word of its own before the end token; None where sentences have no such word."
+                f"The end word (end_token_id {self.end_token_id}) is also the begin, end or padding token. Give it an "
+                "id of its own, or None if sentences have no such word."
             )
 
     @property

@@ -3,8 +3,8 @@
 
     (S (NP the blue bird) (VP sings)), binarized   ->   words, and one attachment for each of them
 
-The model generates a word and then attaches it to a constituent on its stack (see `models/pushdown/tape.py`). How many
-constituents hold a position is written on a tape that attention sees from then on. So the tree costs no positions.
+The model generates a word and then attaches it to a constituent on its stack (see `models/pushdown/tape.py`). A tape
+records how many constituents contain each position so far, and attention sees the tape. So the tree costs no positions.
 
 Shapes: B sentences, T columns, P positions (the begin token and the tokens), D width, V vocabulary. Log-probabilities
 and losses in nats.

@@ -3,8 +3,8 @@
 
 A stack LSTM reads the partial tree: SHIFT pushes a word, NT(x) an open nonterminal, REDUCE replaces a finished
 constituent by one composed vector. The state on the top of the stack predicts the next action and, if it is SHIFT, the
-next word. With given actions (teacher forcing), nothing here runs action by action, except attention composition,
-which reads the stack: compositions run by height, pushes by stack depth, over all sentences of a batch together.
+next word. With given actions (teacher forcing), compositions run by height and pushes by stack depth, over all
+sentences of a batch together. Only attention composition, which reads the stack, runs action by action.
 
 The slow and obvious version is `naive_log_prob` in `tests/reference/rnng.py`.
 

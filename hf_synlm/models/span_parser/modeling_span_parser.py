@@ -103,7 +103,7 @@ class SpanParserForTokenClassification(AdapterMixin):
     def from_encoder(
         cls, name: str, nonterminals: Sequence[str], tags: Sequence[str], tokenizer: Any, **fields: Any
     ) -> Self:
-        """Make a parser of an encoder of the Hub, whose weights it keeps; it has to be trained.
+        """Make an untrained parser on an encoder of the Hub, with the weights of the encoder.
 
         Args:
             name: folder or Hub name of an encoder, such as BERT.
@@ -145,7 +145,7 @@ class SpanParserForTokenClassification(AdapterMixin):
             module.bias[0] = NULL_BIAS
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the heads; the encoder has no dropout, in training either."""
+        """Set the mode of the heads; the encoder never has dropout."""
         super().train(mode)
         self.encoder.eval()
         return self

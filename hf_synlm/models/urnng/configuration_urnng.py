@@ -17,7 +17,7 @@ class URNNGConfig(SyntacticConfig):
 
     Sizes:
         vocab_size: number of token ids (V).
-        hidden_size: width of words, composed vectors and states of the stack LSTM, which are one (h).
+        hidden_size: width of words, composed vectors and states of the stack LSTM (h).
         num_layers: layers of the stack LSTM.
         dropout: on embeddings, between the layers of the stack LSTM, and before the heads.
         initializer_range: all parameters are drawn from U(-x, x).

@@ -42,8 +42,8 @@ class LabeledTreeConfig(SyntacticConfig):
         search_order: of the states inside a word. "steps" takes all of them one action further at a time, as RNNG's
             authors do; "best_first" executes the best ones first and needs fewer (`fast_track_size` has no effect).
             None = "best_first" for a Tree LM on a backbone, else "steps".
-        search_slack: "best_first" drops states that would have to make a word more than exp(search_slack) times as
-            probable as it was after the best one; None = none are dropped.
+        search_slack: "best_first" drops a state if a word would have to be more than exp(search_slack) times as
+            probable after it as after the best state; None = drop none.
         normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
             RNNG's authors do; "train" leaves it where it is, so that scores are those of the training loss.
         output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and

@@ -277,7 +277,7 @@ def test_shifted_labels_are_labels(name: str) -> None:
         assert set(counts.values()) == {2 - len(left_out)}
         assert counts == model.count_loss_items(ids, attention_mask=mask, labels=labels)
     shifted[0, 2] = -100
-    with pytest.raises(ValueError, match="labels leave out single words"):
+    with pytest.raises(ValueError, match="labels are -100 at single words"):
         model(ids, mask, shift_labels=shifted)
 
 
@@ -459,7 +459,7 @@ def test_what_is_no_sentence(ids: list[int], mask: list[int] | None, message: st
 def test_what_forward_refuses() -> None:
     model, ids = tiny(), torch.tensor([[5, 6, 7]])
     for options, message in (
-        ({"labels": torch.tensor([[5, -100, 7]])}, "labels leave out single words.*Set all to -100, or none"),
+        ({"labels": torch.tensor([[5, -100, 7]])}, "labels are -100 at single words.*Set all to -100, or none"),
         ({"labels": torch.tensor([[5, 6]])}, "labels"),
         (
             {"labels": ids, "latent_noise": torch.zeros(1, 4)},
