@@ -39,8 +39,8 @@ class SentenceOptions:
         typer.Option(
             "--proposals",
             help="File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or "
-            "Charniak's), or of JSON lines of `synlm parse`; repeat for several. A sentence then has the sum of "
-            "the probabilities of its trees in the file, as in papers on Transformer Grammars.",
+            "Charniak's), or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is "
+            "then the sum over its trees there, as in papers on Transformer Grammars.",
             **options.INPUT_FILE,
         ),
     ] = None
@@ -272,8 +272,8 @@ def pairs(
 def summary(results: Results, out: options.Output = None, overwrite: options.Overwrite = False) -> None:
     """Mean and standard deviation of several results, for example one per seed.
 
-    The results must agree in task, options and data, and their models in architecture, size and precision; otherwise
-    the mean would mix conventions, and the command refuses.
+    The results must agree in task, options and data, and their models in architecture, size and precision. Otherwise
+    the command refuses, because the mean would mix conventions.
 
     Examples:
         synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
@@ -314,8 +314,8 @@ def plot(
 
     Several runs of one model (--label) become one bar: their mean, with the standard deviation. Right-branching trees
     are shown beside F1, and a line marks chance for minimal pairs. One result of `evaluate reading` is drawn with the
-    intervals of all predictors and their effects by lag. Of a table, the words of a text with the same --x are one
-    value: the sum of their surprisal, the mean of a measure such as entropy. Needs matplotlib.
+    intervals of all predictors and their effects by lag. For a table, the words of a text with the same --x become one
+    value: the sum of their surprisals, or the mean of a measure such as entropy. Needs matplotlib.
 
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '

@@ -188,12 +188,12 @@ def parsing(
     style: options.TableFormat = "markdown",
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Compute the F1 of trees against a treebank by a named convention, beside trees that need no model.
+    """Compute the F1 of trees against a treebank by a named convention, and that of trees that need no model.
 
-    Also reports recall by label; width and height, depth and branching of the trees; and the agreement of several runs
-    (several --trees), with the F1 between every two. All numbers are in percent. Several --model or --convention give
-    one table instead: the F1 of all models by all conventions beside right branching, and a test of each difference in
-    sentence F1 (see `compare`). Each model is loaded once.
+    It also reports recall by label, and the width, height, depth and branching of the trees. For several runs (several
+    --trees) it reports their agreement, with the F1 between every two. All numbers are in percent. Several --model or
+    --convention give one table instead: the F1 of all models by all conventions beside right branching, and a test of
+    each difference in sentence F1 (see `compare`). Each model is loaded once.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny

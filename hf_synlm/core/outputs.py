@@ -50,8 +50,8 @@ class SyntacticLMOutput(InFieldOrder, CausalLMOutputWithPast):
     Fields, those of the stock output first:
         loss: scalar training objective (with `labels`); one `backward()` trains everything.
         logits: [B, T, V] natural-log probability of the next token given the prefix only, trees summed out over the
-            beam. They come from a search and carry no gradient; with `labels` or `actions` only where
-            `output_marginal_logits` asks for them.
+            beam. They come from a search and carry no gradient. With `labels` or `actions`, they need
+            `output_marginal_logits`.
         past_key_values (`cache` from transformers 5.24 on; both names are read): search state after the last token
             (with `use_cache`).
         hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`). Models whose
@@ -109,8 +109,8 @@ class ParseOutput(ModelOutput):
         spans: per sentence, per hypothesis the inner nodes `(i, j)` in token positions of the input row, post-order;
             only as many hypotheses as the beam holds.
         actions: [B, N, A] action ids (GEN 0, COMP 1, padding -1; labeled trees: see `TransitionSystem`, padding 0).
-        log_probs: [B, N] log p(text, tree), with the end of the text (for GPST, that its tree is complete); -inf where
-            a beam holds fewer hypotheses. `None` for methods without probabilities. Under normalization "search" (RNNG,
+        log_probs: [B, N] log p(text, tree), with the end of the text (for GPST, that its tree is complete); -inf if a
+            beam holds fewer hypotheses. `None` for methods without probabilities. Under normalization "search" (RNNG,
             Tree LM) they may be out of order, because the search that ranks the trees knows the length.
         token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the
             beam. Their sum is the log-probability of all texts that begin with this one (under normalization "search",

@@ -80,7 +80,7 @@ class TreebankSentence:
         labeled_spans: (label, i, j) of every constituent, half-open, in post-order; unary chains from bottom to top;
             with constituents over one word, without part-of-speech tags.
         source: "file:line" of the tree's opening bracket.
-        joined: whether each word stands in text without a space before it; None where the file does not say.
+        joined: whether a word follows the one before without a space; None if the file does not say.
     """
 
     words: tuple[str, ...]
@@ -211,8 +211,7 @@ def read_dependency_trees(
         labels: of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
         tokens: "surface": a multiword token is one word; "syntactic": it is several words.
         tags: of words.
-        punctuation: "remove" removes what UPOS calls PUNCT (in CoNLL-X: a tag of punctuation of the Penn Treebank),
-            before everything else.
+        punctuation: "remove" first removes words with UPOS PUNCT (in CoNLL-X: with a Penn Treebank tag of punctuation).
         nonprojective: "lift" makes trees projective, "skip" leaves out sentences that are not, "refuse" is an error.
         invalid: "skip" leaves out sentences whose dependencies form no tree, which are otherwise an error.
         mark_heads: add -HD to the label or tag of the part of a constituent that holds its head. Readers of function
@@ -296,8 +295,8 @@ def parse_treebank(
         split_leaves: read a leaf of several words, (NN New York), as several words with the same tag. Otherwise it is
             an error, because it may also be a constituent whose words have no tags.
         drop_tags: leave out words with these tags, and constituents without other words.
-        drop_labels: leave out the brackets of these constituents; what is in them stays. A whole sentence that loses
-            its bracket is a ROOT.
+        drop_labels: labels whose brackets are left out; the words in them stay. A whole sentence that loses its bracket
+            is a ROOT.
         label_separators: characters before the function tags of constituents (`clean_label`).
         lemma_separator: character between a word and its lemma, as in (NS cats-cat); the last one in the leaf counts.
         left_out: counts the trees without words under "no words".
@@ -493,7 +492,7 @@ def to_ptb_concat(sentence: TreebankSentence) -> TreebankSentence | None:
 
     Source: Du et al. (2020), appendix A.3, steps 1 to 6, with three differences that give the published text. Of the
     3,914 sentences of the 10 % sample of the treebank in NLTK, 3,907 come out as in Mikolov's training file, token for
-    token (79 % by the appendix to the letter; its last step is to correct the rest by hand).
+    token (79 % by the letter of the appendix, whose last step corrects the rest by hand).
 
     * Not `$` but `%` becomes N: `$` is a word of the published text, `%` is not.
     * Numbers are all tokens of digits and the characters `. , : - \ /`, such as 1,200, 3\/4 and 1:30.

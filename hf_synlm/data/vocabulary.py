@@ -205,7 +205,7 @@ def tokenizer_of_words(
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: tokens occur twice, or `<pad>` and `unknown_token` are not where they should be.
+        ValueError: tokens occur twice, `<pad>` is not the first, or `unknown_token` is missing.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens) or vocabulary.get(PAD_TOKEN) != 0 or unknown_token not in vocabulary:

@@ -58,7 +58,7 @@ class SyntacticGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
     Fields:
         sequences_scores: [B] sum over the new words and the derivation of log-probabilities in nats. Greedy search adds
             up the word scores that the processors give (without processors: log p(new words, derivation | prompt));
-            sampling adds up those of the model itself, without processors. -inf where the prompt has no derivation.
+            sampling adds up those of the model itself, without processors. -inf if the prompt has no derivation.
     """
 
 
@@ -70,7 +70,7 @@ class SyntacticGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput)
         sequences_scores: [B], always there: the sum of the action log-probabilities and of the word scores that the
             processors give (without processors: log p(new words, derivation | prompt)), in nats. Beam search, and beam
             sampling with synchronous=False, divide it by (new words) ** length_penalty; word-synchronous beam sampling
-            does not. -inf where fewer sequences exist than were asked for: there the prompt stands alone.
+            does not. -inf for missing sequences, if fewer exist than were asked for; these are the prompt alone.
     """
 
 
@@ -248,8 +248,8 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             do_sample, num_beams=1: exact ancestral sampling. A derivation of the prompt and the structural actions
                 are drawn from their posterior, the word under the warpers (top_k, top_p, temperature, ..), which do
                 not change how actions are drawn.
-            do_sample, num_beams=K: the authors' procedure: at every word a beam of K, one hypothesis of which is
-                drawn in proportion to its probability; the beam then starts anew from it.
+            do_sample, num_beams=K: the authors' procedure. At every word, one hypothesis of a beam of K is drawn in
+                proportion to its probability; the beam then starts anew from it.
         Marginal mode: stock decoding on the next-word distribution of `forward`, for RNNG and Tree LM with the end of
             the sentence; returns stock outputs, no trees.
 
@@ -276,7 +276,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
                 negative_prompt_ids; and any option: num_beams, num_return_sequences, do_sample, top_k,
                 top_p, temperature, max_new_tokens, min_new_tokens, eos_token_id, stop_strings, repetition_penalty,
                 length_penalty, early_stopping, output_scores, return_dict_in_generate, ... And those of the model:
-                fast_track_size for RNNG. The model's own end token (`config.eos_token_id`) ends every text, but for
+                fast_track_size for RNNG. The model's own end token (`config.eos_token_id`) ends every text, unless
                 eos_token_id=None; in joint mode it may come only when exactly one tree is on the stack. At any other
                 eos_token_id the text just stops. In joint mode the hypotheses of a beam are texts with their
                 derivations, so num_return_sequences may give one text several times, with different derivations.

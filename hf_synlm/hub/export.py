@@ -72,7 +72,7 @@ def export_model(
         card: text of README.md; by default it is made from the facts.
         overwrite: replace an existing folder. The old one stays until the new one is complete.
         state_dict: weights to save instead of `model.state_dict()`.
-        facts: what the card states, see `fill_card`; `repo_id` is by default the name of the folder. The file card.yaml
+        facts: facts on the card, see `fill_card`; `repo_id` is by default the name of the folder. The file card.yaml
             holds them, so that `synlm export` can make the card of a copy.
         stored: types in which the weights are stored, by `stored_tensors` of the model that was loaded; by default that
             of the model. The configuration still names the type in which they are loaded.
@@ -180,7 +180,7 @@ def push_to_hub(
     All files arrive or none: the commit is made on the Hub once the last of them is there.
 
     Args:
-        folder: what `export_model` wrote. The example on its card gets the name of the repository.
+        folder: a folder that `export_model` wrote. The example on its card gets the name of the repository.
         repo_id: name on the Hub, as in "organization/name"; the repository is made if it does not exist.
         private: visibility of a new repository.
         revision: branch, made if it does not exist; by default the main one.

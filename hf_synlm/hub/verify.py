@@ -63,8 +63,8 @@ def verify_export(
     """Compare a model folder with and without this package.
 
     Args:
-        folder: what `export_model` or `save_pretrained` wrote, with a tokenizer.
-        texts: what is tokenized, scored, parsed and continued.
+        folder: a folder that `export_model` or `save_pretrained` wrote, with a tokenizer.
+        texts: texts to tokenize, score, parse and continue.
         max_new_tokens: length of the greedy generation.
         tolerance: largest absolute difference of a number that still passes; 0 asks for equal bits. Trees and
             tokens must always be equal.
@@ -76,7 +76,7 @@ def verify_export(
     Raises:
         ValueError: if there is no such folder, it has no config.json or no auto_map, it lacks code, weights or a
             tokenizer, or its code imports hf_synlm.
-        RuntimeError: if the process without hf_synlm itself fails, with the end of what it wrote.
+        RuntimeError: if the process without hf_synlm itself fails, with the end of its output.
     """
     from hf_synlm.hub.abilities import declared
     from hf_synlm.hub.checkpoint import check_complete, code_repositories

@@ -121,7 +121,7 @@ class DistanceLanguageModel(RecurrentLanguageModel):
             word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
             method: only "distance" is possible.
             decoder: "unbiased", or "biased" to the right, as the authors of PRPN decode (see `distances_to_spans`).
-            distances: "supervised" (those that learn from gold trees) or "language_model"; default: the first where
+            distances: "supervised" (those that learn from gold trees) or "language_model"; default: "supervised" if
                 there are any.
             layer: the layer whose distances count (PRPN and Ordered Memory: 0); default: the last supervised layer, or
                 the middle one of an unsupervised model, as the authors of ON-LSTM evaluate (the second of three).

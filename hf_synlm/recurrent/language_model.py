@@ -248,7 +248,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         self.post_init()
 
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
-        """Hook: what `lm_head` reads [B, T, E], by default the states of the last layer with locked dropout."""
+        """Hook: the input [B, T, E] of `lm_head`, by default the states of the last layer with locked dropout."""
         return locked_dropout(output.last_hidden_state, self.config.output_dropout, self.training)
 
     def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
@@ -265,8 +265,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
     ) -> dict[str, WeightedLoss]:
         """Hook: weight and value of losses of gold trees, by the names of `losses`.
 
-        `gold` is what `score_text` got. `input_ids` is None if embeddings were given, for which there are no gold
-        trees.
+        `gold` is that of `score_text`. `input_ids` is None if embeddings were given, for which there are no gold trees.
         """
         return {}
 
@@ -291,7 +290,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             input_ids: [B, T] token ids.
             attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are.
             labels: [B, T] = `input_ids` with -100 where the loss does not count; they are shifted here.
-            gold: what `supervised_losses` gets.
+            gold: for `supervised_losses`.
             past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.

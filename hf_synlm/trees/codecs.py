@@ -56,8 +56,8 @@ class TreeCodec:
     def encode(self, ids: Sequence[int], word_ends: Sequence[bool], labeled_spans: Sequence[Constituent]) -> Row:
         """The row of a sentence with its tree; ValueError if the spans do not form a tree over the words.
 
-        Models of binary trees read the tree binarized to the right, with the tokens of a word as a constituent, and
-        what ends a text behind it. Cost: O(n log n).
+        Models of binary trees read the tree binarized to the right, with the tokens of a word as a constituent, and the
+        end of a text after it. Cost: O(n log n).
         """
         spans = binary_token_spans([span[1:] for span in labeled_spans], word_ends)
         tree = self.write(spans, len(ids))
@@ -90,7 +90,7 @@ class TreeCodec:
         return trees
 
     def steps(self, batch: Row) -> tuple[Tensor, Tensor]:
-        """The decisions of a batch about trees [B, A], negative where there is none; tokens read before each [B, A]."""
+        """The decisions of a batch about trees [B, A], negative if there is none; tokens read before each [B, A]."""
         mask = batch["attention_mask"]
         actions = map(spans_to_actions, batch["spans"], mask.sum(1).tolist())
         return _steps(pad_rows(actions, PAD_ACTION).to(mask.device), GEN, PAD_ACTION)
@@ -120,7 +120,7 @@ class ActionCodec(TreeCodec):
 
 @dataclass(frozen=True, kw_only=True)
 class AttachmentCodec(ActionCodec):
-    """Attachments of tokens (Pushdown Layers; see models/pushdown/tape.py), also of the ids behind the words."""
+    """Attachments of tokens (Pushdown Layers; see models/pushdown/tape.py), also of the ids after the words."""
 
     ends: Sequence[int] = ()
     """Attachments of `closing`."""

@@ -130,7 +130,7 @@ def _write_brackets(openings: Sequence[tuple[str, int, int]], words: Sequence[st
 
 
 def check_words(words: Sequence[str], is_space: Callable[[str], bool] = str.isspace) -> None:
-    """Raise ValueError if a word is empty or has white space, by default that of Unicode, where tokenizers split."""
+    """Raise ValueError if a word is empty or has white space, by default that of Unicode, at which tokenizers split."""
     for position, word in enumerate(words):
         if not word or any(map(is_space, word)):
             raise ValueError(

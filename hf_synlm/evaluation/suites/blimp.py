@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Minimal pairs: BLiMP, and any pairs of sentences of which a model should prefer the first.
+"""Minimal pairs: BLiMP, and other pairs of sentences. A model should prefer the first of a pair.
 
 A pair counts if the good sentence has the higher log-probability as a whole (Warstadt et al. 2020: "full-sentence
 method"); equal ones do not. These are ties. "accuracy_ties_right" counts them as right, as lm-eval does. Sentences that
@@ -94,7 +94,7 @@ def read_pairs(
         The pairs in the order of the file.
 
     Raises:
-        ValueError: a missing column or value, an empty sentence, a sentence beside itself, plain text.
+        ValueError: a missing column or value, an empty sentence, two equal sentences, plain text.
     """
     kind = file_format(path, kind)
     if kind == "txt":
@@ -195,16 +195,16 @@ def evaluate_pairs(
         pairs: the pairs.
         task: name of the result.
         end: count the end of the sentences.
-        data: what results say about the data.
+        data: description of the data for results.
         options: further options for the result, such as the seed.
         proposals: trees of all sentences; a sentence's probability is then the sum over its trees, end included.
         tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says.
 
     Returns:
         The result. Its scores are "accuracy" (over all pairs), "accuracy_ties_right" (the same, but a tie counts, as in
-        lm-eval), the number of "ties", "mean_over_groups", and where pairs have phenomena
-        "mean_over_phenomena" (mean over phenomena of the mean over their groups) and the accuracy of each. Its table
-        has one row per group, its items one row per pair with both log-probabilities.
+        lm-eval), the number of "ties", "mean_over_groups", and if pairs have phenomena "mean_over_phenomena" (mean over
+        phenomena of the mean over their groups) and the accuracy of each. Its table has one row per group, its items
+        one row per pair with both log-probabilities.
 
     Raises:
         ValueError: a sentence has no tokens, or (with proposals) no tree, or `tokenize` is given with proposals.

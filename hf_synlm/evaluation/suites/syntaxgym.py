@@ -43,7 +43,7 @@ CIRCUITS: dict[str, tuple[str, ...]] = {
     "Center Embedding": ("center_embed", "center_embed_mod"),
     "Long-Distance Dependencies": ("cleft", "cleft_modifier", "fgd_hierarchy", "fgd_object", "fgd_pp", "fgd_subject"),
 }  # fmt: skip
-"""Circuit -> the suites whose mean it is; 31 in all."""
+"""Circuit -> its suites, 31 in all. Its score is their mean."""
 _METRICS = {
     "sum": sum,
     "mean": lambda values: statistics.fmean(values) if values else 0.0,
@@ -286,10 +286,10 @@ def evaluate_syntaxgym(
     Returns:
         The result: `summary` and the accuracy of every suite as scores, one row per prediction in `tables`. There,
         `items_with_unknown_words` counts the items in which a region of the formula has a word outside the vocabulary.
-            The preference of a model there says little about syntax. Items: one row per region with its surprisal.
+        The preference of a model there says little about syntax. Items: one row per region with its surprisal.
 
     Raises:
-        ValueError: two suites of one name, and what `load_suite` finds wrong.
+        ValueError: two suites of one name, or an error of `load_suite`.
 
     Cost: one pass over every different sentence; all suites are batched together.
     """

@@ -92,7 +92,7 @@ def evaluate_perplexity(
             between sentences.
         tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says. The words that
             are counted are those of the text.
-        data: what results say about the data.
+        data: description of the data for results.
         options: further options for the result, such as the seed.
 
     Returns:

@@ -11,7 +11,7 @@ Estimators of log p(token | prefix):
     stepwise        log of the normalized distribution that the beam gives over the next token: `forward(...).logits`
                     of GPST and RNNG, what minicons and lm-eval see. A proper distribution for each prefix.
 
-End of a text: a model that predicts an end token has its log-probability; URNNG and Pushdown Layers read it behind the
+End of a text: a model that predicts an end token has its log-probability; URNNG and Pushdown Layers read it after the
 words. For RNNG and Tree LM the tree is closed instead (this has a probability, but no token). Under normalization
 "search" their words are predicted as if the sentence went on, so the end also holds the cost of not ending sooner.
 Words and end together are log p(text). GPST and an LSTM of this library do not predict ends.
@@ -65,15 +65,15 @@ class TextScorer:
         num_beams: derivations kept after a word (models with a search); None = the model's `scoring_num_beams`.
         search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
         batch_size: largest number of texts per call of the model; None = 16 on a CPU, 128 on other devices. Calls are
-            smaller where logits are large, lengths differ, beams are wide on a CPU, or memory runs out.
+            smaller if logits are large, lengths differ, beams are wide on a CPU, or memory runs out.
         begin: predict the first token from a begin token. If False, the first token has no probability (not possible
             for the models of this library, which always use a begin token).
         begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. The choice
             matters: a model tuned on chats may know its begin token only before instructions, and may predict plain
             text much better after the end token of its pretraining.
-        details: also give lexical parts and beam statistics where the model has them.
+        details: also give lexical parts and beam statistics if the model has them.
         entropy: also give the entropy of every token before it is read: "shannon", -sum_v p_v log p_v, or "renyi" of
-            order 1/2, 2 log sum_v sqrt(p_v). Of models that search it is that of the "stepwise" distribution.
+            order 1/2, 2 log sum_v sqrt(p_v). For models that search it is that of the "stepwise" distribution.
         attention_entropy: also give the normalized attention entropy of every token (Tree LM): of "raw" attention
             weights, or "projected", in which each counts by the length of the vector that it adds to the output.
         belief_update: kind ("old" or "new") and order of the belief update of every word (models with a search); see

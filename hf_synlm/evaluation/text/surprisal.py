@@ -60,7 +60,7 @@ NATS = {"bits": math.log(2), "nats": 1.0}
 
 @dataclass
 class WordScores:
-    """Measures of the n words of one text; log-probabilities in nats, NaN where there is none.
+    """Measures of the n words of one text; log-probabilities in nats, NaN if missing.
 
     Attributes:
         words: the user's words with their places in the text.
@@ -116,7 +116,7 @@ def iterate_words(
             model with an end token between texts, other models as running text, joined by spaces, in windows if it is
             long.
         word_correction: give the probability of words instead of that of their tokens, see the top of this file.
-            No effect where `can_correct_words` is false.
+            No effect if `can_correct_words` is false.
         tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
@@ -478,7 +478,7 @@ def columns(unit: Unit, items: Sequence[TextItem] = (), more: Iterable[str] = ()
     """Names of the columns of a table of words (some hold the `unit`), then those of the texts.
 
     `more` names further measures, as in `WordScores`.
-    A column of the texts whose name is taken already gets the ending "_input".
+    If the name of a column of the texts is taken, it gets the ending "_input".
     """
     own = [
         "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
@@ -506,7 +506,7 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
         unit: of surprisals and entropies.
 
     Returns:
-        Rows with the columns of `columns(unit, items, scores[0].more)`; NaN where a measure does not exist.
+        Rows with the columns of `columns(unit, items, scores[0].more)`; NaN if a measure does not exist.
     """
     more = more_columns(items)
     return [

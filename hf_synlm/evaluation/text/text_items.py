@@ -150,7 +150,7 @@ def _read_csv(path: PathLike, line_ends: bool) -> Iterator[tuple[int, list[str]]
     for first, last, fields in read_csv((line + "\n" for line in read_lines(path)), path):
         if last > first and not line_ends:
             raise ValueError(
-                f"{path}:{first}: the row goes on to line {last}: a quotation mark is open. If it is text, double it "
+                f"{path}:{first}: the row continues to line {last}: a quotation mark is open. If it is text, double it "
                 "and quote the field; if not, take the line end out of the field."
             )
         yield first, fields

@@ -2,7 +2,7 @@
 """The user's words and the model's tokens: which token belongs to which word.
 
 Words are separated by white space (as by `str.split`). The model reads the words joined by single spaces,
-so double spaces, tabs and other white space change nothing, and every token is given to the word whose characters it
+so double spaces, tabs and other white space change nothing. Every token is assigned to the word whose characters it
 covers. Punctuation is part of a word if the user's text has it so. With `tokenize`, the model reads such a word in
 several pieces, as in the Penn Treebank, or without marks. The tokens still belong to the user's word. A model whose
 `text_style` is "natural" reads these pieces without spaces between them, as the text has them.
@@ -57,7 +57,7 @@ class EncodedText:
         num_words: words of the text; some may have no token.
         context: token ids of complete sentences before it.
         unknown: indices of the words that have no token, or only a token for unknown words.
-        leaf_of_token: for each token the index of its leaf in a tree, where words are split; default: `word_of_token`.
+        leaf_of_token: for each token the index of its leaf in a tree, if words are split; default: `word_of_token`.
     """
 
     ids: list[int]
@@ -79,7 +79,7 @@ def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def split_words(text: str, start: int = 0) -> list[Word]:
-    """Words of a text, as `text.split()` gives them, with their positions where the text begins at `start`."""
+    """Words of a text, as `text.split()` gives them, with their positions if the text begins at `start`."""
     return [Word(match.group(), start + match.start(), start + match.end()) for match in _WORD.finditer(text)]
 
 
@@ -410,7 +410,7 @@ def _classes_of_unknown_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, s
 
 
 def word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: Sequence[int]) -> Tensor | None:
-    """Which tokens begin a word, or end the text, where the vocabulary marks the beginning of words.
+    """Which tokens begin a word, or end the text, if the vocabulary marks the beginning of words.
 
     In such a vocabulary (byte-level BPE, sentencepiece, WordPiece) the last token of a word does not tell that the word
     is over. Only the next token does.
@@ -421,7 +421,7 @@ def word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_i
         end_token_ids: tokens that end a text.
 
     Returns:
-        [V] bool; None where tokens are words or mark the end of words, so that the end of a word is known.
+        [V] bool; None if tokens are words or mark the end of words, so that the end of a word is known.
     """
     if has_words(tokenizer):
         return None

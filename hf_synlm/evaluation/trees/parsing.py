@@ -165,7 +165,7 @@ class ParsingScores:
         level: which F1 the convention's publications report: "sentence" or "corpus".
         variants: sentence and corpus F1 with the whole-sentence span dropped and counted, everything else as in the
             convention; keys "sentence_drop", "corpus_drop", "sentence_count", "corpus_count".
-        f1_per_sentence: F1 of every sentence under the convention, None where it was left out.
+        f1_per_sentence: F1 of every sentence under the convention, None if it was left out.
     """
 
     sentence_f1: float

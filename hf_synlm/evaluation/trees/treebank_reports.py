@@ -52,8 +52,8 @@ def report_parsing(
         **changes: as in `unlabeled_f1`.
 
     Returns:
-        Scores by name, means where there are several runs (then also `f1_standard_deviation` and `agreement`); and
-        tables by title.
+        Scores by name, means if there are several runs (then also `f1_standard_deviation` and `agreement`); and tables
+        by title.
 
     Raises:
         ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
@@ -235,10 +235,10 @@ def report_evalb(
         average: the average of the runs, which is scored beside them as `consensus_f1`.
 
     Returns:
-        Scores by name in percent, means where there are several runs; and tables by title.
+        Scores by name in percent, means if there are several runs; and tables by title.
 
     Raises:
-        ValueError: trees that are not over the words of the treebank, trees without labels where labels count, or no
+        ValueError: trees that are not over the words of the treebank, trees without labels if labels count, or no
             sentence that EVALB scores.
     """
     gold = [EvalbTree.from_sentence(sentence) for sentence in treebank.sentences]

@@ -73,7 +73,7 @@ class TreeClassifierMixin:
             attention_mask: [B, T], 1 = token; padding left or right.
             labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
             actions: [B, A] derivations, 0 = padding.
-            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            word_ends: [B, T], True at the last piece of every word; by default as the model knows it.
             output_hidden_states: also return `hidden_states` (see `forward` of the base model).
             output_attentions: not possible (see `forward` of the base model).
             **kwargs: arguments of other models, which wrappers pass as None.

@@ -224,8 +224,8 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
             output_outside: also run the outside pass.
             output_spans: list the trees in `spans` (costs a host sync; DataParallel cannot gather lists).
             output_structure: also return `structure`, which heads and losses read.
-            **kwargs: `output_hidden_states`: also return `hidden_states`, all or those at the places given: what the
-                type layers read, then the output of every type layer and of every token layer. `output_attentions`:
+            **kwargs: `output_hidden_states`: also return `hidden_states`, all or those at the places given: the inputs
+                of the type layers, then the output of every type layer and of every token layer. `output_attentions`:
                 also return `attentions`; needs `attn_implementation="eager"`.
 
         Returns:
@@ -414,8 +414,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """Count the items over which each part of the objective is a mean: tokens, sentences, nodes, labels, slots.
 
-        Two properties of a batch are not such means: the product of `config.height_loss` "shipped", whose second factor
-        stays that of the call, and noise, which every call draws for itself. See `TreeScoringMixin`.
+        Two properties of a batch are not such means. The second factor of `config.height_loss` "shipped" is always that
+        of the call. Every call draws its own noise. See `TreeScoringMixin`.
         """
         given = others.get("attention_mask"), others.get("sentence_ids")
         return count_items(ContextBatch.read(self.config, input_ids, *given, None), others["labels"])

@@ -57,7 +57,7 @@ class PaLMModelOutput(RecurrentModelOutput):
     """Output of the bare PaLM.
 
     Fields, besides those of `RecurrentModelOutput`:
-        query_states: [B, T, H] what the attention reads: the output of the layer below it, after dropout.
+        query_states: [B, T, H] inputs of the attention: the output of the layer below it, after dropout.
         hidden_states: with `output_hidden_states`, the embeddings, then the output of every LSTM layer [B, T, *]
             (before the span attention mixes it).
         attentions: with `output_attentions`, one tensor: the weights [B, T, K] of the spans, the longest first.
@@ -89,7 +89,7 @@ class WeightDropLSTM(nn.LSTM):
 
 
 class SpanContext(nn.Module):
-    """Span attention with its residual gate: what the last LSTM layer reads."""
+    """Span attention with its residual gate, before the last LSTM layer."""
 
     def __init__(self, config: PaLMConfig) -> None:
         super().__init__()

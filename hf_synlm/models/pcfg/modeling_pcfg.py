@@ -240,8 +240,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
                 of `pad_token_id` at both ends.
             labels: [B, T] = `input_ids`, with -100 at all words of sentences that do not count. A sentence counts as a
                 whole.
-            past_key_values: what was read before; it is updated in place. It carries no gradient.
-            use_cache: return what was read; default: only if it is given. Words are then read one by one.
+            past_key_values: state after the words before; it is updated in place. It carries no gradient.
+            use_cache: return the state; default: only if it is given. Words are then read one by one.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items in this call, if a step takes several calls (see
                 `count_loss_items`). The losses of the calls then add up to that of all their rows together.
@@ -252,8 +252,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
         Returns:
             `SyntacticLMOutput` with `logits` [B, T, V], log p(next token | prefix), exact; they carry gradients, but
-            not beside a cache. With labels also `loss`, `losses` ("language_model", "kl") and `joint_log_prob` [B],
-            here log p(x), or log p(x | z) - KL, of every sentence; in training mode no `logits` then.
+            not with a cache. With labels also `loss`, `losses` ("language_model", "kl") and `joint_log_prob` [B], here
+            log p(x), or log p(x | z) - KL, of every sentence; in training mode no `logits` then.
 
         Raises:
             ValueError: for special tokens inside a sentence, labels that leave out single words, and a batch without a
@@ -443,10 +443,10 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         Args:
             input_ids: [B, T], one sentence per row; begin and end tokens are not words.
             attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
-            word_ends: [B, T], True at every word, for the grammar has no pieces of words.
+            word_ends: [B, T], True at every word, because the grammar has no pieces of words.
             method: "mbr", the binary tree with the largest expected number of correct spans (minimum Bayes risk);
                 "viterbi", the best derivation; "sample", derivations drawn from the posterior. Default: "mbr", or
-                "viterbi" where symbols have names.
+                "viterbi" if symbols have names.
             num_return_sequences: trees per sentence; more than one with "sample" only.
             num_beams: not possible: all trees are summed out.
 

@@ -54,7 +54,7 @@ def read_whole_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tenso
     check_rows(text.mask)
     for row, others in enumerate(text.closing.sum(1).tolist()):
         if others > 1:
-            raise ValueError(f"Row {row} of input_ids goes on after its end token. Give one sentence per row.")
+            raise ValueError(f"Row {row} of input_ids continues after its end token. Give one sentence per row.")
     return text
 
 

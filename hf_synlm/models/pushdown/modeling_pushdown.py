@@ -192,7 +192,7 @@ class PushdownModel(TreeStates, PushdownPreTrainedModel):
 class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
     """Pushdown Layers with their heads: training objective, marginal next-token distribution, search.
 
-    A generated sentence ends with `eos_token_id`, after any word; its tree is what the attachments make, closed to the
+    A generated sentence ends with `eos_token_id`, after any word; the attachments make its tree, which is closed to the
     right. Several histories of attachments may give one tree. In the `actions` of `parse` 0 is a word, and 1 + a its
     attachment to position a.
 

@@ -43,8 +43,8 @@ class TreeLMConfig(LabeledTreeConfig):
             (Transformer Grammars: it sees the stack, and differences of depth; a closing label composes).
         min_relative_position, max_relative_position: differences of depth are clipped to these ("stack_compose").
         max_consecutive_nonterminals: nonterminals opened in a row without a word between.
-    Special tokens: bos_token_id is what every sequence begins with; pad_token_id is never a word. A sentence ends when
-        its tree is closed, which eos_token_id stands for.
+    Special tokens: every sequence begins with bos_token_id; pad_token_id is never a word. A sentence ends when its tree
+        is closed, which eos_token_id stands for.
     Presets: "transformer-grammar" and "txl-trees", its control without structure in attention.
 
     Raises:

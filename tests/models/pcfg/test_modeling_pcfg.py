@@ -440,7 +440,7 @@ def test_the_best_derivation_needs_a_table(monkeypatch: Any) -> None:
 REFUSED_TEXTS: list[tuple[list[int], list[int] | None, str]] = [
     ([5, PAD, 6], None, "Token 0 in row 0, column 1 is a special token.*Leave it out of the sentence, or mask it"),
     ([5, BOS, 6], None, "Token 1 in row 0, column 1 is a special token"),
-    ([5, 6, EOS, 7], None, "Row 0 of input_ids goes on after its end token. Give one sentence per row"),
+    ([5, 6, EOS, 7], None, "Row 0 of input_ids continues after its end token. Give one sentence per row"),
     ([BOS, EOS], None, "Row 0 of input_ids has no token"),
     ([5, 6, 7], [1, 0, 1], "holes inside row 0"),
     ([5, 11], None, "Token id 11 is outside the vocabulary"),
