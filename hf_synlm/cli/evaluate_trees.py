@@ -192,8 +192,8 @@ def parsing(
 
     It also reports recall by label, and the width, height, depth and branching of the trees. For several runs (several
     --trees) it reports their agreement, with the F1 between every two. All numbers are in percent. Several --model or
-    --convention give one table instead: the F1 of all models by all conventions beside right branching, and a test of
-    each difference in sentence F1 (see `compare`). Each model is loaded once.
+    --convention give one table instead, with the F1 of all models and of right branching by all conventions. It has a
+    test of each difference in sentence F1 (see `compare`). Each model is loaded once.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny

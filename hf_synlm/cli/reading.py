@@ -89,8 +89,8 @@ class RegressionOptions:
     drop_punctuation: Annotated[
         bool, typer.Option("--drop-punctuation", help="Leave out words that end with punctuation.", **_WORDS)
     ] = False
-    folds: Annotated[int, typer.Option(min=2, help="Parts; each is predicted from the others.", **_REGRESSION)] = 10
-    folds_by: Annotated[Literal["sentence", "text"], typer.Option(help="What stays in one part.", **_REGRESSION)] = (
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.", **_REGRESSION)] = 10
+    folds_by: Annotated[Literal["sentence", "text"], typer.Option(help="What stays in one fold.", **_REGRESSION)] = (
         "sentence"
     )
     log_rt: Annotated[bool, typer.Option("--log-rt", help="Predict the logarithm of times.", **_REGRESSION)] = False

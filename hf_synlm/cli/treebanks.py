@@ -245,7 +245,7 @@ def silver(
     """Parse text with a span parser or with Stanza, to train on the trees.
 
     Writes one tree per sentence, without blank lines; `synlm treebank` turns them into training data. OUT.meta.json
-    names the parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the
+    names the parser and holds checksums. If the command was stopped, run it again to continue. Until it is done, the
     trees are in OUT.partial.
 
     --parser also writes OUT.confidence.tsv: for each tree its number of words, and its log-probability in nats per

@@ -126,7 +126,7 @@ class ParseOutput(ModelOutput):
         stack_depth: [B, T] expected number of trees on the stack after each token.
         attention_entropy: [B, T] expected normalized attention entropy where each token is read (on request; Tree LM).
         belief_update: [B, T] at the last token of each word, Renyi divergence in nats of the weights of derivations
-            after the word from those before it (on request; `search/beliefs.py` has the definitions); elsewhere 0.
+            after the word from those before it (on request; defined in `search/beliefs.py`). Elsewhere it is 0.
         belief_cut: [B, T] likewise, the share of the weight after the word that the beam has dropped.
         labels: labels of `spans` (models with labeled trees).
         offsets: per sentence the position of its first token in the input row (left padding, begin token).

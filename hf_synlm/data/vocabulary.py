@@ -140,8 +140,8 @@ def word_tokenizer(
             learns nothing about the classes.
         vocab_size: largest size of the vocabulary, with padding and classes; the rarest words are left out.
         lowercase: lower-case all text.
-        replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit; the token of
-            a word that is nothing else is `N#`, which is decoded as N.
+        replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit. A word that
+            consists of it alone becomes `N#`, which is decoded as N.
         end_token: make `</s>` the token between sentences.
 
     Returns:
@@ -332,7 +332,7 @@ def subword_tokenizer(
     """Train a tokenizer whose tokens are pieces of words; the last piece of each word ends in U+2581.
 
     Ids 0 to 3 are `<pad>`, `<unk>`, `<s>` (begin) and `</s>` (end) as in the authors' sentencepiece models. A character
-    that does not occur in the sentences becomes `<unk>`; with `byte_fallback`, one that occurs fewer than
+    that does not occur in the sentences becomes `<unk>`. With `byte_fallback`, a character that occurs fewer than
     `min_frequency` times becomes its bytes in UTF-8, so that some bytes are learned. The end of its word is then a
     separate piece, so that `word_final_ids` is always right. U+2581 in a text is read as an underscore.
 
@@ -464,8 +464,9 @@ def word_final_ids(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
         tokenizer: made by `word_tokenizer` or `subword_tokenizer`.
 
     Returns:
-        One bool per id. For words and classes of unknown words all are True; for pieces True means an end of word: the
-        pieces that end in U+2581, and the special tokens except `<unk>`, which replaces a character inside a word.
+        One bool per id. For words and classes of unknown words all are True. For pieces, True marks those that end a
+            word: the pieces that end in U+2581, and the special tokens except `<unk>`, which replaces a character
+            inside a word.
 
     Raises:
         ValueError: the tokenizer marks the end of words in another way, or not at all.

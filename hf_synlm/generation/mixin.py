@@ -69,7 +69,7 @@ class SyntacticGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput)
     Fields:
         sequences_scores: [B], always there: the sum of the action log-probabilities and of the word scores that the
             processors give (without processors: log p(new words, derivation | prompt)), in nats. Beam search, and beam
-            sampling with synchronous=False, divide it by (new words) ** length_penalty; word-synchronous beam sampling
+            sampling with synchronous=False, divide it by (new words) ** length_penalty. Word-synchronous beam sampling
             does not. -inf for missing sequences, if fewer exist than were asked for; these are the prompt alone.
     """
 
@@ -246,8 +246,8 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             num_beams=1: greedy over structure and words.
             num_beams=K: word-synchronous beam over (derivation, words), p(new words, derivation | prompt).
             do_sample, num_beams=1: exact ancestral sampling. A derivation of the prompt and the structural actions
-                are drawn from their posterior, the word under the warpers (top_k, top_p, temperature, ..), which do
-                not change how actions are drawn.
+                are drawn from their posterior. Words are drawn under the warpers (top_k, top_p, temperature, ..),
+                actions without them.
             do_sample, num_beams=K: the authors' procedure. At every word, one hypothesis of a beam of K is drawn in
                 proportion to its probability; the beam then starts anew from it.
         Marginal mode: stock decoding on the next-word distribution of `forward`, for RNNG and Tree LM with the end of
@@ -258,7 +258,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             generation_config: Options; keyword arguments win.
             logits_processor: Extra processors of word scores; they see one row of words per hypothesis. In joint mode
                 they run several times per word (before and after every structural action), so each must be a pure
-                function of (ids, scores): a processor that counts its calls or has a state gives wrong scores.
+                function of (ids, scores). A processor that counts its calls or has a state gives wrong scores.
             stopping_criteria: Extra criteria; they see sequences of words.
             structure_mode: "joint" or "marginal".
             action_beam_size: GPST: number of derivations with which a prompt is read (default
@@ -267,8 +267,8 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             close_tree: Complete the tree by forced actions when a criterion (usually the length) ends the text before
                 an end token does; their probability counts. False leaves a forest.
             synchronous: False is the paper's baseline "w/o sync": at every step the best num_beams single actions (COMP
-                or any word) stay, also if their hypotheses differ in length; with do_sample, num_beams are drawn.
-                See generation/action_decoder.py. Joint mode only.
+                or any word) stay, even if their hypotheses differ in length. With do_sample, num_beams are drawn. See
+                generation/action_decoder.py. Joint mode only.
             context_sentence_ids: [B, L], > 0 at tokens of complete sentences before the prompt. They are encoded with
                 their induced trees, and the stack starts empty after them. Joint mode only.
             **kwargs: Any argument of transformers that applies: prefix_allowed_tokens_fn, streamer (gets the words, for

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that an exported folder computes the same with and without this package.
 
-`verify_export`, and the command `synlm verify`, loads the folder twice, here and in a process where `import hf_synlm`
-fails, and compares configuration, tokenizer, logits, parses and generated text with its trees. That process runs this
+`verify_export`, and the command `synlm verify`, loads the folder twice: here, and in a process where `import hf_synlm`
+    fails. It compares configuration, tokenizer, logits, parses and generated text with its trees. That process runs
+    this
 file as a script, so the file imports the package only in the functions that compare.
 """
 

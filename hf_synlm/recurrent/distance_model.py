@@ -124,7 +124,8 @@ class DistanceLanguageModel(RecurrentLanguageModel):
             distances: "supervised" (those that learn from gold trees) or "language_model"; default: "supervised" if
                 there are any.
             layer: the layer whose distances count (PRPN and Ordered Memory: 0); default: the last supervised layer, or
-                the middle one of an unsupervised model, as the authors of ON-LSTM evaluate (the second of three).
+                the middle one of an unsupervised model, as in the evaluation of ON-LSTM's authors (the second of
+                three).
             num_beams: has no effect: the words alone determine the distances, and so the tree.
 
         Returns:

@@ -7,7 +7,7 @@ prediction holds. The accuracy of a circuit is the mean over its suites.
 
 The sentence is the contents of its regions, joined by single spaces. The surprisal of a region is the sum over its
 words (in bits), 0 for an empty region. If a suite has several predictions, its accuracy is that of the first, as in the
-published numbers (the second of fgd_hierarchy asks for surprisals to be equal); all are reported.
+published numbers (the second of fgd_hierarchy asks for surprisals to be equal). All are reported.
 
 Source: Jennifer Hu, Jon Gauthier, Peng Qian, Ethan Wilcox, Roger Levy: A Systematic Assessment of Syntactic
 Generalization in Neural Language Models, ACL 2020; suites: cpllab/syntactic-generalization (MIT). They are not part of

@@ -4,8 +4,8 @@
     perplexity = exp(-(sum of log p) / N)
 
 over tokens or over the user's words (so that models with different tokenizers compare), without and with the end of
-each sentence. With it, N grows by one per sentence, and log p includes the end as the model has it: an end token, or
-for RNNG and Tree LM the closing of the trees. Empty lines are left out.
+each sentence. With it, N grows by one per sentence, and log p includes the end: that of an end token, or for RNNG and
+    Tree LM that of closing the trees. Empty lines are left out.
 
 A corpus perplexity by "beam_marginal" is an upper bound on the model's own, because a beam misses derivations. Under
 normalization "search", without ends, it bounds that of a model that knows where sentences do not end. "stepwise" is the

@@ -80,8 +80,8 @@ class TextScorer:
             `hf_synlm.search.beliefs`.
         name: name of the model in results.
         revision: revision of the model, for results.
-        num_processes: how many processes score on a CPU, with one thread each; None = as many as are worth it, and
-            under `accelerate launch` all that it started, see `hf_synlm.evaluation.text.processes`.
+        num_processes: how many processes score on a CPU, with one thread each; None = as many as save time, and under
+            `accelerate launch` all of its processes; see `hf_synlm.evaluation.text.processes`.
         cache: file to which scores are written as they come; a run that was stopped continues from it.
 
     Raises:
@@ -300,9 +300,9 @@ class TextScorer:
     def options(self) -> dict[str, Any]:
         """Everything in this object that changes numbers, for results.
 
-        Three widths of a beam are recorded: `num_beams` derivations are kept after a word, `action_beam_size` after an
-        action inside a word (RNNG), and `fast_track_size` of these move on to the next word at once (RNNG; in place of
-        it `search_order`, where states are searched best-first).
+        Three widths of a beam are recorded. `num_beams` derivations are kept after a word. `action_beam_size` are kept
+        after an action inside a word (RNNG). `fast_track_size` of these move on to the next word at once (RNNG). A
+        best-first search has `search_order` instead.
         """
         beam = {}
         if self.searches:

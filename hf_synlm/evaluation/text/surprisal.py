@@ -498,7 +498,7 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
     """One row per word.
 
     `sentence_id` counts the texts of the input from 1 (in plain text: the lines, empty ones too), `word_id` the words
-    of a text from 1; `char_start` and `char_end` are half-open in the text as it was given.
+    of a text from 1. `char_start` and `char_end` are half-open positions in the given text.
 
     Args:
         items: the texts.

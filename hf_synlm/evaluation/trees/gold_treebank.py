@@ -125,8 +125,8 @@ def make_treebank(
         The treebank.
 
     Raises:
-        ValueError: for another value of `punctuation_by`, for trees with other tags than the Penn Treebank's if
-            punctuation is recognized by tag (in the sentences that are read), or if no sentence is left.
+        ValueError: for another value of `punctuation_by`, for tags that are not the Penn Treebank's if punctuation is
+            recognized by tag, or if no sentence is left.
     """
     sentences: list[TreebankSentence] = []
     keep: list[list[bool]] = []

@@ -38,8 +38,8 @@ class ParsingConvention:
         duplicates: "set" counts a span once, "multiset" counts every copy (unary chains).
         min_length: shorter sentences are left out; 1 keeps all, 2 skips one-word sentences, 3 also two-word ones.
         max_length: longer sentences are left out; None keeps all.
-        empty_gold: a sentence without gold spans (under this convention) has recall 1, and precision 1 too if nothing
-            is predicted ("recall_one"); or is left out ("skip"); or has F1 0 ("zero").
+        empty_gold: a sentence without gold spans (under this convention) has recall 1, and precision 1 if nothing is
+            predicted ("recall_one"). Or it is left out ("skip"), or has F1 0 ("zero").
         epsilon: added to the denominators of a sentence's P, R and F1; corpus F1 has none.
     """
 
@@ -366,8 +366,8 @@ def branching_baselines(
         **changes: as in `unlabeled_f1`.
 
     Returns:
-        Scores by name: "left", "right", "balanced", "random", and "binarized gold", the upper bound: no binary tree
-        scores higher, because it has all gold spans and n - 1 spans in all, as every binary tree.
+        Scores by name: "left", "right", "balanced", "random", and "binarized gold". The last one is the upper bound of
+        binary trees, because it has all gold spans, and every binary tree has n - 1 spans.
 
     Raises:
         ValueError: as `unlabeled_f1`, or gold spans of a sentence that cross.

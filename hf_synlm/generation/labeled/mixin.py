@@ -209,8 +209,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
                 gets less than half a particle is dropped. With few particles and many labels, a sentence may so lose
                 all its derivations. It then has `log_probs` of -inf and no tree.
             normalization: "search" or "train"; default `config.normalization`. Under "search" `log_probs` are higher
-                than the `joint_log_prob` of `forward` for the same tree: by a nat or so for a trained model, by far
-                more for an untrained one.
+                than the `joint_log_prob` of `forward` for the same tree. The difference is about a nat for a trained
+                model, and far more for an untrained one.
             attention_entropy: "projected" or "raw": also return `attention_entropy` (Tree LM only).
             context_sentence_ids: [B, T], 1, 2, ... at the tokens of text before the sentence, which is read as plain
                 text before the begin token (Tree LM on a backbone only).

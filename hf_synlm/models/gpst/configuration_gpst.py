@@ -48,7 +48,7 @@ class GPSTConfig(SyntacticConfig):
         composition_size: width of the composition model (d); composition_num_heads, composition_intermediate_size
             and num_composition_layers / num_decomposition_layers describe its two encoders.
         score_size: width of the projections whose product scores a split.
-        window_size: pruning window W of the chart: a cell is encoded once it spans at most W super tokens.
+        window_size: pruning window W of the chart. A cell is encoded once it spans at most W super tokens.
         parser_size, parser_score_size, num_parser_layers, parser_num_heads: the Transformer parser that gives
             the merge order.
         head_expansion: the hidden layers of the token and auto-encoding heads are this many times as wide as their

@@ -12,8 +12,8 @@ the token after it, is highest. Trees are only induced (PaLM-U), or the attentio
 Without the attention the model is the AWD-LSTM (`span_attention=False`).
 
 Source: where paper and code (Noahs-ARK/PaLM) differ, this follows the code, and `PaLMConfig` has options for most
-differences. It follows the paper in three points: no token sees later tokens or other rows of a batch; the loss of
-PaLM-S, which the code lacks; the scores of PaLM-RB, ten times those of the code. In the code the last row of the
+differences. It follows the paper in three points. No token sees later tokens or other rows of a batch. The loss of
+PaLM-S is missing in the code. The scores of PaLM-RB are ten times those of the code. In the code the last row of the
 embedding gets no gradient, by accident; here it does.
 
 Shapes: B sentences, T tokens, K spans, H hidden size, E embedding size, D width of span vectors, V vocabulary. Losses

@@ -396,8 +396,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
     def log_likelihood(self, input_ids: Tensor, attention_mask: Tensor | None = None, num_samples: int = 1) -> Tensor:
         """Log p(sentence) [B] in nats, with all trees; -inf for one word.
 
-        With z: log of the mean over `num_samples` z drawn from q of p(x | z) p(z) / q(z | x), a lower bound on the
-        average, which tightens with their number.
+        With z: log of the mean over `num_samples` z drawn from q of p(x | z) p(z) / q(z | x). On average this is a
+        lower bound, which tightens with their number.
 
         Args:
             input_ids: [B, T], as for `parse`.

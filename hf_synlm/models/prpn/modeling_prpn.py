@@ -3,7 +3,7 @@
 
 Three networks. The parsing network gives every token a syntactic distance from its embedding and a few before it. The
 distances open and shut gates. A token sees past the gaps whose distance is smaller than its own, and so sees its
-constituent. The reading network is an LSTM that attends to its last N states under these gates, and the predict network
+constituent. The reading network is an LSTM that attends to its last N states under these gates. The predict network
 guesses the next distance, attends once more under its gates, and predicts the next token. Trees are read off the
 distances.
 
@@ -59,7 +59,7 @@ class PRPNModelOutput(RecurrentModelOutput):
             predict network [B, T, *], which is `last_hidden_state`.
         next_distances: [B, T] guess of the distance of the gap after each token.
         attentions: with `output_attentions`, attention weights [B, T, N] of each reading layer, then of the predict
-            network, the oldest slot first: the last slot of a row is the token right before it.
+            network, the oldest slot first. The last slot of a row is the token right before it.
     """
 
     next_distances: Tensor | None = None

@@ -35,7 +35,7 @@ class PushdownConfig(SyntacticConfig):
         scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
         output_marginal_logits: in evaluation mode, return `logits` also with attachments, at the cost of a search.
     Special tokens: every sequence begins with bos_token_id. end_token_id is the last word of a sentence in the authors'
-        data, which closes the tree; eos_token_id follows it and belongs to no tree. None: there is no such word.
+        data, which closes the tree. eos_token_id follows it and belongs to no tree. None: there is no such word.
 
     Raises:
         ValueError: when a field is out of range or two fields do not fit; the message names the value.

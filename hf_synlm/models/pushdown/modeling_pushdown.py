@@ -221,8 +221,8 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             input_ids: [B, T] token ids, one sentence per row, with or without the begin token.
             attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
             attachments: [B, T] for every token the position that it is attached to, counted from 0 at the begin token
-                (see models/pushdown/tape.py). -100 = not attached, as at end tokens, which the
-                search shifts with probability 1 inside a text, too.
+                (see models/pushdown/tape.py). -100 = not attached, as at end tokens. The search shifts these with
+                probability 1 inside a text.
             labels: [B, T] = `input_ids` with -100 where the word loss does not count; default: all tokens.
             **options: see `TreeScoringMixin.forward_with_trees`.
 
