@@ -208,7 +208,7 @@ def read_dependency_trees(
     Args:
         path: the file.
         structure: which constituents a word has with its dependents.
-        labels: of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
+        labels: label of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
         tokens: "surface": a multiword token is one word; "syntactic": it is several words.
         tags: of words.
         punctuation: "remove" first removes words with UPOS PUNCT (in CoNLL-X: with a Penn Treebank tag of punctuation).
@@ -499,7 +499,7 @@ def to_ptb_concat(sentence: TreebankSentence) -> TreebankSentence | None:
     * The apostrophe is removed where it closes a quotation (tag `''`).
 
     Args:
-        sentence: as `read_treebank` gives it, without empty elements and function tags.
+        sentence: a sentence of `read_treebank`, without empty elements and function tags.
 
     Returns:
         The sentence, its spans counted in the remaining words; `None` if no word remains.

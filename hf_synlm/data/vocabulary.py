@@ -194,7 +194,7 @@ def tokenizer_of_words(
     """Make the tokenizer of a vocabulary of words.
 
     Args:
-        tokens: by id; the first is `<pad>`. With `replace_numbers` the word N is `N#`.
+        tokens: tokens in the order of their ids; the first is `<pad>`. With `replace_numbers` the word N is `N#`.
         unknown: rule of `unknown_class`; a class that is not in the vocabulary becomes `unknown_token`.
         lowercase: lower-case all text.
         replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
@@ -458,7 +458,7 @@ def _learn_unigram(counts: Counter[str], vocab_size: int, special: list[str], al
 
 
 def word_final_ids(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Find the ids of a tokenizer of this module with which a word may end.
+    """Find the ids, of a tokenizer of this module, that may end a word.
 
     Args:
         tokenizer: made by `word_tokenizer` or `subword_tokenizer`.

@@ -261,7 +261,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
                 function of (ids, scores). A processor that counts its calls or has a state gives wrong scores.
             stopping_criteria: Extra criteria; they see sequences of words.
             structure_mode: "joint" or "marginal".
-            action_beam_size: GPST: number of derivations with which a prompt is read (default
+            action_beam_size: GPST: number of derivations kept while a prompt is read (default
                 `config.scoring_num_beams`, at least num_beams), and the size of the state in marginal mode. RNNG: beam
                 inside a word, at least num_beams (default `config.action_beam_size`).
             close_tree: Complete the tree by forced actions when a criterion (usually the length) ends the text before
@@ -478,7 +478,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         Args:
             sequences: [B, L], of `generate`.
             scores: of `generate`.
-            beam_indices: of `generate` in marginal mode.
+            beam_indices: those of `generate` in marginal mode.
             normalize_logits: normalize the scores first.
 
         Returns:

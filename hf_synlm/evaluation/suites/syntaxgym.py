@@ -76,7 +76,7 @@ class Suite:
     """A test suite.
 
     Attributes:
-        name: of the suite.
+        name: name of the suite.
         metric: how the surprisals of a region's tokens are combined.
         region_names: names of regions -> numbers.
         predictions: formulas.
@@ -249,7 +249,7 @@ def _reads_unknown_words(formula: Formula, suite: Suite, regions: Mapping[tuple[
 
 
 def accuracies(suite: Suite, surprisals: Sequence[Mapping[tuple[str, int], float]]) -> list[float]:
-    """For each prediction the share of the items, given by their surprisals, for which it holds; 0..1."""
+    """Share of the items, 0..1, for which each prediction holds; items are given by their surprisals."""
     return [
         statistics.fmean(formula(values, suite.region_names) for values in surprisals) for formula in suite.predictions
     ]

@@ -199,7 +199,7 @@ class TextScorer:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """Measures of tokens that `parse` gives on request: by argument, the value that asks for it."""
+        """Arguments of `parse` that ask for measures of tokens, with their values."""
         asked = {"attention_entropy": self.attention_entropy, "belief_update": self.belief_update}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -282,7 +282,7 @@ class TextScorer:
         return None
 
     def describe(self) -> dict[str, Any]:
-        """The model as results name it: with the paper to cite, and checksums of the weights of a folder."""
+        """Description of the model for results, with the paper to cite, and checksums of the weights of a folder."""
         from hf_synlm.hub.card import PAPERS
 
         paper = PAPERS.get(self.model.config.model_type, {}).get("citation")
@@ -405,7 +405,7 @@ class TextScorer:
 
     @property
     def max_rows(self) -> int:
-        """Most tokens of one call whose logits are in memory together."""
+        """Largest number of tokens in one call whose logits are in memory together."""
         return max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
 
     @property
@@ -415,7 +415,7 @@ class TextScorer:
 
     @property
     def max_context(self) -> float:
-        """Most tokens of a sentence together with its context."""
+        """Largest number of tokens of a sentence with its context."""
         room: float | None = getattr(self.model.word_search(1).machine, "max_with_context", self.max_tokens)
         return math.inf if room is None else room
 

@@ -201,7 +201,7 @@ def surprisal(
         sentences: texts, whose words are separated by white space.
         unit: of surprisals and entropies.
         tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says.
-        **options: of `TextScorer`, such as `num_beams=20` or `details=True`.
+        **options: options of `TextScorer`, such as `num_beams=20` or `details=True`.
 
     Returns:
         One row per word, by the names of `columns`; structural measures with `details=True` only.

@@ -407,8 +407,8 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
         if is_again and _begins_anew(first, others[:size]):
             raise ValueError(
                 f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}: is each part a text of its "
-                "own? Then add a column condition that tells them apart, or name theirs by --sentence-column. If not, "
-                f"add --sentence-column {item_column}"
+                "own? Then add a column condition that tells them apart, or name one by --sentence-column. If not, add "
+                f"--sentence-column {item_column}"
             )
 
 

@@ -259,8 +259,8 @@ def encode_sentences(
         tokenizer: a fast tokenizer, which gives the positions of its tokens.
         sentences: per sentence its words; a sentence may be empty.
         tokenize: how the model reads words, see `split_sentences`; None = as they are.
-        text_style: of the model's configuration. "natural": pieces of a word stand together in text; words that are not
-            split are those of a treebank, and stand as `stands_joined` says.
+        text_style: that of the model's configuration. "natural": pieces of a word stand together in text; words that
+            are not split are those of a treebank, and stand as `stands_joined` says.
 
     Returns:
         One text per sentence.
@@ -340,7 +340,7 @@ def encode_rows(
     tokenize: Tokenization | None = None,
     text_style: str | None = None,
 ) -> list[EncodedText]:
-    """As `encode_sentences`, for words that may have white space inside, or be empty and have no token."""
+    """Like `encode_sentences`, but words may have white space inside, or be empty and have no token."""
     parts = [[word.split() for word in words] for words in sentences]
     texts = encode_sentences(tokenizer, [list(chain.from_iterable(words)) for words in parts], tokenize, text_style)
     joined = [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]

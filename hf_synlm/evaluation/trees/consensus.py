@@ -33,8 +33,8 @@ class AveragedTree(Hypothesis):
     """The average of trees.
 
     Attributes:
-        spans: of the binary tree, in post-order. With labels: its constituents, as in `Hypothesis`; then nodes that no
-            label was found for are left out.
+        spans: spans of the binary tree, in post-order. With labels: its constituents, as in `Hypothesis`; then nodes
+            that no label was found for are left out.
         labels: one label per span, if all trees have labels.
         log_prob: None.
         score: sum of the votes of the binary tree, without the whole sentence.

@@ -9,7 +9,7 @@ which F1 on the Penn Treebank is reported.
 Habits of EVALB: a sentence without a prediction is left out, not counted as wrong. A sentence whose words differ from
 the gold words is left out, too. Words are deleted by their tag, each side by its own tags, so predictions should carry
 the gold tags (here they do unless others are given). Labels are cut at - and =, but not at |: ADVP|PRT is another label
-than ADVP. Of root labels, COLLINS.prm leaves out TOP only: ROOT and S1 count as brackets.
+than ADVP. COLLINS.prm leaves out only the root label TOP. ROOT and S1 count as brackets.
 
 Source: evalb.c of EVALB 20080701 (public domain).
 """

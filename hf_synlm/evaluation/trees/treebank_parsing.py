@@ -58,8 +58,8 @@ def parse_sentences(
         progress: name of a progress bar; None = no bar.
         num_processes: how many processes parse on a CPU; None = as many as are worth it, see `TextScorer`.
         cache: file to which trees are written as they come; a run that was stopped continues from it.
-        tokenize: split words, see `evaluation.text.words`; trees are over the pieces. Default: as the
-            `text_style` of the model says for texts; words as they are for words.
+        tokenize: split words, see `evaluation.text.words`; trees are over the pieces. Default: for texts, as the
+            model's `text_style` says; for words, words as they are.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
 
     Returns:

@@ -107,8 +107,8 @@ def report_conventions(
     """F1 of several systems by several conventions, beside right branching, and tests of all differences.
 
     Args:
-        cases: by the name of a convention: the gold trees, the convention, and by system a run as `report_parsing` or
-            `report_evalb` takes it. A system may lack a convention.
+        cases: by the name of a convention: the gold trees, the convention, and the run of each system, as in
+            `report_parsing` or `report_evalb`. A system may lack a convention.
 
     Returns:
         F1 in percent by "CONVENTION SYSTEM"; and tables: F1, a row per system; and differences of sentence F1, second

@@ -43,8 +43,8 @@ class GPSTConfig(SyntacticConfig):
         intermediate_size: feed-forward width of both; `None` means 4 D.
         max_position_embeddings: longest context in tokens. Positions count tokens, not actions; the position after the
             last token has an embedding, too, so the table has one row more.
-        activation_function: of the type and token layers. "gelu_pytorch_tanh" is the same function as the authors'
-            "gelu_new", computed by one fused kernel.
+        activation_function: function in the type and token layers. "gelu_pytorch_tanh" is the same function as the
+            authors' "gelu_new", computed by one fused kernel.
         composition_size: width of the composition model (d); composition_num_heads, composition_intermediate_size
             and num_composition_layers / num_decomposition_layers describe its two encoders.
         score_size: width of the projections whose product scores a split.

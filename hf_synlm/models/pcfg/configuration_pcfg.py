@@ -32,8 +32,8 @@ class PCFGConfig(SyntacticConfig):
             share a projection and preterminals have one vector (rank space); "simple", L[B, A] R[C, A] (simple PCFG);
             "sparse", a list of rules with a number each (treebank PCFG).
         num_nonterminals, num_preterminals: number of symbols (Y, X).
-        rank: of "tensor" and "tensor_shared" (r); None for the others.
-        num_rules: of "sparse" (R); None for the others.
+        rank: rank of "tensor" and "tensor_shared" (r); None for the others.
+        num_rules: number of rules of "sparse" (R); None for the others.
         symbols: names of nonterminals and preterminals; None: they have none. The labels of constituents, from the top
             down, or the tag of a preterminal stand before "(": "S VP(^ROOT)", "NP NN". A symbol without labels, "(NP
             DT)", was made by binarization, and is not a constituent of trees.

@@ -402,7 +402,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         Args:
             input_ids: [B, T], as for `parse`.
             attention_mask: [B, T] or None.
-            num_samples: of z; of no effect without z.
+            num_samples: number of draws of z; no effect without z.
 
         Returns:
             Log-probabilities [B].

@@ -225,8 +225,8 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
     word beam and `action_beam_size` the beam inside a word. A generated sentence ends when its tree is closed, which
     `eos_token_id` stands for. With `eos_token_id=None` it goes on until a stopping criterion, which closes its tree.
 
-    Loss: - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j). Cost of a pass over given trees: as many
-    sequential steps as trees are high and stacks deep (LSTM composition).
+    Loss: - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j). Cost of a pass over given trees: the number of
+        sequential steps grows with the height of trees and the depth of stacks (LSTM composition).
     `forward` also takes the `plan` of `actions`, if it was made ahead (`make_plan` in models/rnng/plan.py).
     """
 

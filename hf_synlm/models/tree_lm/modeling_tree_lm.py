@@ -307,7 +307,7 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         Raises:
             ValueError: for an unknown kind, and as `forward`.
 
-        Cost: as `forward` without its heads, and the last attention once more.
+        Cost: that of `forward` without its heads, and of the last attention once more.
         """
         mask, base = attended_tokens(self.config, input_ids, attention_mask), self.model
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
