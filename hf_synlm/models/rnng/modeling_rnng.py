@@ -226,8 +226,8 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
     `eos_token_id` stands for. With `eos_token_id=None` it goes on until a stopping criterion, which closes its tree.
 
     Loss: - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j). Cost of a pass over given trees: the number of
-        sequential steps grows with the height of trees and the depth of stacks (LSTM composition).
-    `forward` also takes the `plan` of `actions`, if it was made ahead (`make_plan` in models/rnng/plan.py).
+    sequential steps grows with the height of trees and the depth of stacks (LSTM composition). `forward` also takes the
+    `plan` of `actions`, if it was made ahead (`make_plan` in models/rnng/plan.py).
     """
 
     tree_options = ("plan",)

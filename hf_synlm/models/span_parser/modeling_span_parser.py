@@ -2,7 +2,7 @@
 """Span parser: constituents with labels and tags of sentences, by an encoder of transformers.
 
 Between two words stands a fence post f_k: the states of the last piece of word k and of the first of word k + 1. A span
-    (i, j) has a score for each label and for "no constituent":
+(i, j) has a score for each label and for "no constituent":
 
     scores(i, j) = W relu(norm(A f_i + B f_j)),   loss = sum of -log p(label(i, j)) over all spans / words
 
