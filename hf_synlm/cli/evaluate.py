@@ -46,7 +46,7 @@ class SentenceOptions:
     ] = None
     max_trees: Annotated[
         int | None,
-        typer.Option(min=1, help="With --proposals: use the first distinct trees of a sentence, at most this many."),
+        typer.Option(min=1, help="With --proposals: use at most this many first distinct trees of a sentence."),
     ] = None
 
     @property
@@ -69,9 +69,7 @@ class SentenceOptions:
 class PairOptions(SentenceOptions):
     """Which minimal pairs are scored, and how."""
 
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Score the first pairs of each group, at most this many.")
-    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Score at most this many first pairs of each group.")] = None
     end_of_sentence: Annotated[
         bool, typer.Option("--end-of-sentence", help="Include the end of a sentence in its probability.")
     ] = False

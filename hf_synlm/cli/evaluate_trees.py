@@ -27,7 +27,7 @@ _CONVENTION = (
     "What counts: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as the "
     "program EVALB counts them, exactly if --trees have tags."
 )
-Limit = Annotated[int | None, typer.Option(min=1, help="Score the first sentences, at most this many.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Score at most this many first sentences.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

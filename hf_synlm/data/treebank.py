@@ -152,7 +152,7 @@ def read_treebank(
     Args:
         path: file of bracketed trees, or of dependencies in CoNLL-U, which `read_dependency_trees` reads.
         encoding: character encoding of a file of brackets; None = that of the command, or UTF-8.
-        dependencies: options of `read_dependency_trees`; for brackets, which are constituents already, an error.
+        dependencies: options of `read_dependency_trees`; an error for brackets, which are constituents already.
         without_punctuation: remove the punctuation of dependencies; brackets keep it.
         **options: those of `parse_treebank`; for dependencies, `left_out` only.
 

@@ -78,7 +78,7 @@ def trees_in_order(paths: Sequence[PathLike], items: Iterable[TextItem]) -> Iter
             raise ValueError(
                 f"sentence {number} ({item.text!r}) has no tree at its place"
                 + ("" if tree is None else f", where {tree.source} has that of {' '.join(tree.words)!r}")
-                + ". Trees of a long file stand in the order of its texts, one for each"
+                + ". Give the trees of a long file in the order of its texts, one for each"
             )
         yield tree
 

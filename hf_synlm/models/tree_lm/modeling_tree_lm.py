@@ -292,7 +292,7 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         word_ends: Tensor | None = None,
         kind: str = "projected",
     ) -> Tensor:
-        """Normalized attention entropy of given derivations where each token is read: a sum over heads.
+        """Normalized attention entropy of given derivations where each token is read, summed over heads.
 
         Args:
             input_ids: [B, T] token ids.
