@@ -302,7 +302,7 @@ def plot(
         list[str] | None,
         typer.Option(
             help="Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
-            "and circuits or phenomena; for parsing F1; for perplexity that over words."
+            "and circuits or phenomena; F1 for parsing; word perplexity for perplexity."
         ),
     ] = None,
     x: Annotated[str | None, typer.Option(help="For a table: column of the x axis, such as region.")] = None,

@@ -2,10 +2,10 @@
 """Reading constituency treebanks in the bracket format of the Penn Treebank.
 
 `( (S (NP-SBJ (DT The) (NN cat)) (VP (VBZ sleeps)) (. .)) )` becomes words, part-of-speech tags and labeled spans. A
-line may contain several trees, and a tree several lines. Removed are traces (tag -NONE-) and constituents that contain
-nothing else, function tags (NP-SBJ-1, NP=2, ADVP|PRT become NP, NP, ADVP) and the root wrapper. Kept are unary chains,
-as labeled spans, and words as in the file (-LRB- for a parenthesis). White space is that of ASCII: a no-break space is
-part of a word. `hf_synlm.data.brackets` says what else is read, such as the Penn-Helsinki style.
+line may contain several trees, and a tree several lines. Reading removes traces (tag -NONE-) and constituents that
+contain nothing else, function tags (NP-SBJ-1, NP=2, ADVP|PRT become NP, NP, ADVP) and the root wrapper. It keeps unary
+chains, as labeled spans, and words as in the file (-LRB- for a parenthesis). White space is that of ASCII: a no-break
+space is part of a word. `hf_synlm.data.brackets` says what else is read, such as the Penn-Helsinki style.
 
 Every tree has a constituent over the whole sentence. A wrapper around several constituents or words is a constituent,
 and so is the wrapper around a single word; its label is ROOT if it has none.

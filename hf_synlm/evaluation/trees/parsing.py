@@ -390,7 +390,7 @@ def branching_baselines(
 
 
 def binarized_gold(spans: Sequence[Span], num_tokens: int) -> list[Span]:
-    """Complete the spans of a gold tree, which must nest, to the n - 1 spans, in post-order, of a binary tree.
+    """Complete the spans of a gold tree, which must nest, to a binary tree: n - 1 spans in post-order.
 
     Wide constituents are binarized to the right; the span of the whole sentence may be missing. ValueError for spans
     that cross.

@@ -54,7 +54,7 @@ def parse_sentences(
         model: a model with `parse`.
         tokenizer: its tokenizer.
         sentences: each as text, whose words are separated by white space, or as a sequence of words; at least one word.
-        batch_size: sentences per call, at most, about equally long; None = 16 on a CPU, 128 on other devices.
+        batch_size: largest number of sentences per call; None = 16 on a CPU, 128 on other devices.
         progress: name of a progress bar; None = no bar.
         num_processes: how many processes parse on a CPU; None = as many as are worth it, see `TextScorer`.
         cache: file to which trees are written as they come; a run that was stopped continues from it.

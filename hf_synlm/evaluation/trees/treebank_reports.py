@@ -228,7 +228,7 @@ def report_evalb(
     A sentence without a tree counts as one without brackets: its gold brackets are missed.
 
     Args:
-        treebank: the gold trees; EVALB leaves words out by their tags itself.
+        treebank: the gold trees; EVALB itself leaves out words by their tags.
         runs: per run, by its name, the parsed sentences of the treebank in order; or what `evaluate_files` gives for
             trees with tags of their own.
         parameters: what to count; `labeled=False` for trees without labels.

@@ -108,7 +108,7 @@ class PCFGConfig(SyntacticConfig):
 
     @property
     def labels(self) -> list[list[str]]:
-        """What trees show of all symbols; see `symbols`."""
+        """The labels that trees show for all symbols; see `symbols`."""
         return [name.partition("(")[0].split() for name in self.names]
 
     @property
