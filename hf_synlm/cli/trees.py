@@ -112,6 +112,9 @@ def parse(
         outputs.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
+    several = parsing.chosen(num_return_sequences=wanted.num_trees).get("num_return_sequences", 1)
+    if several != 1 and len(model) == 1 and not wanted.consensus and style not in ("json", "html"):
+        raise ValueError(f"{several} trees of a sentence: --format {style} shows one. Add --format json, or html.")
     opened = reading.open([texts], input_format, "--input-format")
     is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus
     is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
@@ -303,7 +306,12 @@ class ChoosingOptions:
         ),
     ] = None
     sample: Annotated[
-        bool, typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_SAMPLING)
+        bool,
+        typer.Option(
+            "--sample",
+            help="Sample words instead of taking the best; other --batch-size, other samples.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = False
     temperature: Annotated[
         float | None,
