@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.generation import GeneratedText
 
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
+_ENDINGS: dict[str, Format] = {".svg": "svg", ".html": "html", ".tex": "latex", ".jsonl": "json"}
 FormatOption = Annotated[
     Format,
     typer.Option(
@@ -208,6 +209,8 @@ def draw(
     if file_ending(trees) in (".tsv", ".csv"):
         raise ValueError(f"{trees} is a table of texts, not of trees: parse it first by `synlm parse`")
     sentences = options.read_trees(trees, tree_style)
+    if not any(sentence.words for sentence in sentences):
+        raise ValueError(f"{trees} holds no tree: give a file with at least one")
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings([sentences], style, out, str(trees), len(sentences), overwrite)
 
@@ -217,6 +220,9 @@ def _check_drawings(
 ) -> None:
     """Refuse SVG pictures without a folder, and for files that cannot be written. None: many sentences."""
     numbers = [number for number, words in enumerate(sentences or (), start=1) if words]
+    meant = style if out is None else _ENDINGS.get(out.suffix.lower(), style)
+    if meant != style:
+        raise ValueError(f"--out {out} has the ending of --format {meant}, not of {style}: change one of the two")
     if style == "svg" and (sentences is None or len(numbers) != 1) and (out is None or out.suffix == ".svg"):
         raise ValueError("--format svg makes a picture of every sentence: name a folder by --out, or use --format html")
     if out is not None:

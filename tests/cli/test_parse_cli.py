@@ -176,6 +176,10 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "a picture of every sentence: name a folder" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
     assert "holds no text" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
+    assert "empty.txt holds no tree" in fail(capsys, "draw", files / "empty.txt")
+    for ending, meant in (("tex", "latex"), ("svg", "svg"), ("html", "html"), ("jsonl", "json")):
+        message = fail(capsys, "draw", files / "gold.mrg", "--out", files / f"a.{ending}")
+        assert f"has the ending of --format {meant}, not of text" in message
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
     assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
     (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")
@@ -744,7 +748,7 @@ WITHOUT_TORCH = {
     "info of an adapter": f"info {ROOT / 'model_cards' / 'span-parser-mini'} --format json",
     "info of code": "info --files rnng",
     "no such model": "info ./nothing",
-    "no login": f"push {ROOT / 'model_cards' / 'gpst-tiny'} org/model",
+    "no login": "push gpst org/model",
     "an output that exists": f"export {ROOT / 'model_cards' / 'gpst-tiny'} --out .",
     "configurations": "train gpst --list-configs",
     "a program without configurations": "train ngram --list-configs",
@@ -763,7 +767,8 @@ for name, command in %r.items():
 """
 
 
-def test_commands_that_need_no_model_do_not_load_torch(files):
+def test_commands_that_need_no_model_do_not_load_torch(files, saved_models):
+    (files / "gpst").symlink_to(saved_models / "gpst")
     (files / "b.mrg").write_text(GOLD, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-c", LOADED % WITHOUT_TORCH]
@@ -774,5 +779,5 @@ def test_commands_that_need_no_model_do_not_load_torch(files):
     loaded = [[]] * names.index("info") + [["transformers"]] * len(names)
     expected = [f"ended: {name} {2 if name in failing else 0} {x}" for name, x in zip(names, loaded, strict=False)]
     assert ended == expected, done.stderr
-    assert "gold.mrg is given twice" in done.stderr
+    assert "gold.mrg is given twice" in done.stderr and "no login on the Hub" in done.stderr
     assert set(PROGRAMS) - set(TRAINING) == {"treereg", "tree-planting"}
