@@ -359,6 +359,7 @@ _AXES = {
 }
 
 
+_NUMBER = re.compile(r"(-?[\d.]+(e[+-]?\d+)?)?")
 # Measures that a row of several words has as the sum of its words.
 _SUMS = re.compile(r"(surprisal|lexical|structural)_(bits|nats)|n_(tokens|actions)|nae")
 
@@ -381,14 +382,14 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
     for name in names:
         texts: dict[tuple[str, ...], list[float]] = {}
         for number, row in enumerate(rows, 1):
-            if not math.isfinite(value := _number(row[name])) and row[name]:
+            if not _NUMBER.fullmatch(row[name]):
                 raise ValueError(
                     f"{path}: row {number} has {row[name]!r} in {name!r}, which is no number that can be drawn: name "
                     "another --score, or take the text out"
                 )
             line = ", ".join(([row[by]] if by else []) + [name] * (len(names) > 1 or not by))
             found = texts.setdefault((line, row[x], row.get("file", "") + row["item"], row["sentence_id"]), [])
-            found += [value] if row[name] else []
+            found += [float(row[name])] if row[name] else []
         reduce = math.fsum if _SUMS.match(name) else statistics.fmean
         values = _merge(_merge(texts, reduce), statistics.fmean)
         lines = dict.fromkeys(line for line, _ in values)
@@ -397,14 +398,6 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
     plot_lines(
         out, places, drawn, title=f"{path.name}: means over items, standard errors", axes_titles=(x, "\n".join(titles))
     )
-
-
-def _number(text: str) -> float:
-    """The number of a field, NaN without one."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _merge(

@@ -400,6 +400,9 @@ def test_errors_of_users_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", str(tmp_path / "run"), *words])
         pretrain_gpst.main()
     assert capsys.readouterr().err.endswith("error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
+    for twice, value in (("--train-files", "a.txt"), ("--config", "gpst_tiny")):
+        with pytest.raises(ValueError, match=f"{twice} is given 2 times: give it once"):
+            parse("--output-dir", "x", twice, value, twice, value)
     monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
     with pytest.raises(ValueError, match="--train-files"):
         pretrain_gpst.main()

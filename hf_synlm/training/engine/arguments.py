@@ -7,6 +7,7 @@ import difflib
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -295,6 +296,7 @@ def parse_arguments(
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     known, rest = first.parse_known_args(argv)
+    flags = Counter(word.partition("=")[0] for word in argv if word.startswith("--"))
     parser = ArgumentParser(types, allow_abbrev=False, description=description)
     parser.add_argument(
         "--config",
@@ -302,6 +304,9 @@ def parse_arguments(
         "gpst_tiny; flags win.",
     )
     parser.add_argument("--list-configs", action="store_true", help="List the shipped configurations, and end.")
+    for flag, count in flags.items():
+        if count > 1 and (flag == "--config" or parser.takes_several(flag)):
+            raise ValueError(f"{flag} is given {count} times: give it once, with all of its values behind it.")
     files = [read_config_file(find_config(name)) for name in (base, known.config) if name]
     values = {name: value for file in files for name, value in file.items() if value or name not in MAPPINGS}
     _check_names(values, parser.names, known.config)
