@@ -384,8 +384,7 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
         for number, row in enumerate(rows, 1):
             if not _NUMBER.fullmatch(row[name]):
                 raise ValueError(
-                    f"{path}: row {number} has {row[name]!r} in {name!r}, which is no number that can be drawn: name "
-                    "another --score, or take the text out"
+                    f"{path}: row {number} has {row[name]!r} in {name!r}, which cannot be drawn: take it out"
                 )
             line = ", ".join(([row[by]] if by else []) + [name] * (len(names) > 1 or not by))
             found = texts.setdefault((line, row[x], row.get("file", "") + row["item"], row["sentence_id"]), [])
