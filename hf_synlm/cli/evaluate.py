@@ -383,9 +383,7 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
         texts: dict[tuple[str, ...], list[float]] = {}
         for number, row in enumerate(rows, 1):
             if not _NUMBER.fullmatch(row[name]):
-                raise ValueError(
-                    f"{path}: row {number} has {row[name]!r} in {name!r}, which cannot be drawn: take it out"
-                )
+                raise ValueError(f"{path}: row {number}: {row[name]!r} in {name!r} cannot be drawn: take it out")
             line = ", ".join(([row[by]] if by else []) + [name] * (len(names) > 1 or not by))
             found = texts.setdefault((line, row[x], row.get("file", "") + row["item"], row["sentence_id"]), [])
             found += [float(row[name])] if row[name] else []
