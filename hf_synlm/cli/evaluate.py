@@ -357,6 +357,7 @@ _AXES = {
 }
 
 
+_NUMBER = re.compile(r"(-?[\d.]+(e[+-]?\d+)?)?")
 # Measures that a row of several words has as the sum of its words.
 _SUMS = re.compile(r"(surprisal|lexical|structural)_(bits|nats)|n_(tokens|actions)|nae")
 
@@ -378,7 +379,9 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
     drawn, titles = dict[str, list[tuple[float, float]]](), list[str]()
     for name in names:
         texts: dict[tuple[str, ...], list[float]] = {}
-        for row in rows:
+        for number, row in enumerate(rows, 1):
+            if not _NUMBER.fullmatch(row[name]):
+                raise ValueError(f"{path}: row {number}: {row[name]!r} in {name!r} cannot be drawn: take it out")
             line = ", ".join(([row[by]] if by else []) + [name] * (len(names) > 1 or not by))
             found = texts.setdefault((line, row[x], row.get("file", "") + row["item"], row["sentence_id"]), [])
             found += [float(row[name])] if row[name] else []

@@ -354,18 +354,19 @@ def push(
         synlm push gpst-tiny your-name/gpst-tiny --private
         synlm push gpst-tiny your-name/gpst-tiny --revision v2 --message "Trained twice as long" --no-verify
     """
-    from hf_synlm.hub.card import missing_on_card
-    from hf_synlm.hub.export import check_login, check_repo_id, files_to_push, push_to_hub
+    from hf_synlm.hub.upload import check_login, check_repo_id, files_to_push, push_to_hub
 
     check_repo_id(repo_id)
     folder = Path(find_model(folder))
     sizes = files_to_push(folder)
+    if check and not dry_run:
+        check_login()
+    from hf_synlm.hub.card import missing_on_card  # imports torch
+
     for remark in missing_on_card(str(folder)):
         outputs.say(remark)
     if check:
         _check_trust(folder, trust_remote_code)
-    if check and not dry_run:
-        check_login()
     if check and not _print_report(folder, backbone=backbone):
         outputs.say(f"{folder} was not pushed")
         raise typer.Exit(1)

@@ -516,6 +516,8 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
         name, equals, value = option.partition("=")
         if not name or not equals:
             raise ValueError(f"{flag} {option}: write NAME=VALUE")
+        if name in chosen:
+            raise ValueError(f"{flag} {option}: {name} is given elsewhere (see --help for options that set it)")
         try:
             chosen[name] = json.loads(value)
         except json.JSONDecodeError:  # a bare string

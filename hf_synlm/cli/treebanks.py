@@ -173,6 +173,7 @@ def treebank(
         synlm treebank parsed.txt --from parses --out train.txt
     """
     outputs.check_out(out, overwrite, *trees, check=outputs.check_with_meta, beside=outputs.meta_file)
+    options.refuse_repeated("the file", trees)
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
         raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
     inputs = describe_files(trees)

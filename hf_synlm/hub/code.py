@@ -5,8 +5,9 @@ import yaml
 
 import hf_synlm
 from hf_synlm.hub.card import TAGS
-from hf_synlm.hub.export import check_repo_id, commit_files, requirements
+from hf_synlm.hub.export import requirements
 from hf_synlm.hub.flatten import LICENSE, all_flat_files
+from hf_synlm.hub.upload import check_repo_id, commit_files
 
 _CARD = """---
 {front_matter}---

@@ -475,6 +475,9 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
     assert message.endswith("(.tsv) needs --x COLUMN; it takes --x and --by, but not --label")
     message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     assert "no column 'place'" in message
+    (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\n1\t1\t1\t2.5\n1\t1\t2\tinf\n")
+    drawing = ("evaluate", "plot", tmp_path / "words.tsv", "--x", "place", "--score", "b", "--out", tmp_path / "b.svg")
+    assert "row 2: 'inf' in 'b' cannot be drawn" in fail(capsys, *drawing)
 
 
 def test_columns_that_change_inside_an_item_are_no_conditions(tmp_path):

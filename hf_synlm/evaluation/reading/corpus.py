@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hf_synlm.evaluation.reading.tables import Predictor, add_structure, columns_of, match, numbers, read_rows
+from hf_synlm.data.text import plural
+from hf_synlm.evaluation.reading.tables import (
+    INFINITE,
+    Predictor,
+    add_structure,
+    columns_of,
+    match,
+    numbers,
+    read_rows,
+)
 
 SHORTEST, LONGEST = 100, 3000
 """Reading times of single readers (ms) count between these."""
@@ -146,7 +155,8 @@ def _values(
         places = match(one.table, text, remarks, **joining)
         add_structure(text, one.table, places)
         joined = places >= 0
-        values.loc[places[joined], one.name] = numbers(one.table, one.column)[joined]
+        # Words that a grammar cannot derive are as infinitely surprising as no regression can say.
+        values.loc[places[joined], one.name] = numbers(one.table, one.column, INFINITE)[joined]
         unknown[one.name] = 0.0
         if "oov" in one.table:
             unknown.loc[places[joined], one.name] = numbers(one.table, "oov")[joined]
@@ -158,6 +168,11 @@ def _times(times: pd.DataFrame, column: str, reader: str, remarks: list[str]) ->
     found = numbers(times, column)
     if np.nanmax(found, initial=0) < 10:
         remarks.append(f"warning: all reading times are below 10: are they seconds? Give milliseconds in {column!r}")
+    if not reader and (low := found <= 0).any():
+        remarks.append(
+            f"warning: {plural(int(low.sum()), 'reading time')} of 0 or less in {column!r} (the first "
+            f"{found[low][0]:g}) count as they stand: if these words were not read, empty the fields"
+        )
     out = (found <= SHORTEST) | (found >= LONGEST)
     if reader and out.any():
         remarks.append(

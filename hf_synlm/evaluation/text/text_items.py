@@ -133,15 +133,18 @@ def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str,
     named = list(filter(None, header))
     if len(set(named)) < len(named):
         raise ValueError(f"{path}: the header {header} names a column twice")
+    unnamed = [place for place, name in enumerate(header) if not name]  # as of the empty columns of spreadsheets
+    filled = set[int]()
     for number, fields in rows:
         if fields in ([], [""]):
             continue
         if len(fields) != len(header):
             raise ValueError(f"{path}:{number}: {len(fields)} fields, but the header names {len(header)}: {header}")
-        cells = [(name, field) for name, field in zip(header, fields, strict=True) if name or field]
-        if len(cells) > len(named) + 1:
-            raise ValueError(f"{path}:{number}: {fields} has text in several columns without a name: name them")
-        yield dict(cells)  # spreadsheets write empty columns, without a name
+        filled.update(place for place in unnamed if fields[place])
+        if len(filled) > 1:
+            places = ", ".join(str(place + 1) for place in sorted(filled))
+            raise ValueError(f"{path}:{number}: columns {places} have text, here or above, but no name: name them")
+        yield {name: field for name, field in zip(header, fields, strict=True) if name or field}
 
 
 def _read_csv(path: PathLike, line_ends: bool) -> Iterator[tuple[int, list[str]]]:

@@ -23,7 +23,7 @@ class GPSTModelArguments(ModelArguments):
     model_preset: str | None = option(
         None,
         "Published size to start from: gpst-small or gpst-medium. Default: gpst-small, or a size that fits device and "
-        "text if --config, --config-overrides and --model-name-or-path are not given.",
+        "text if neither --config-overrides nor --model-name-or-path is given, nor in --config.",
     )
     document_end_token: bool = option(
         False, "End every document with the end token, so that the model learns when to stop."

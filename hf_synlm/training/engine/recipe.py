@@ -75,7 +75,7 @@ class Recipe(ABC):
 
     @classmethod
     def default_config(cls, device: str, *arguments: Any) -> str | None:
-        """Shipped configuration for a command line without `--config`; `device` is a type of torch. Default: none."""
+        """Shipped configuration for what a command line leaves open; `device` is a type of torch. Default: none."""
         return None
 
     # ------------------------------------------------------------------------------------------ before training

@@ -28,6 +28,7 @@ from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.files import flag_of
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.gold_treebank import (
     PUNCTUATION,
     Treebank,
@@ -181,12 +182,14 @@ def evaluate_losses(
             for name, value in {"loss": loss, **parts}.items():
                 sums[name] = value.float() + sums.get(name, 0.0)
     values = accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()
-    return dict(zip(sums, values, strict=True))
+    losses = dict(zip(sums, values, strict=True))
+    # GPST's losses are given whole trees, which know the words to come: no perplexity.
+    return losses | ({"perplexity": perplexity_of(losses["loss"])} if count_items is _count_tokens else {})
 
 
 def _count_tokens(attention_mask: Tensor, **_: Tensor) -> dict[str, int]:
-    """Items of the loss of a model that does not count them."""
-    return {"tokens": int(attention_mask.sum())}
+    """Items of the loss of a model that does not count them: the tokens that follow another one."""
+    return {"tokens": int(attention_mask[:, 1:].sum())}
 
 
 # ---------------------------------------------------------------------------------------------- the run
@@ -321,6 +324,10 @@ class GPSTRecipe(GPSTTraining):
         """Parse test trees with the saved model."""
         kept = kept_evaluation(results)
         line = f"validation loss {results['evaluations'][0]['losses']['loss']:.4f} -> {kept['losses']['loss']:.4f}"
+        if "perplexity" in kept["losses"]:
+            line += f"; perplexity of a token {kept['losses']['perplexity']:.2f}"
+        else:
+            line += f" (its perplexity: synlm evaluate perplexity FILE --model {folder})"
         if self.report_treebanks:
             methods = self.evaluation.methods()
             report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, "gpst", None)
