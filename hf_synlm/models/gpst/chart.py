@@ -387,7 +387,7 @@ class _SpanIndex(NamedTuple):
         row, start, end = (column[:, None].expand_as(exists) for column in (self.row_C, self.start_C, self.end_C))
         left_CM = torch.where(exists, self.find(row, start, self.split_CM), 0)
         right_CM = torch.where(exists, self.find(row, self.split_CM, end), 0)
-        return left_CM, right_CM, _levels(left_CM, right_CM, exists, self.num_leaves)
+        return left_CM, right_CM, _levels(torch.cat([left_CM, right_CM], 1), self.num_leaves)
 
 
 def _span_key(row: Tensor, start: Tensor, end: Tensor, num_tokens: int) -> Tensor:
@@ -399,14 +399,15 @@ def _sentence_lengths(starts_BT: Tensor, valid_BT: Tensor) -> Tensor:
     return torch.bincount(sentence_of_leaf, minlength=int(starts_BT.sum()))
 
 
-def _levels(left_CM: Tensor, right_CM: Tensor, exists: Tensor, num_leaves: int) -> Tensor:
-    """Level of each inner cell: 1 + the largest level among the children of all its splits (leaves 0)."""
-    level_N = torch.zeros(num_leaves + len(left_CM), dtype=torch.long)
-    while len(left_CM):  # one pass per level; both chart kinds are acyclic, children are shorter spans
-        level_C = torch.where(exists, torch.maximum(level_N[left_CM], level_N[right_CM]), -1).amax(1) + 1
-        if torch.equal(level_C, level_N[num_leaves:]):
-            break
-        level_N[num_leaves:] = level_C
+def _levels(children_CX: Tensor, num_leaves: int) -> Tensor:
+    """Level of each inner cell: 1 + the largest level among its children (leaves 0)."""
+    level_N = torch.zeros(num_leaves + len(children_CX), dtype=torch.long)
+    growing, level = torch.arange(num_leaves, len(level_N)), 0
+    while len(growing):  # one pass per level; both chart kinds are acyclic, children are shorter spans
+        level += 1
+        level_N.index_fill_(0, growing, level)
+        rows = (level_N.take(children_CX).amax(1) == level).nonzero().squeeze(1)  # a child grew, so the cell grows on
+        growing, children_CX = growing.index_select(0, rows), children_CX.index_select(0, rows)
     return level_N[num_leaves:]
 
 
