@@ -171,10 +171,11 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
     time_BP.scatter_(1, merge_order, torch.arange(merge_order.shape[1]).expand_as(merge_order))
     time_BP = torch.where(joined_BP, time_BP, num_tokens)  # later than every merge: sentence borders never merge
     starts_BT = _sentence_starts(sentence_ids, joined_BP)
+    length_S = _sentence_lengths(starts_BT, sentence_ids != 0)
     cells = _initial_cells(joined_BP, window_size)
     if num_tokens > 1:
-        cells += _merge_cells(time_BP, window_size, num_tokens, int(_run_lengths(joined_BP)))
-    return _finish_plan(cells, sentence_ids, starts_BT, joined_BP)
+        cells += _merge_cells(time_BP, window_size, num_tokens, int(length_S.max()))
+    return _finish_plan(cells, sentence_ids, starts_BT, length_S)
 
 
 @torch.compiler.disable
@@ -199,12 +200,12 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
             "(n - 1 for n tokens). Binarize the trees and leave out the leaves."
         )
     starts_BT = _sentence_starts(sentence_ids, joined_BP)
-    lengths = _sentence_lengths(starts_BT, sentence_ids != 0).tolist()
-    for (row, start), length in zip(starts_BT.nonzero().tolist(), lengths, strict=True):
+    length_S = _sentence_lengths(starts_BT, sentence_ids != 0)
+    for (row, start), length in zip(starts_BT.nonzero().tolist(), length_S.tolist(), strict=True):
         if length > 1 and (start, start + length) not in {(int(i), int(j)) for i, j in spans[row]}:
             raise ValueError(f"spans of row {row} lack the root span {(start, start + length)}. Add it.")
     row, start, end, split = (torch.tensor(values, dtype=torch.long) for values in (rows, firsts, lasts, splits))
-    return _finish_plan([Cells(row, start, end, split[:, None])], sentence_ids, starts_BT, joined_BP)
+    return _finish_plan([Cells(row, start, end, split[:, None])], sentence_ids, starts_BT, length_S)
 
 
 def _split_points(spans: Sequence[tuple[int, int]], row: int) -> dict[tuple[int, int], int]:
@@ -232,22 +233,11 @@ def _sentence_starts(sentence_ids: Tensor, joined_BP: Tensor) -> Tensor:
     return starts_BT
 
 
-def _run_lengths(joined_BP: Tensor) -> Tensor:
-    """Length of the longest run of joined boundaries (the search below never looks further)."""
-    position = torch.arange(1, joined_BP.shape[1] + 1).expand_as(joined_BP)
-    last_border = torch.where(joined_BP, 0, position).cummax(1).values
-    return (position - last_border).max()
-
-
 def _initial_cells(joined_BP: Tensor, window_size: int) -> list[Cells]:
     """Spans of 2..W tokens with all their inner boundaries as splits."""
-    cells: list[Cells] = []
-    num_boundaries = joined_BP.shape[1]
-    inside = joined_BP
-    for width in range(2, window_size + 1):
-        if num_boundaries - width + 2 <= 0:
-            break
-        inside = joined_BP if width == 2 else inside[:, :-1] & joined_BP[:, width - 2 :]
+    cells, inside = list[Cells](), F.pad(joined_BP, (0, 1), value=True)
+    for width in range(2, min(window_size, joined_BP.shape[1] + 1) + 1):
+        inside = inside[:, :-1] & joined_BP[:, width - 2 :]
         row, start = inside.nonzero(as_tuple=True)
         cells.append(Cells(row, start, start + width, start[:, None] + torch.arange(1, width)))
     return cells
@@ -281,7 +271,7 @@ def _merge_cells(time_BP: Tensor, window_size: int, num_tokens: int, longest: in
 def _range_maxima(values: Tensor, longest: int) -> list[Tensor]:
     """Sparse table: entry h holds at x the maximum over columns x .. x + 2^h - 1 (cut off at the end)."""
     table = [values]
-    while 1 << len(table) <= longest + 1:
+    while 1 << len(table) <= longest:
         half = 1 << (len(table) - 1)
         previous = table[-1]
         table.append(torch.maximum(previous, torch.cat([previous[:, half:], previous[:, -1:].expand(-1, half)], 1)))
@@ -306,7 +296,7 @@ def _next_later(
     return torch.where(at_border, origin, (cursor + step).clamp(0, size - 1))
 
 
-def _finish_plan(cells: list[Cells], sentence_ids: Tensor, starts_BT: Tensor, joined_BP: Tensor) -> ChartPlan:
+def _finish_plan(cells: list[Cells], sentence_ids: Tensor, starts_BT: Tensor, length_S: Tensor) -> ChartPlan:
     """Number the cells, find their children, sort them by level and list the outside messages of each cell."""
     valid_BT = sentence_ids != 0
     num_leaves = int(valid_BT.sum())
@@ -321,10 +311,9 @@ def _finish_plan(cells: list[Cells], sentence_ids: Tensor, starts_BT: Tensor, jo
     split_CM = spans.split_CM[order]
     levels = _level_bounds(level_C, (split_CM >= 0).sum(1))
     context_S, offset_S = starts_BT.nonzero(as_tuple=True)
-    length_S = _sentence_lengths(starts_BT, valid_BT)
     root_S = new_id[spans.find(context_S, offset_S, offset_S + length_S)]
     leaf_row, leaf_position = valid_BT.nonzero(as_tuple=True)
-    count_2B = torch.stack([valid_BT.sum(1), valid_BT.sum(1) + joined_BP.sum(1)])
+    count_2B = torch.stack([valid_BT.sum(1), 2 * valid_BT.sum(1) - starts_BT.sum(1)])
     children_P, message_order, message_child, message_bounds = _message_lists(left_CM, right_CM, levels, num_leaves)
     return ChartPlan(
         num_leaves=num_leaves,
