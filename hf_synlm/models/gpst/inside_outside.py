@@ -88,7 +88,7 @@ class WeightGradients:
         small = [call for call in calls if not self.on_cpu or call[0].shape[-2] < _SMALL_CALL]
         calls = [call for call in calls if self.on_cpu and call[0].shape[-2] >= _SMALL_CALL]
         if len(small) > 1:
-            small = [tuple(torch.cat(tensors, -2) for tensors in zip(*small, strict=True))]  # type: ignore[list-item]
+            small = [tuple(torch.cat(tensors, -2) for tensors in zip(*small, strict=True))]
         for inputs, gradient in calls + small:
             gradient = _all_channels(gradient)
             bias_sum = gradient.sum(-2, dtype=dtype)

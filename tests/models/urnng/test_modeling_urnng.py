@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_synlm import URNNGConfig, URNNGForCausalLM
+from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.trees.actions import COMP, GEN
 from tests.helpers.goldens import read_tensors
 from tests.reference.trees import actions_of, all_binary_trees
@@ -219,6 +220,7 @@ def test_the_compiled_lstm_gives_the_same() -> None:
     found = []
     for options in (None, {"backend": lambda graph, inputs: graph}):
         model = tiny().train()
+        assert Recipe.layers_to_compile(None, model) == [model.model.stack_lstm]
         model.model.stack_lstm.compile_options = options
         torch.manual_seed(1)
         loss = model(**batch()).loss
