@@ -287,7 +287,7 @@ class Loading:
     dtype: DType = "auto"
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Most sentences per batch; default: 16 on a CPU, 128 on a GPU.", **_COMPUTATION),
+        typer.Option(min=1, help="Sentences per batch, at most; default: 16 on a CPU, 128 on a GPU.", **_COMPUTATION),
     ] = None
     seed: Annotated[int, typer.Option(help="Random seed; scoring itself is not random.", **_COMPUTATION)] = 0
 

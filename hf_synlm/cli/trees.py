@@ -195,7 +195,7 @@ def draw(
     """Draw trees from a file, whichever program wrote it.
 
     This needs no model. A tree may have several lines, which are then indented. Dependencies are drawn as flat
-    constituents; `synlm treebank` makes others of them.
+    constituents. `synlm treebank` makes other constituents of them.
 
     Examples:
         echo "(S (NP the cat) (VP sleeps))" | synlm draw -

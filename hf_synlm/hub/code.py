@@ -28,7 +28,7 @@ def code_repository(repo_id: str) -> dict[str, str]:
         repo_id: its name on the Hub, for its card.
 
     Returns:
-        Text by name: the code of all architectures, its licence, what it needs, and a card.
+        Text by name: the code of all architectures, its licence, its requirements, and a card.
 
     Raises:
         ValueError: `repo_id` is not OWNER/NAME.

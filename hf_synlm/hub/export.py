@@ -72,10 +72,10 @@ def export_model(
         card: text of README.md; by default it is made from the facts.
         overwrite: replace an existing folder. The old one stays until the new one is complete.
         state_dict: weights to save instead of `model.state_dict()`.
-        facts: what the card states, see `fill_card`; `repo_id` is by default the name of the folder. The file card.yaml
+        facts: facts on the card, see `fill_card`; `repo_id` is by default the name of the folder. The file card.yaml
             holds them, so that `synlm export` can make the card of a copy.
         stored: types in which the weights are stored, by `stored_tensors` of the model that was loaded; by default that
-            of the model. The configuration goes on saying in which type they are loaded.
+            of the model. The configuration still names the type in which they are loaded.
         code_repo: repository of the Hub (see `push_code`) from which the folder loads its code, which it does not hold
             then; by default the folder is self-contained.
 
@@ -137,7 +137,7 @@ def _store_as(folder: Path, wanted: Mapping[str, StoredTensor]) -> None:
 
 
 def requirements(*more: str) -> str:
-    """What the code of an exported folder needs, for its requirements.txt, with the versions that were tested."""
+    """The packages that the code of an exported folder needs, for its requirements.txt, in tested versions."""
     major, minor = NEWEST_TRANSFORMERS.split(".")
     tested = f">={OLDEST_TRANSFORMERS},<{major}.{int(minor) + 1}"
     return "\n".join(["torch", f"transformers{tested}", *more, ""])
@@ -180,7 +180,7 @@ def push_to_hub(
     All files arrive or none: the commit is made on the Hub once the last of them is there.
 
     Args:
-        folder: what `export_model` wrote. The example on its card gets the name of the repository.
+        folder: a folder that `export_model` wrote. The example on its card gets the name of the repository.
         repo_id: name on the Hub, as in "organization/name"; the repository is made if it does not exist.
         private: visibility of a new repository.
         revision: branch, made if it does not exist; by default the main one.
@@ -272,7 +272,7 @@ def check_login() -> None:
     """Check that the Hub can be reached and knows the user's token.
 
     Raises:
-        OSError: it cannot, or does not.
+        OSError: the Hub cannot be reached, or refuses the token.
     """
     try:
         HfApi().whoami()

@@ -545,7 +545,7 @@ def test_texts_that_only_some_times_name(tables, capsys):
     check(run(capsys, "--partial")[0], slow([{**row, "count": row["mean_rt"] and row["count"]} for row in without]))
     write(tables / "rt.tsv", [row for row in WORDS if row["sentence_id"] != 11], ("document", *OF_TIMES))
     error = fail(capsys, *COMMON, "--partial")
-    assert "may belong to two: add the column document to s.tsv" in error
+    assert "so its document is unclear: add that column to s.tsv" in error
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings

@@ -732,7 +732,7 @@ def test_tables_of_all_formats(tmp_path):
         ("a.tsv", b"item\ttext\n1\ta\n", "no column 'sentence'"),
         ("a.tsv", b"item\tsentence\n1\n", "a.tsv:2: 1 fields"),
         ("a.csv", b'item,sentence\n1,"open\n2,b\n', "quotation mark"),
-        ("a.csv", b'item,sentence\n1,"We agree .\n2,They ask ."\n3,b\n', r"a.csv:2: the row goes on to line 3"),
+        ("a.csv", b'item,sentence\n1,"We agree .\n2,They ask ."\n3,b\n', r"a.csv:2: the row continues to line 3"),
         ("a.csv", b"sentence,sentence\na,b\n", "a column twice"),
         ("a.csv", b"sentence,,\na,b,c\n", "a.csv:2: .* text in several columns without a name"),
         ("a.csv", b"", "is empty"),

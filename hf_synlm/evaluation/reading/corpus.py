@@ -114,8 +114,8 @@ def join_corpus(
     names = [*RESERVED, *controls, *(one.name for one in predictors)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(
-            f"two columns are called {twice[0]!r}: name tables as NAME=FILE, and columns of --control, each in its own "
-            f"way; the results have {', '.join(RESERVED)}"
+            f"two columns are called {twice[0]!r}: give each table (NAME=FILE) and column of --control a name of its "
+            f"own, other than {', '.join(RESERVED)}"
         )
     text = text.reset_index(drop=True)
     remarks: list[str] = []
@@ -196,8 +196,8 @@ def _fill(text: pd.DataFrame, column: str) -> None:
     if text[column].isna().any():
         row, name = int(text[column].isna().argmax()), text.attrs["name"]
         raise ValueError(
-            f"row {row + 1} of {name} ({text['word'][row]!r}) is missing in the table with the column {column} and may "
-            f"belong to two: add the column {column} to {name}"
+            f"row {row + 1} of {name} ({text['word'][row]!r}) is missing in the table with the column {column}, so its "
+            f"{column} is unclear: add that column to {name}"
         )
 
 

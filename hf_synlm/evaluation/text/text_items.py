@@ -150,7 +150,7 @@ def _read_csv(path: PathLike, line_ends: bool) -> Iterator[tuple[int, list[str]]
     for first, last, fields in read_csv((line + "\n" for line in read_lines(path)), path):
         if last > first and not line_ends:
             raise ValueError(
-                f"{path}:{first}: the row goes on to line {last}: a quotation mark is open. If it is text, double it "
+                f"{path}:{first}: the row continues to line {last}: a quotation mark is open. If it is text, double it "
                 "and quote the field; if not, take the line end out of the field."
             )
         yield first, fields
@@ -314,7 +314,7 @@ def _items_of_words(
             if item in known or not set(found) <= set(apart):
                 raise ValueError(
                     f"{where}: item {item!r} has rows elsewhere, or conditions that earlier items lack. A table of "
-                    f"more than {_NUM_ROWS:,} rows is read in pieces: sort it by item, those of all conditions first"
+                    f"more than {_NUM_ROWS:,} rows is read in pieces: sort it by item, those with all conditions first"
                 )
             part = None if sentence is None else _label(row, sentence, where, needed=True)
             more = {name: value for name, value in row.items() if name not in (word, item_column)}
@@ -407,8 +407,8 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
         if is_again and _begins_anew(first, others[:size]):
             raise ValueError(
                 f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}: is each part a text of its "
-                "own? Then add a column condition that tells them apart, or name theirs by --sentence-column. If not, "
-                f"add --sentence-column {item_column}"
+                "own? Then add a column condition that tells them apart, or name one by --sentence-column. If not, add "
+                f"--sentence-column {item_column}"
             )
 
 

@@ -94,7 +94,7 @@ class EvaluationArguments:
     report_punctuation: list[str] = option(
         ["remove", "keep"], "How the final report treats punctuation: one or more of these. Each has its own baselines."
     )
-    max_tree_sentences: int | None = option(None, "Read only the first trees of a treebank.")
+    max_tree_sentences: int | None = option(None, "Read at most this many first trees of a treebank.")
     search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.")
     load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
     final_report: bool = option(

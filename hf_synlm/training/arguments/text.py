@@ -251,7 +251,7 @@ class ScheduleArguments:
                 f"averaging_learning_rate must be positive and finite and is {self.averaging_learning_rate}."
             )
         if self.finetuning_epoch and self.schedule == "adam-plateau":
-            raise ValueError("finetuning_epoch goes with averaged weights. Leave it out or choose another schedule.")
+            raise ValueError("finetuning_epoch needs averaged weights. Leave it out or choose another schedule.")
 
 
 @dataclass
@@ -284,7 +284,7 @@ class RecurrentTrainingArguments(TrainingArguments):
                 raise ValueError(f"{name} is set, but these models have no layers to apply it to. Leave it out.")
         if self.evaluation_steps:
             raise ValueError(
-                f"evaluation_steps is {self.evaluation_steps}, but evaluations end epochs here. Leave it out."
+                f"evaluation_steps is {self.evaluation_steps}, but evaluations follow epochs here. Leave it out."
             )
 
 

@@ -70,7 +70,7 @@ class TrainingArguments:
     torch_compile: bool = option(False, "Compile the layers and the chart of GPST, or the LSTMs of RNNG and URNNG.")
     precision: Literal["float32", "tf32", "bf16"] | None = option(
         None,
-        "float32; 'tf32': the same with products in TF32, on a GPU; 'bf16': autocast to bfloat16. Default: what the "
+        "float32; 'tf32': the same with products in TF32, on a GPU; 'bf16': autocast to bfloat16. Default: as the "
         "launcher says (mixed_precision of accelerate); if it says no, tf32 on a GPU and float32 on a CPU.",
     )
     dataloader_num_workers: int | None = option(

@@ -85,7 +85,7 @@ class Recipe(ABC):
             raise ValueError(f"FSDP shards the model, and {self.needs_whole} needs the whole model. Use DDP.")
         if self.num_optimizers > 1 and self.accelerator.mixed_precision == "fp16":
             raise ValueError(
-                "mixed_precision fp16 scales gradients per optimizer, of which there are two. Use bf16 or no."
+                "mixed_precision fp16 scales gradients for one optimizer, but there are two. Use bf16 or no."
             )
 
     @abstractmethod

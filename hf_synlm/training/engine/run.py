@@ -188,7 +188,7 @@ def load_pretrained(
     if changed and other:
         raise ValueError(
             f"config_overrides {changed} change the weights of model_name_or_path {name!r} (such as {min(other)}). "
-            "Give only fields, in the file of --config, too, that leave their shapes as they are."
+            "Give only fields that keep their shapes, in the file of --config, too."
         )
     if loading["missing_keys"]:
         raise ValueError(

@@ -5,8 +5,8 @@
 
 Text comes from files or from a data set of the Hub; if none is named, it is embedded. It is split into sentences,
 encoded, and packed into contexts of whole sentences; every sentence gets a tree of its own. No trees are read for
-training: treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 on the same contexts.
-Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
+training. Treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 on the same contexts. Paper: Hu et al.,
+"Generative Pretrained Structured Transformers" (ACL 2024).
 """
 
 from collections.abc import Callable, Iterator, Sequence

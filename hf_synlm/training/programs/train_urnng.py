@@ -3,10 +3,10 @@
 
     accelerate launch training/train_urnng.py --config urnng_tiny --output-dir runs/urnng_tiny
 
-The model learns from trees that an inference network proposes (see `variational.py`); gold trees serve to measure the
-network's. With `--objective supervised` both learn from the gold trees, made binary; a run that continues from such a
-model (`--model-name-or-path`) is the paper's RNNG -> URNNG. The network is written beside the model. Paper: Kim et al.,
-"Unsupervised Recurrent Neural Network Grammars" (NAACL 2019).
+The model learns from trees that an inference network proposes (see `variational.py`); gold trees only serve to score
+the network's trees. With `--objective supervised` both learn from the gold trees, made binary; a run that continues
+from such a model (`--model-name-or-path`) is the paper's RNNG -> URNNG. The network is written beside the model. Paper:
+Kim et al., "Unsupervised Recurrent Neural Network Grammars" (NAACL 2019).
 """
 
 import math
