@@ -68,7 +68,7 @@ class TrainingArguments:
     warmup_ratio: float = option(0.01, "Warm-up as a share of all steps.")
     num_warmup_steps: int | None = option(None, "Warm-up in steps; overrides the ratio.")
     gradient_checkpointing: bool = option(False, "Recompute layer activations in backward: less memory, more time.")
-    torch_compile: bool = option(False, "Compile the layers and the chart of GPST, or the LSTMs of RNNG.")
+    torch_compile: bool = option(False, "Compile the layers and the chart of GPST, or the LSTMs of RNNG and URNNG.")
     precision: Literal["float32", "tf32", "bf16"] | None = option(
         None,
         "float32; 'tf32': the same with products in TF32, on a GPU; 'bf16': autocast to bfloat16. Default: as the "
