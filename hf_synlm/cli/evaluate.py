@@ -4,8 +4,7 @@
 import dataclasses
 import math
 import re
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -368,6 +367,8 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
 
     The rows of a text with the same `x` are one value, so that tables of words and of regions give the same figure.
     """
+    import pandas
+
     rows = read_table(path, "tsv")
     names = score or [name for name in rows[0] if name.startswith("surprisal_")][:1] or ["surprisal_bits"]
     need_columns(
@@ -376,38 +377,23 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
         [*names, x, *([by] if by else []), "item", "sentence_id"],
         "Name them by --x, --by, --score. `synlm surprisal` writes item and sentence_id.",
     )
-    places = list(dict.fromkeys(row[x] for row in rows))
-    drawn, titles = dict[str, list[tuple[float, float]]](), list[str]()
+    table = pandas.DataFrame(rows).assign(own=lambda rows: rows.get("file", "") + rows["item"])
+    places, drawn, titles = list(table[x].unique()), dict[str, list[tuple[float, float]]](), list[str]()
     for name in names:
-        texts: dict[tuple[str, ...], list[float]] = {}
-        for row in rows:
-            line = ", ".join(([row[by]] if by else []) + [name] * (len(names) > 1 or not by))
-            found = texts.setdefault((line, row[x], row.get("file", "") + row["item"], row["sentence_id"]), [])
-            found += [float(row[name])] if row[name] else []
-        reduce = math.fsum if _SUMS.match(name) else statistics.fmean
-        values = _merge(_merge(texts, reduce), statistics.fmean)
-        lines = dict.fromkeys(line for line, _ in values)
-        drawn |= {line: [_mean_and_error(values.get((line, place), [])) for place in places] for line in lines}
-        titles.append(f"{'sum' if reduce is math.fsum else 'mean'} of {name} per {x}")
+        line = table[by] if by else pandas.Series(name, table.index)
+        line = line + f", {name}" if by and len(names) > 1 else line
+        keys = [line, table[x], table["own"], table["sentence_id"]]
+        of_texts = pandas.to_numeric(table[name]).dropna().groupby(keys, sort=False)
+        is_sum = _SUMS.match(name) is not None
+        of_items = (of_texts.sum() if is_sum else of_texts.mean()).groupby(level=[0, 1, 2], sort=False).mean()
+        found = of_items.groupby(level=[0, 1], sort=False).agg(["mean", "sem"])
+        for one in line.unique():
+            of_line = found.xs(one).reindex(places)
+            drawn[one] = list(zip(of_line["mean"], of_line["sem"].fillna(0.0), strict=True))
+        titles.append(f"{'sum' if is_sum else 'mean'} of {name} per {x}")
     plot_lines(
         out, places, drawn, title=f"{path.name}: means over items, standard errors", axes_titles=(x, "\n".join(titles))
     )
-
-
-def _merge(
-    groups: Mapping[tuple[str, ...], list[float]], reduce: Callable[[list[float]], float]
-) -> dict[tuple[str, ...], list[float]]:
-    """Groups that differ in the last part of their key only, with one value of each that has some."""
-    merged: dict[tuple[str, ...], list[float]] = {}
-    for key, values in groups.items():
-        merged.setdefault(key[:-1], []).extend([reduce(values)] if values else [])
-    return merged
-
-
-def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean of numbers, NaN without any, and its standard error."""
-    mean = statistics.fmean(values) if values else math.nan
-    return mean, statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def _plot_reading(result: EvaluationResult, out: Path) -> None:

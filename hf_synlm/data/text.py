@@ -224,29 +224,15 @@ def iterate_lines_beside(path: PathLike) -> Iterator[str]:
 
 
 def _describe_bad_byte(path: PathLike, error: UnicodeDecodeError, num_lines: int) -> str:
-    """Say where a file cannot be decoded after some lines; its iterator only knows the position in its buffer."""
-    encoding = error.encoding
+    """Say where a file cannot be decoded: in the piece of it that follows so many lines."""
+    encoding, data = error.encoding, error.object
     remedy = f"convert it to {encoding.upper()}"
     if command_encoding.get():
-        remedy = "name the encoding of the file, such as --encoding {} (gbk, utf-16)"
-    path = os.fspath(path)
-    if Path(path).is_fifo() or path == "-":
-        line = num_lines + error.object.count(b"\n", 0, error.start) + 1
-        where = f"{path}:{line}: byte 0x{error.object[error.start]:02x} is not {encoding} ({error.reason})"
-        return f"{where}: {remedy.format('latin-1, cp1252')}"
-    with open_unpacked(path) as file:
-        data = file.read()
-    try:
-        data.decode(encoding)
-    except UnicodeDecodeError as error:
         # Bytes that are control characters in latin-1 are quotes and dashes in Windows.
-        remedy = remedy.format("cp1252" if re.search(rb"[\x80-\x9f]", data) else "latin-1, cp1252")
-        line = data.count(b"\n", 0, error.start) + 1
-        return (
-            f"{path}:{line}: byte 0x{data[error.start]:02x} at position {error.start} is not {encoding} "
-            f"({error.reason}): {remedy}"
-        )
-    return f"{path}: not {encoding} text: {remedy.format('latin-1, cp1252')}"
+        likely = "cp1252" if re.search(rb"[\x80-\x9f]", data) else "latin-1, cp1252"
+        remedy = f"name the encoding of the file, such as --encoding {likely} (gbk, utf-16)"
+    line = num_lines + data.count(b"\n", 0, error.start) + 1
+    return f"{path}:{line}: byte 0x{data[error.start]:02x} is not {encoding} ({error.reason}): {remedy}"
 
 
 def plural(count: int, noun: str) -> str:

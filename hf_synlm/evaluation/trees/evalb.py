@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labeled bracketing scores as the program EVALB (Sekine and Collins) computes and prints them.
+"""Labeled bracketing scores as the program EVALB (Sekine and Collins) computes them.
 
 With m matched, g gold and t test brackets summed over the valid sentences: recall = m / g, precision = m / t,
 F1 = 2 m / (g + t). Brackets match that have the same words under them and labels that count as equal. What is left out
@@ -29,19 +29,8 @@ from hf_synlm.trees.spans import Span
 
 Status = Literal["valid", "error", "skipped"]
 
-_STATUS_CODE: dict[Status, int] = {"valid": 0, "error": 1, "skipped": 2}
 _QUOTES = frozenset(("'", '"', "/"))
 _LABEL_END = re.compile("[-=]")
-_TITLES = (
-    "Number of sentence", "Number of Error sentence", "Number of Skip  sentence", "Number of Valid sentence",
-    "Bracketing Recall", "Bracketing Precision", "Bracketing FMeasure", "Complete match", "Average crossing",
-    "No crossing", "2 or less crossing", "Tagging accuracy",
-)  # fmt: skip
-_RULE = "=" * 76
-_HEAD = (
-    "  Sent.                        Matched  Bracket   Cross        Correct Tag\n"
-    " ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy\n"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,17 +121,10 @@ class EvalbSummary:
             tagging_accuracy=_ratio(tags, words),
         )
 
-    def __str__(self) -> str:
-        lines = [f"-- {self.name} --"]
-        for title, value in zip(_TITLES, dataclasses.astuple(self)[1:], strict=True):
-            scale = 1 if title == "Average crossing" else 100
-            lines.append(f"{title:<26}= " + (f"{value:6d}" if isinstance(value, int) else f"{scale * value:6.2f}"))
-        return "\n".join(lines)
-
 
 @dataclasses.dataclass(frozen=True)
 class EvalbScores:
-    """Result of an evaluation; `str()` prints EVALB's summary.
+    """Result of an evaluation.
 
     Attributes:
         overall: scores over all sentences.
@@ -168,29 +150,6 @@ class EvalbScores:
     def f1(self) -> float:
         """Labeled F1 over all sentences, 0..1: the number that papers report (in percent)."""
         return self.overall.f1
-
-    def __str__(self) -> str:
-        return f"=== Summary ===\n\n{self.overall}\n\n{self.short}"
-
-    def report(self) -> str:
-        """EVALB's whole output: a line per sentence, the totals, the summary."""
-        lines = [_row(number, sentence) for number, sentence in enumerate(self.sentences, start=1)]
-        matched, gold, test, crossing, words, tags = _totals(self.sentences)
-        total = (
-            f"                {100 * self.recall:6.2f} {100 * self.precision:6.2f} {matched:6d} {gold:5d} {test:5d}  "
-            f"{crossing:5d}  {words:5d} {tags:5d}   {100 * self.overall.tagging_accuracy:6.2f}"
-        )
-        return _HEAD + "\n".join((_RULE, *lines, _RULE, total, str(self)))
-
-
-def _row(number: int, sentence: EvalbSentence) -> str:
-    """The line of one sentence in EVALB's output."""
-    return (
-        f"{number:4d}  {sentence.length:3d}    {_STATUS_CODE[sentence.status]}  "
-        f"{100 * _ratio(sentence.matched, sentence.gold):6.2f} {100 * _ratio(sentence.matched, sentence.test):6.2f}   "
-        f"{sentence.matched:3d}    {sentence.gold:3d}  {sentence.test:3d}    {sentence.crossing:3d}   "
-        f"{sentence.words:4d}  {sentence.correct_tags:4d}   {100 * _ratio(sentence.correct_tags, sentence.words):6.2f}"
-    )
 
 
 def _totals(sentences: Iterable[EvalbSentence]) -> tuple[int, ...]:
@@ -274,7 +233,7 @@ def evaluate_files(
         max_sentences: score only so many sentences, from the beginning.
 
     Returns:
-        The scores; `report()` gives EVALB's output.
+        The scores.
 
     Raises:
         ValueError: different numbers of trees, malformed brackets, or see `labeled_f1`.
