@@ -12,9 +12,10 @@ import typer
 
 from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import flag_of
+from hf_synlm.data.tables import need_columns, read_rows
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
-from hf_synlm.evaluation.text.text_items import TextItem, need_columns, read_items, read_table, read_treebank_items
+from hf_synlm.evaluation.text.text_items import TextItem, read_items, read_treebank_items
 from hf_synlm.viz import plot_bars, plot_effects
 from hf_synlm.viz.plots import plot_lines
 
@@ -369,7 +370,7 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
     """
     import pandas
 
-    rows = read_table(path, "tsv")
+    rows = list(read_rows(path, "tsv"))
     names = score or [name for name in rows[0] if name.startswith("surprisal_")][:1] or ["surprisal_bits"]
     need_columns(
         path,

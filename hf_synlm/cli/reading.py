@@ -10,8 +10,9 @@ import typer
 
 from hf_synlm.cli import options, outputs
 from hf_synlm.data.files import flag_of, write_text
+from hf_synlm.data.tables import rows_text
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
-from hf_synlm.evaluation.text.text_items import TextItem, rows_text
+from hf_synlm.evaluation.text.text_items import TextItem
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.reading.frame import Settings

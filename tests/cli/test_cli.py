@@ -30,7 +30,7 @@ from hf_synlm.cli.app import app, main
 from hf_synlm.data.samples import sample_path
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
-from hf_synlm.evaluation.suites.syntaxgym import load_suite, region_surprisals
+from hf_synlm.evaluation.suites.syntaxgym import load_suite, score_regions
 from hf_synlm.evaluation.text import text_items
 from hf_synlm.evaluation.text.surprisal import columns, score_words
 from hf_synlm.evaluation.text.text_items import TextItem, read_items
@@ -695,12 +695,12 @@ def test_evaluate_syntaxgym_with_items(models, tmp_path, capsys):
     command = ["evaluate", "syntaxgym", str(suites), "--model", models["gpt2"], "--device", "cpu"]
     command += ["--suite", "own_agreement", "--items-out", str(items)]
     assert main([*command, "--out", str(out)]) == 0
-    (expected,) = region_surprisals(scorer_of("gpt2"), [load_suite(suites / "own_agreement.json")])
+    (expected,) = score_regions(scorer_of("gpt2"), [load_suite(suites / "own_agreement.json")])
     rows = read_tsv(items)
     assert list(rows[0]) == "suite item condition region region_name content surprisal_bits oov".split()
     assert len(rows) == 3 * 2 * 4 and (rows[6]["region_name"], rows[6]["content"]) == ("verb", "is")
     for row in rows:
-        value = expected[int(row["item"]) - 1][row["condition"], int(row["region"])]
+        value, _ = expected[int(row["item"]) - 1][row["condition"], int(row["region"])]
         assert float(row["surprisal_bits"]) == pytest.approx(value, abs=1e-4)
     assert main(command) == 2 and "items.tsv exists" in capsys.readouterr().err
     assert "suite own_agreement" in json.loads(out.read_text())["scores"]

@@ -146,7 +146,7 @@ def test_lines_of_several_sentences(saved_models, files, capsys):
     for command in (["parse"], ["surprisal"], ["evaluate", "perplexity"]):
         assert main([*command, str(files / "long.txt"), *map(str, model)]) == 0
         said = capsys.readouterr().err
-        assert "1 of 2 texts has more than 100 words (the longest 120)" in said and "--split-sentences" in said
+        assert "1 of 2 texts has more than 100 words" in said and "--split-sentences" in said
         assert main([*command, str(files / "long.txt"), *map(str, model), "--split-sentences"]) == 0
         done = capsys.readouterr()
         assert "more than 100 words" not in done.err

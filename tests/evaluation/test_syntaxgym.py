@@ -19,7 +19,7 @@ from hf_synlm.evaluation.suites.syntaxgym import (
     evaluate_syntaxgym,
     find_suites,
     load_suite,
-    region_surprisals,
+    score_regions,
     summary,
 )
 from hf_synlm.evaluation.text.surprisal import score_words
@@ -42,6 +42,10 @@ STIMULI = [
     ("A child", "", "sleeps", "sleep"),
     ("We", "  ", "ask", "asks"),
 ]
+
+
+def region_surprisals(scorer, suite):
+    return [{place: bits for place, (bits, _) in item.items()} for item in score_regions(scorer, [suite])[0]]
 
 
 def condition(name, *contents):
@@ -125,7 +129,7 @@ def test_what_is_no_formula(formula, message):
 @pytest.mark.parametrize("architecture", ["gpst", "rnng_pieces", "palm", "gpt2"])
 def test_surprisals_of_regions_are_sums_over_their_words(architecture, suite_file):
     scorer, suite = scorer_of(architecture), load_suite(suite_file)
-    ((*items,),) = region_surprisals(scorer, [suite])
+    items = region_surprisals(scorer, suite)
     for values, (subject, modifier, right, wrong) in zip(items, STIMULI, strict=True):
         for name, verb in (("match", right), ("mismatch", wrong)):
             text = " ".join(f"{subject} {modifier} {verb} here today.".split())
@@ -147,7 +151,7 @@ def test_other_metrics_of_regions(metric, expected, tmp_path):
     data = suite_data()
     data["meta"]["metric"] = metric
     scorer = scorer_of("gpt2")
-    (values,) = region_surprisals(scorer, [load_suite(write_suite(tmp_path, data))])
+    values = region_surprisals(scorer, load_suite(write_suite(tmp_path, data)))
     (found,) = score_words(scorer, [TextItem("", "The keys to the cabinet are here today.")])
     pieces = [-p / math.log(2) for _, p in found.tokens][: sum(found.num_tokens[:2].tolist())]
     assert values[0]["match", 1] == pytest.approx(expected(pieces), abs=1e-4)
@@ -157,7 +161,7 @@ def test_other_metrics_of_regions(metric, expected, tmp_path):
 # --------------------------------------------------------------------------------------------------------- means
 def test_accuracy_of_suites(suite_file):
     scorer, suite = scorer_of("gpt2"), load_suite(suite_file)
-    values = region_surprisals(scorer, [suite])[0]
+    values = region_surprisals(scorer, suite)
     found = accuracies(suite, values)
     assert found[0] == pytest.approx(sum(v["match", 3] < v["mismatch", 3] for v in values) / 3)
     assert found[2] == 1.0  # the sentences are equal up to region 2

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_synlm.data.files import find_files
 from hf_synlm.data.text import PathLike, check_list, errors_at, open_text
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.suites.formulas import Formula
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import NATS, score_words
-from hf_synlm.evaluation.text.text_items import TextItem, find_files
+from hf_synlm.evaluation.text.text_items import TextItem
 
 _LICENSING = [f"npi_{clause}_{word}" for clause in ("orc", "src") for word in ("any", "ever")] + [
     f"reflexive_{clause}_{gender}" for clause in ("orc", "prep", "src") for gender in ("fem", "masc")
@@ -189,20 +190,13 @@ def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
     return find_files(place, ".json", names, "suite", "cpllab/syntactic-generalization")
 
 
-def region_surprisals(
-    scorer: TextScorer, suites: Sequence[Suite], *, progress: str | None = None
-) -> list[list[dict[tuple[str, int], float]]]:
-    """Surprisal of every region in bits, per suite and per item: (condition, region number) -> surprisal."""
-    return [
-        [{place: value for place, (value, _) in regions.items()} for regions in items]
-        for items in _score_regions(scorer, suites, progress)
-    ]
-
-
-def _score_regions(
-    scorer: TextScorer, suites: Sequence[Suite], progress: str | None
+def score_regions(
+    scorer: TextScorer, suites: Sequence[Suite], progress: str | None = None
 ) -> list[list[dict[tuple[str, int], tuple[float, bool]]]]:
-    """Surprisal of every region, and whether one of its words is outside the vocabulary."""
+    """Surprisal of every region in bits, and whether one of its words is outside the vocabulary.
+
+    Per suite and per item by condition and region number.
+    """
     sentences = [sentence for suite in suites for _, group in suite.items for sentence in group]
     items = [TextItem("", sentence.text) for sentence in sentences]
     scores = iter(score_words(scorer, items, tokenize="words", progress=progress))
@@ -301,7 +295,7 @@ def evaluate_syntaxgym(
             raise ValueError(f"{path} and {of_name[suite.name]} have the same name, {suite.name!r}: leave one out")
         of_name[suite.name] = path
     start = time.perf_counter()
-    regions = _score_regions(scorer, suites, f"syntaxgym: {scorer.name}")
+    regions = score_regions(scorer, suites, f"syntaxgym: {scorer.name}")
     seconds = time.perf_counter() - start
     rows: list[Row] = []
     by_suite: dict[str, float] = {}
