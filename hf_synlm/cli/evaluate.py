@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import option
 from hf_synlm.data.files import flag_of
 from hf_synlm.data.tables import need_columns, read_rows
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
@@ -34,20 +35,17 @@ class SentenceOptions:
     """How sentences are read, and the trees over which their probabilities are summed instead of a search."""
 
     tokenize: options.Tokenize = None
-    proposals: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--proposals",
-            help="File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or "
-            "Charniak's), or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then "
-            "the sum over its trees there, with its end (GPST has none), as papers on Transformer Grammars report it.",
-            **options.INPUT_FILE,
-        ),
-    ] = None
-    max_trees: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --proposals: take at most this many of the first distinct trees of a sentence."),
-    ] = None
+    proposals: list[Path] | None = option(
+        None,
+        "File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or "
+        "Charniak's), or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then "
+        "the sum over its trees there, with its end (GPST has none), as papers on Transformer Grammars report it.",
+        name="--proposals",
+        **options.INPUT_FILE,
+    )
+    max_trees: int | None = option(
+        None, "With --proposals: take at most this many of the first distinct trees of a sentence.", min=1
+    )
 
     @property
     def files(self) -> list[Path]:
@@ -69,12 +67,8 @@ class SentenceOptions:
 class PairOptions(SentenceOptions):
     """Which minimal pairs are scored, and how."""
 
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Take at most this many of the first pairs of each group.")
-    ] = None
-    end_of_sentence: Annotated[
-        bool, typer.Option("--end-of-sentence", help="Include the end of the sentences in their probability.")
-    ] = False
+    limit: int | None = option(None, "Take at most this many of the first pairs of each group.", min=1)
+    end_of_sentence: bool = option(False, "Include the end of the sentences in their probability.")
 
     def how(self) -> dict[str, Any]:
         """The options of `evaluate_pairs`."""
@@ -85,19 +79,16 @@ class PairOptions(SentenceOptions):
 class InputOptions(options.TreebankReading):
     """How `perplexity` reads its input."""
 
-    file_format: Annotated[
-        Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None,
-        typer.Option(
-            "--format",
-            help="Format of the input; default: the ending of its name. treebank: the words of bracketed trees.",
-        ),
-    ] = None
+    file_format: Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None = option(
+        None,
+        "Format of the input; default: the ending of its name. treebank: the words of bracketed trees.",
+        name="--format",
+    )
     text_column: options.TextColumn = None
     split_sentences: options.SplitSentences = False
-    punctuation: Annotated[
-        Literal["remove", "keep"] | None,
-        typer.Option(help="Punctuation of a treebank: keep it (default), or remove it before scoring."),
-    ] = None
+    punctuation: Literal["remove", "keep"] | None = option(
+        None, "Punctuation of a treebank: keep it (default), or remove it before scoring."
+    )
     punctuation_by: options.PunctuationBy = "tag"
 
     def items(self, texts: Path) -> tuple[list[TextItem], dict[str, Any]]:
@@ -190,7 +181,7 @@ def syntaxgym(
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
-    suite: Annotated[list[str] | None, typer.Option(help="Take only this suite; repeat for several.")] = None,
+    suite: list[str] | None = option(None, "Take only this suite; repeat for several."),
 ) -> None:
     """Accuracy on SyntaxGym's test suites: per suite, per circuit, and the means that papers report.
 
@@ -216,7 +207,7 @@ def blimp(
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
-    paradigm: Annotated[list[str] | None, typer.Option(help="Take only this paradigm; repeat for several.")] = None,
+    paradigm: list[str] | None = option(None, "Take only this paradigm; repeat for several."),
 ) -> None:
     """Accuracy on BLiMP's minimal pairs: per paradigm, per phenomenon, and mean over the paradigms.
 
@@ -243,11 +234,9 @@ def pairs(
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
-    good_column: Annotated[str, typer.Option(help="Column of the better sentences.")] = "sentence_good",
-    bad_column: Annotated[str, typer.Option(help="Column of the other sentences.")] = "sentence_bad",
-    group_column: Annotated[
-        str | None, typer.Option(help="Column that groups the pairs; the result has one score per group.")
-    ] = None,
+    good_column: str = option("sentence_good", "Column of the better sentences."),
+    bad_column: str = option("sentence_bad", "Column of the other sentences."),
+    group_column: str | None = option(None, "Column that groups the pairs; the result has one score per group."),
 ) -> None:
     """Share of minimal pairs for which the model assigns a higher probability to the better sentence.
 
@@ -293,22 +282,18 @@ def plot(
     results: Plotted,
     out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) is the format.")],
     overwrite: options.Overwrite = False,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name of a file in the picture; repeat for each file in order. Files with the same name are runs of "
-            "one model, drawn as mean with standard deviation. Default: names of the files, or of their folders."
-        ),
-    ] = None,
-    score: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
-            "and the circuits or phenomena; for parsing the F1s; for perplexity the one over words."
-        ),
-    ] = None,
-    x: Annotated[str | None, typer.Option(help="Of a table: column along the axis, such as region.")] = None,
-    by: Annotated[str | None, typer.Option(help="Of a table: column with a line for each value: condition.")] = None,
+    label: list[str] | None = option(
+        None,
+        "Name of a file in the picture; repeat for each file in order. Files with the same name are runs of "
+        "one model, drawn as mean with standard deviation. Default: names of the files, or of their folders.",
+    ),
+    score: list[str] | None = option(
+        None,
+        "Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
+        "and the circuits or phenomena; for parsing the F1s; for perplexity the one over words.",
+    ),
+    x: str | None = option(None, "Of a table: column along the axis, such as region."),
+    by: str | None = option(None, "Of a table: column with a line for each value: condition."),
 ) -> None:
     """Draw the scores of one or several results as bars.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import option
 from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.data.parsed import ParsedSentence, TreeStyle, kind_of_trees, lines_of_parses
 from hf_synlm.data.text import errors_at, plural, read_lines, read_lines_beside
@@ -34,26 +35,19 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many o
 class CountingOptions(options.TreebankReading):
     """How gold trees are read, and what counts in the score."""
 
-    convention: Annotated[str, typer.Option(help=_CONVENTION)] = "gpst"
-    punctuation: Annotated[
-        Literal["remove", "ignore", "keep"] | None,
-        typer.Option(
-            help="remove: remove it before parsing (default); ignore: parse it, but do not score it; keep: parse and "
-            "score it (default of evalb)."
-        ),
-    ] = None
+    convention: str = option("gpst", _CONVENTION)
+    punctuation: Literal["remove", "ignore", "keep"] | None = option(
+        None,
+        "remove: remove it before parsing (default); ignore: parse it, but do not score it; keep: parse and "
+        "score it (default of evalb).",
+    )
     punctuation_by: options.PunctuationBy = "tag"
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Parse and score only sentences of at most this many words.")
-    ] = None
-    min_length: Annotated[
-        int | None, typer.Option(min=1, help="Parse and score only sentences of at least this many words.")
-    ] = None
-    parameters: Annotated[
-        Path | None,
-        typer.Option("--prm", help="Parameter file of EVALB; default: as in COLLINS.prm.", **options.INPUT_FILE),
-    ] = None
-    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="evalb: compare brackets without labels.")] = False
+    max_length: int | None = option(None, "Parse and score only sentences of at most this many words.", min=1)
+    min_length: int | None = option(None, "Parse and score only sentences of at least this many words.", min=1)
+    parameters: Path | None = option(
+        None, "Parameter file of EVALB; default: as in COLLINS.prm.", name="--prm", **options.INPUT_FILE
+    )
+    unlabeled: bool = option(False, "evalb: compare brackets without labels.")
 
     def rule(self) -> ParsingConvention | EvalbParameters:
         """The convention; ValueError for an unknown name, or for options that belong to another convention."""
@@ -124,7 +118,7 @@ class CountingByConventions(CountingOptions):
     """How gold trees are read, and what counts in the score by one or several conventions."""
 
     # The base class has one convention; `each` makes a base class of each.
-    convention: Annotated[list[str] | None, typer.Option(help=f"{_CONVENTION} Repeat for a table of several.")] = None  # type: ignore[assignment]
+    convention: list[str] | None = option(None, f"{_CONVENTION} Repeat for a table of several.")  # type: ignore[assignment]
 
     def each(self) -> Iterator[CountingOptions]:
         """The options for each convention; those of EVALB count for no other one beside it."""
@@ -153,37 +147,25 @@ def parsing(
     treebank: options.Treebank,
     counting: CountingByConventions,
     parsing: options.ParsingByModels,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Folder of the model that parses, or its name on the Hub; repeat for a table of several.",
-            rich_help_panel="Model",
-        ),
-    ] = None,
-    trees: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Score the trees in this file instead, one for each gold sentence, or a blank line; repeat for "
-            "several runs."
-        ),
-    ] = None,
+    model: list[str] | None = option(
+        None, "Folder of the model that parses, or its name on the Hub; repeat for a table of several.", "Model"
+    ),
+    trees: list[Path] | None = option(
+        None,
+        "Score the trees in this file instead, one for each gold sentence, or a blank line; repeat for several runs.",
+    ),
     tree_style: options.TreeStyle = None,
     limit: Limit = None,
-    consensus: Annotated[
-        bool,
-        typer.Option(
-            "--consensus",
-            help="Score the average of the --trees beside them: the trees that have most in common with all of them. "
-            "With --model: the average of the trees in its beam by their probability, instead of the best one.",
-        ),
-    ] = False,
-    save_trees: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for the trees of the model, or of --consensus: one line per gold sentence, blank if the "
-            "sentence is not scored. `--trees`, `synlm evaluate compare` and `synlm draw` read it."
-        ),
-    ] = None,
+    consensus: bool = option(
+        False,
+        "Score the average of the --trees beside them: the trees that have most in common with all of them. "
+        "With --model: the average of the trees in its beam by their probability, instead of the best one.",
+    ),
+    save_trees: Path | None = option(
+        None,
+        "File for the trees of the model, or of --consensus: one line per gold sentence, blank if the "
+        "sentence is not scored. `--trees`, `synlm evaluate compare` and `synlm draw` read it.",
+    ),
     out: options.Output = None,
     style: options.TableFormat = "markdown",
     overwrite: options.Overwrite = False,

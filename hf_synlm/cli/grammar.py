@@ -4,24 +4,21 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import option
 
 
 def grammar(
     model: options.ModelName,
-    rules: Annotated[int, typer.Option(min=1, help="Rules per nonterminal, and first symbols.")] = 5,
-    words: Annotated[int, typer.Option(min=1, help="Words per preterminal.")] = 8,
-    nonterminals: Annotated[int, typer.Option(min=1, help="Nonterminals, those with the most uses.")] = 30,
-    preterminals: Annotated[int, typer.Option(min=1, help="Preterminals, those with the most uses.")] = 60,
+    rules: int = option(5, "Rules per nonterminal, and first symbols.", min=1),
+    words: int = option(8, "Words per preterminal.", min=1),
+    nonterminals: int = option(30, "Nonterminals, those with the most uses.", min=1),
+    preterminals: int = option(60, "Preterminals, those with the most uses.", min=1),
     style: options.ReportFormat = "table",
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="File for a picture of the rules, in .svg, .png or .pdf."),
-    ] = None,
+    plot: Path | None = option(None, "File for a picture of the rules, in .svg, .png or .pdf."),
     overwrite: options.Overwrite = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import argument, option
 from hf_synlm.data.files import check_target, find_model, read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 from hf_synlm.models import ARCHITECTURES
@@ -33,28 +34,21 @@ def convert(
         ),
     ],
     out: OutFolder,
-    config: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config "
-            "(davidarps/silm: once, config.json). Not needed with --vocabulary and for checkpoints of compound-pcfg.",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
-    vocabulary: Annotated[
-        Path | None,
-        typer.Option(
-            help="vocab.pkl of a pushdown checkpoint, read without running code; needs --tokenizer gpt2.",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
+    config: list[Path] | None = option(
+        None,
+        "The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config "
+        "(davidarps/silm: once, config.json). Not needed with --vocabulary and for checkpoints of compound-pcfg.",
+        **options.INPUT_FILE,
+    ),
+    vocabulary: Path | None = option(
+        None,
+        "vocab.pkl of a pushdown checkpoint, read without running code; needs --tokenizer gpt2.",
+        **options.INPUT_FILE,
+    ),
     overwrite: options.Overwrite = False,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes."
-        ),
-    ] = None,
+    tokenizer: str | None = option(
+        None, "Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes."
+    ),
 ) -> None:
     """Convert a checkpoint of the authors' code into a self-contained repository.
 
@@ -85,14 +79,10 @@ def convert(
 
 
 def info(
-    model: Annotated[
-        str | None, typer.Argument(help="Folder of a model or of its training run, or its name on the Hub.")
-    ] = None,
-    files: Annotated[
-        # Typer reads the names at run time; mypy cannot.
-        Literal[ARCHITECTURES] | None,  # type: ignore[valid-type]
-        typer.Option(help="List instead the files of code that ship with every model of this architecture."),
-    ] = None,
+    model: str | None = argument(None, "Folder of a model or of its training run, or its name on the Hub."),
+    files: Literal[ARCHITECTURES] | None = option(
+        None, "List instead the files of code that ship with every model of this architecture."
+    ),
     style: options.ReportFormat = "table",
     revision: options.Revision = None,
 ) -> None:
@@ -125,34 +115,28 @@ def export(
     model: options.ModelName,
     out: OutFolder,
     overwrite: options.Overwrite = False,
-    facts: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data, "
-            "training_procedure, limits, results, task, ... They replace the same facts in the card.yaml beside the "
-            "model, which is the default. A card without card.yaml stays as it is.",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
-    results: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Result file of `synlm evaluate --out` to report on the card; repeat for several. They replace the "
-            "numbers in the card.yaml beside the model.",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
+    facts: Path | None = option(
+        None,
+        "YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data, "
+        "training_procedure, limits, results, task, ... They replace the same facts in the card.yaml beside the "
+        "model, which is the default. A card without card.yaml stays as it is.",
+        **options.INPUT_FILE,
+    ),
+    results: list[Path] | None = option(
+        None,
+        "Result file of `synlm evaluate --out` to report on the card; repeat for several. They replace the "
+        "numbers in the card.yaml beside the model.",
+        **options.INPUT_FILE,
+    ),
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     backbone: options.Backbone = None,
     dtype: options.DType = "auto",
-    code_repo: Annotated[
-        str | None,
-        typer.Option(
-            help="Repository of `synlm push-code` on the Hub, OWNER/NAME, from which the model loads its code; "
-            "default: the code is part of the export."
-        ),
-    ] = None,
+    code_repo: str | None = option(
+        None,
+        "Repository of `synlm push-code` on the Hub, OWNER/NAME, from which the model loads its code; "
+        "default: the code is part of the export.",
+    ),
 ) -> None:
     """Export a self-contained repository that loads without hf_synlm.
 
@@ -257,11 +241,11 @@ def _stated_facts(
 
 def verify(
     model: options.ModelName,
-    text: Annotated[list[str] | None, typer.Option(help="Text to tokenize, parse and continue; repeatable.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the greedy continuation.")] = 8,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Largest allowed difference between numbers; trees and tokens must be equal.")
-    ] = 0.0,
+    text: list[str] | None = option(None, "Text to tokenize, parse and continue; repeatable."),
+    max_new_tokens: int = option(8, "Length of the greedy continuation.", min=1),
+    tolerance: float = option(
+        0.0, "Largest allowed difference between numbers; trees and tokens must be equal.", min=0.0
+    ),
     style: options.ReportFormat = "table",
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -330,17 +314,13 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
 def push(
     folder: Annotated[Path, typer.Argument(help="Folder that `synlm export` or a training script wrote.")],
     repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, created if it does not exist; default: main.", rich_help_panel="Model")
-    ] = None,
-    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload model",
-    check: Annotated[bool, typer.Option("--verify/--no-verify", help="First do what `synlm verify` does.")] = True,
+    private: bool = option(False, "Make a new repository private."),
+    revision: str | None = option(None, "Branch, created if it does not exist; default: main.", "Model"),
+    message: str = option("Upload model", "Message of the commit."),
+    check: bool = option(True, "First do what `synlm verify` does.", name="--verify/--no-verify"),
     trust_remote_code: options.TrustRemoteCode = False,
     backbone: options.Backbone = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Upload nothing: verify, and list the files with their sizes in bytes.")
-    ] = False,
+    dry_run: bool = option(False, "Upload nothing: verify, and list the files with their sizes in bytes."),
 ) -> None:
     """Upload a folder in a single, all-or-nothing commit.
 
@@ -379,14 +359,10 @@ def push(
 
 def push_code(
     repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, created if it does not exist; default: main, which models load.")
-    ] = None,
-    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload code",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Upload nothing: list the files with their sizes in bytes.")
-    ] = False,
+    private: bool = option(False, "Make a new repository private."),
+    revision: str | None = option(None, "Branch, created if it does not exist; default: main, which models load."),
+    message: str = option("Upload code", "Message of the commit."),
+    dry_run: bool = option(False, "Upload nothing: list the files with their sizes in bytes."),
 ) -> None:
     """Upload the code of all architectures, for models of `synlm export --code-repo`.
 

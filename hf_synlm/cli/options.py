@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands share, and the model that options describe.
 
-An option is an ordinary `Annotated[type, typer.Option(help=...)]`. Options that belong together are the fields of a
-dataclass, such as `Loading` or `Scoring`; a command takes the dataclass as one parameter, and `grouped` shows typer its
-fields.
+An option is declared by `option` as the default of a parameter; those of several commands are types. Options that belong
+together are the fields of a dataclass, such as `Loading` or `Scoring`; a command takes the dataclass as one parameter,
+and `grouped` shows typer its fields.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -31,60 +32,72 @@ if TYPE_CHECKING:
 # Checks of typer: an input is a file that can be read. They do not accept "-" for standard input, so texts and trees go
 # without them: a missing file is an OSError, which `app` reports.
 INPUT_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
-_MODEL: dict[str, Any] = {"rich_help_panel": "Model"}
-_BEAM: dict[str, Any] = {"rich_help_panel": "Estimator and beam"}
-_COMPUTATION: dict[str, Any] = {"rich_help_panel": "Computation"}
-_BRACKETS: dict[str, Any] = {"rich_help_panel": "Bracketed trees"}
-DEPENDENCIES: dict[str, Any] = {"rich_help_panel": "Dependencies (CoNLL-U)"}
+_MODEL = "Model"
+_BEAM = "Estimator and beam"
+_COMPUTATION = "Computation"
+_BRACKETS = "Bracketed trees"
+DEPENDENCIES = "Dependencies (CoNLL-U)"
 
 Model = Annotated[
     str,
     typer.Option(
-        help="Folder of a model or of its training run, or its name on the Hub.", callback=find_model, **_MODEL
+        help="Folder of a model or of its training run, or its name on the Hub.",
+        callback=find_model,
+        rich_help_panel=_MODEL,
     ),
 ]
 ModelName = Annotated[
     str, typer.Argument(help="Folder of a model or of its training run, or its name on the Hub.", callback=find_model)
 ]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.", **_MODEL)]
+Revision = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.", rich_help_panel=_MODEL)
+]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", **_MODEL)
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_MODEL)
 ]
 Backbone = Annotated[
     str | None,
     typer.Option(
-        help="Folder or Hub name of the backbone, if the model is an adapter; default: the one that it names.", **_MODEL
+        help="Folder or Hub name of the backbone, if the model is an adapter; default: the one that it names.",
+        rich_help_panel=_MODEL,
     ),
 ]
-GGUFFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in the folder.", **_MODEL)]
+GGUFFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in the folder.", rich_help_panel=_MODEL)]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.", **_COMPUTATION)
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.", rich_help_panel=_COMPUTATION),
 ]
 DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(
-        help="Type of the weights; auto: as saved, but on a CPU numbers are computed in float32.", **_COMPUTATION
+        help="Type of the weights; auto: as saved, but on a CPU numbers are computed in float32.",
+        rich_help_panel=_COMPUTATION,
     ),
 ]
 NumBeams = Annotated[
     int | None,
-    typer.Option(min=1, help="Derivations kept after a word (GPST, RNNG); default: the model's own.", **_BEAM),
+    typer.Option(
+        min=1, help="Derivations kept after a word (GPST, RNNG); default: the model's own.", rich_help_panel=_BEAM
+    ),
 ]
 ActionBeamSize = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Derivations kept after an action (RNNG); default: the model's own, at least num_beams.", **_BEAM
+        min=1,
+        help="Derivations kept after an action (RNNG); default: the model's own, at least num_beams.",
+        rich_help_panel=_BEAM,
     ),
 ]
 FastTrackSize = Annotated[
-    int | None, typer.Option(min=0, help="Derivations that fast-track moves on to the next word (RNNG).", **_BEAM)
+    int | None,
+    typer.Option(min=0, help="Derivations that fast-track moves on to the next word (RNNG).", rich_help_panel=_BEAM),
 ]
 Normalization = Annotated[
     Literal["search", "train"] | None,
     typer.Option(
         help="RNNG and Tree LM. search: the probability of actions and words that cannot come is shared out among the "
         "others; train: it is lost, as in training. Default: the model's own (search).",
-        **_BEAM,
+        rich_help_panel=_BEAM,
     ),
 ]
 Texts = Annotated[
@@ -158,6 +171,33 @@ ItemsOutput = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 
 
+def option(default: Any, help: str, panel: str | None = None, name: str = "", **more: Any) -> Any:
+    """An option of a command: the default of a parameter, or of a field of a dataclass.
+
+    `name` is how it is spelled, if not as the parameter; `more` goes to `typer.Option`.
+    """
+    return _declared(typer.Option, default, name, {"help": help, "rich_help_panel": panel, **more})
+
+
+def argument(default: Any, help: str, **more: Any) -> Any:
+    """As `option`, an argument without a name."""
+    return _declared(typer.Argument, default, "", {"help": help, **more})
+
+
+def _declared(kind: Callable[..., Any], default: Any, name: str, more: dict[str, Any]) -> Any:
+    return dataclasses.field(default=default, metadata={"declare": partial(kind, **more), "name": name})
+
+
+def _as_typer_reads(parameter: inspect.Parameter, declared: Any) -> inspect.Parameter:
+    """A parameter whose default may be that of `option`."""
+    if not isinstance(declared, dataclasses.Field) or not declared.metadata:
+        return parameter
+    # A switch has no opposite.
+    name = declared.metadata["name"] or flag_of(parameter.name) * (declared.default is False)
+    how = declared.metadata["declare"](*filter(None, [name]))
+    return parameter.replace(annotation=Annotated[parameter.annotation, how], default=declared.default)
+
+
 SEARCH_OPTIONS = ("action_beam_size", "fast_track_size", "normalization")
 """Options of `parse` besides the word beam."""
 
@@ -166,63 +206,48 @@ SEARCH_OPTIONS = ("action_beam_size", "fast_track_size", "normalization")
 class TreebankReading:
     """How trees are read."""
 
-    drop_tags: Annotated[
-        str | None, typer.Option(help="Leave out words with these tags, separated by spaces: '-DFL- SYM'.", **_BRACKETS)
-    ] = None
-    drop_labels: Annotated[
-        str | None,
-        typer.Option(help="Leave out the brackets of these constituents, but not what is in them.", **_BRACKETS),
-    ] = None
-    label_separators: Annotated[
-        str, typer.Option(help="Characters before the function tags of constituents, which are removed.", **_BRACKETS)
-    ] = LABEL_SEPARATORS
-    lemma_separator: Annotated[
-        str | None,
-        typer.Option(help="Character between word and lemma, if leaves have both; '-' for cats-cat.", **_BRACKETS),
-    ] = None
-    split_leaves: Annotated[
-        bool,
-        typer.Option("--split-leaves", help="Read a leaf of several words, (NN New York), as several.", **_BRACKETS),
-    ] = False
+    drop_tags: str | None = option(
+        None, "Leave out words with these tags, separated by spaces: '-DFL- SYM'.", _BRACKETS
+    )
+    drop_labels: str | None = option(
+        None, "Leave out the brackets of these constituents, but not what is in them.", _BRACKETS
+    )
+    label_separators: str = option(
+        LABEL_SEPARATORS, "Characters before the function tags of constituents, which are removed.", _BRACKETS
+    )
+    lemma_separator: str | None = option(
+        None, "Character between word and lemma, if leaves have both; '-' for cats-cat.", _BRACKETS
+    )
+    split_leaves: bool = option(False, "Read a leaf of several words, (NN New York), as several.", _BRACKETS)
 
-    structure: Annotated[
-        Structure | None,
-        typer.Option(
-            help="flat: a constituent for every word with dependents; left-first, right-first: binary trees that split "
-            "off the dependents on the left (right) first. Default: flat.",
-            **DEPENDENCIES,
-        ),
-    ] = None
-    labels: Annotated[
-        Labels | None,
-        typer.Option(
-            help="Label of a word's constituents: its UPOS with P (NOUNP), X, or its relation. Default: upos.",
-            **DEPENDENCIES,
-        ),
-    ] = None
-    tokens: Annotated[
-        Tokens | None,
-        typer.Option(
-            help="surface: a multiword token (German im) is one word; syntactic: its words are. Default: surface.",
-            **DEPENDENCIES,
-        ),
-    ] = None
-    nonprojective: Annotated[
-        NonProjective | None,
-        typer.Option(
-            help="Trees with crossing arcs: lift the arcs, skip the sentences, or refuse the file. Default: lift.",
-            **DEPENDENCIES,
-        ),
-    ] = None
+    structure: Structure | None = option(
+        None,
+        "flat: a constituent for every word with dependents; left-first, right-first: binary trees that split "
+        "off the dependents on the left (right) first. Default: flat.",
+        DEPENDENCIES,
+    )
+    labels: Labels | None = option(
+        None,
+        "Label of a word's constituents: its UPOS with P (NOUNP), X, or its relation. Default: upos.",
+        DEPENDENCIES,
+    )
+    tokens: Tokens | None = option(
+        None,
+        "surface: a multiword token (German im) is one word; syntactic: its words are. Default: surface.",
+        DEPENDENCIES,
+    )
+    nonprojective: NonProjective | None = option(
+        None,
+        "Trees with crossing arcs: lift the arcs, skip the sentences, or refuse the file. Default: lift.",
+        DEPENDENCIES,
+    )
 
-    invalid: Annotated[
-        Invalid | None,
-        typer.Option(
-            help="Dependencies that form no tree (several roots, a cycle): refuse the file, or skip the sentences. "
-            "Default: refuse.",
-            **DEPENDENCIES,
-        ),
-    ] = None
+    invalid: Invalid | None = option(
+        None,
+        "Dependencies that form no tree (several roots, a cycle): refuse the file, or skip the sentences. "
+        "Default: refuse.",
+        DEPENDENCIES,
+    )
 
     def given(self) -> list[str]:
         """Names of the options that were given."""
@@ -241,24 +266,19 @@ class TextReading:
     """Which texts are read."""
 
     text_column: TextColumn = None
-    item_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
-    ] = None
-    word_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of the words, or regions, in a table with one per row. The rows of an item (--item-column) "
-            "are one text, in their order; each condition of an item is a text of its own."
-        ),
-    ] = None
-    sentence_column: Annotated[
-        str | None,
-        typer.Option(
-            help="With --word-column, the column that tells the sentences of an item apart; with --context document, a "
-            "sentence is read after the sentences of its item before it."
-        ),
-    ] = None
+    item_column: str | None = option(
+        None, "Column of the items' ids in a table; default: item, or the number of the row."
+    )
+    word_column: str | None = option(
+        None,
+        "Column of the words, or regions, in a table with one per row. The rows of an item (--item-column) "
+        "are one text, in their order; each condition of an item is a text of its own.",
+    )
+    sentence_column: str | None = option(
+        None,
+        "With --word-column, the column that tells the sentences of an item apart; with --context document, a "
+        "sentence is read after the sentences of its item before it.",
+    )
     split_sentences: SplitSentences = False
 
     def open(self, places: Sequence[Path], kind: InputFormat | None, flag: str = "--format") -> OpenTexts:
@@ -284,11 +304,10 @@ class Loading:
     backbone: Backbone = None
     device: Device = None
     dtype: DType = "auto"
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most sentences per batch; default: 16 on a CPU, 128 on a GPU.", **_COMPUTATION),
-    ] = None
-    seed: Annotated[int, typer.Option(help="Random seed; scoring itself is not random.", **_COMPUTATION)] = 0
+    batch_size: int | None = option(
+        None, "Most sentences per batch; default: 16 on a CPU, 128 on a GPU.", _COMPUTATION, min=1
+    )
+    seed: int = option(0, "Random seed; scoring itself is not random.", _COMPUTATION)
 
     def scorer(self, model: str, **more: Any) -> "TextScorer":
         """Load a model and its tokenizer; `more` goes to `TextScorer.from_pretrained`."""
@@ -315,23 +334,19 @@ class Searching(Loading):
     action_beam_size: ActionBeamSize = None
     fast_track_size: FastTrackSize = None
     normalization: Normalization = None
-    num_processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Processes on a CPU, with one thread each; default: one for every 2,000 derivations (texts times "
-            "beam), at most one per core. For several GPUs: accelerate launch -m hf_synlm.cli ...",
-            **_COMPUTATION,
-        ),
-    ] = None
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="File that stores the result of each text as soon as it is computed. If the command was stopped, run "
-            "it again to continue from this file.",
-            **_COMPUTATION,
-        ),
-    ] = None
+    num_processes: int | None = option(
+        None,
+        "Processes on a CPU, with one thread each; default: one for every 2,000 derivations (texts times "
+        "beam), at most one per core. For several GPUs: accelerate launch -m hf_synlm.cli ...",
+        _COMPUTATION,
+        min=1,
+    )
+    cache: Path | None = option(
+        None,
+        "File that stores the result of each text as soon as it is computed. If the command was stopped, run "
+        "it again to continue from this file.",
+        _COMPUTATION,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -339,23 +354,19 @@ class Scoring(Searching):
     """How a model scores text."""
 
     gguf_file: GGUFFile = None
-    begin_token: Annotated[
-        str | None,
-        typer.Option(
-            help="Token before the first word; default: the model's begin token. A chat model may need the one of its "
-            "pretraining, such as '<|endoftext|>'.",
-            **_MODEL,
-        ),
-    ] = None
-    estimator: Annotated[
-        Literal["exact", "beam_marginal", "stepwise"] | None,
-        typer.Option(
-            help="GPST and RNNG: beam_marginal (default; ratio of prefix probabilities over the beam, as in the "
-            "papers) or stepwise (normalized next-token distribution, which minicons and lm-eval use). Other models: "
-            "exact.",
-            **_BEAM,
-        ),
-    ] = None
+    begin_token: str | None = option(
+        None,
+        "Token before the first word; default: the model's begin token. A chat model may need the one of its "
+        "pretraining, such as '<|endoftext|>'.",
+        _MODEL,
+    )
+    estimator: Literal["exact", "beam_marginal", "stepwise"] | None = option(
+        None,
+        "GPST and RNNG: beam_marginal (default; ratio of prefix probabilities over the beam, as in the "
+        "papers) or stepwise (normalized next-token distribution, which minicons and lm-eval use). Other models: "
+        "exact.",
+        _BEAM,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -363,14 +374,12 @@ class ScoringByBeams(Scoring):
     """How a model scores text, by one or several widths of the beam."""
 
     # The base class has one width; `by_width` makes a base class of each.
-    num_beams: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1,
-            help="Derivations kept after a word (GPST, RNNG); default: the model's own. Repeat to compare several.",
-            **_BEAM,
-        ),
-    ] = None  # type: ignore[assignment]  # several, where Scoring takes one
+    num_beams: list[int] | None = option(
+        None,
+        "Derivations kept after a word (GPST, RNNG); default: the model's own. Repeat to compare several.",
+        _BEAM,
+        min=1,
+    )  # type: ignore[assignment]  # several, where Scoring takes one
 
     def by_width(self) -> dict[int | None, Scoring]:
         """The options for each width; None: the model's own."""
@@ -385,17 +394,15 @@ class ScoringByBeams(Scoring):
 class Beliefs:
     """How much words change the weights of derivations, beside their surprisal."""
 
-    belief_update: Annotated[
-        Literal["old", "new"] | None,
-        typer.Option(
-            help="Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
-            "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
-            "word. new: of those that have taken it, before and after the word's own probability counts."
-        ),
-    ] = None
-    belief_order: Annotated[
-        float | None, typer.Option(min=0, help="Order of --belief-update, also inf; default: 1, Kullback-Leibler.")
-    ] = None
+    belief_update: Literal["old", "new"] | None = option(
+        None,
+        "Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
+        "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
+        "word. new: of those that have taken it, before and after the word's own probability counts.",
+    )
+    belief_order: float | None = option(
+        None, "Order of --belief-update, also inf; default: 1, Kullback-Leibler.", min=0
+    )
 
     @property
     def beliefs(self) -> tuple[str, float] | None:
@@ -409,16 +416,10 @@ class Beliefs:
 class Parsing(Searching):
     """How a model parses."""
 
-    method: Annotated[
-        str | None, typer.Option(help="How the model parses, e.g. search, inside or mbr (GPST).", **_BEAM)
-    ] = None
-    parse_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=VALUE for the model's parse(), e.g. decoder=biased or layer=1 (ON-LSTM); repeat for several.",
-            **_BEAM,
-        ),
-    ] = None
+    method: str | None = option(None, "How the model parses, e.g. search, inside or mbr (GPST).", _BEAM)
+    parse_option: list[str] | None = option(
+        None, "NAME=VALUE for the model's parse(), e.g. decoder=biased or layer=1 (ON-LSTM); repeat for several.", _BEAM
+    )
 
     def scorer(self, model: str, **more: Any) -> "TextScorer":
         """As of `Loading`, also of a parser that is no language model."""
@@ -453,14 +454,12 @@ class ParsingByModels(Parsing):
     """How one or several models parse."""
 
     # The base class has one method; `by_model` makes a base class of each.
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="How the model parses, e.g. search, inside or mbr (GPST). With several --model: once for all of them, "
-            "or once for each, in their order.",
-            **_BEAM,
-        ),
-    ] = None  # type: ignore[assignment]  # several, where Parsing takes one
+    method: list[str] | None = option(
+        None,
+        "How the model parses, e.g. search, inside or mbr (GPST). With several --model: once for all of them, "
+        "or once for each, in their order.",
+        _BEAM,
+    )  # type: ignore[assignment]  # several, where Parsing takes one
 
     def by_model(self, models: Sequence[str]) -> dict[str, Parsing]:
         """The options for each model, by its name."""
@@ -484,7 +483,10 @@ def grouped(command: Callable[..., None], reads_text: bool = False) -> Callable[
     for name, parameter in inspect.signature(command).parameters.items():
         of_group = inspect.signature(groups[name]).parameters.values() if name in groups else [parameter]
         types = get_type_hints(groups[name], include_extras=True) if name in groups else hints
-        parameters += [one.replace(annotation=types[one.name], kind=one.KEYWORD_ONLY) for one in of_group]
+        fields = groups[name].__dataclass_fields__ if name in groups else {name: parameter.default}
+        for one in of_group:
+            typed = one.replace(annotation=types[one.name], kind=one.KEYWORD_ONLY)
+            parameters.append(_as_typer_reads(typed, fields[one.name]))
     parameters += [_ENCODING] * reads_text
 
     def run(**given: Any) -> None:

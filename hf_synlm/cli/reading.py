@@ -4,11 +4,10 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import argument, option
 from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.data.tables import rows_text
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
@@ -19,36 +18,26 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.reading.report import ReadingReport
     from hf_synlm.evaluation.reading.tables import Predictor
 
-_TIMES: dict[str, Any] = {"rich_help_panel": "Reading times"}
-_WORDS: dict[str, Any] = {"rich_help_panel": "Baseline and words"}
-_REGRESSION: dict[str, Any] = {"rich_help_panel": "Regression"}
-_FILES: dict[str, Any] = {"rich_help_panel": "More files"}
+_TIMES = "Reading times"
+_WORDS = "Baseline and words"
+_REGRESSION = "Regression"
+_FILES = "More files"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimesOptions:
     """Reading times, and how they join surprisals."""
 
-    times: Annotated[
-        Path | None,
-        typer.Option(help="Table of times: a row per word, or per word and subject.", **_TIMES, **options.INPUT_FILE),
-    ] = None
-    rt_column: Annotated[str, typer.Option(help="Column of the reading times, in ms.", **_TIMES)] = "rt"
-    preset: Annotated[
-        Literal["natural-stories", "sap"] | None, typer.Option(help="Corpus in --data, with its times.", **_TIMES)
-    ] = None
-    data: Annotated[Path | None, typer.Option(help="Folder of the corpus: a clone of its repository.", **_TIMES)] = None
-    slope: Annotated[
-        float | None, typer.Option(help="sap: ms per bit, such as sum_b of natural-stories.", **_TIMES)
-    ] = None
-    on: Annotated[
-        str | None,
-        typer.Option(help="Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", **_TIMES),
-    ] = None
-    partial: Annotated[bool, typer.Option("--partial", help="Many words may lack a partner.", **_TIMES)] = False
-    allow_different_words: Annotated[
-        bool, typer.Option("--allow-different-words", help="Leave out words that differ.", **_TIMES)
-    ] = False
+    times: Path | None = option(
+        None, "Table of times: a row per word, or per word and subject.", _TIMES, **options.INPUT_FILE
+    )
+    rt_column: str = option("rt", "Column of the reading times, in ms.", _TIMES)
+    preset: Literal["natural-stories", "sap"] | None = option(None, "Corpus in --data, with its times.", _TIMES)
+    data: Path | None = option(None, "Folder of the corpus: a clone of its repository.", _TIMES)
+    slope: float | None = option(None, "sap: ms per bit, such as sum_b of natural-stories.", _TIMES)
+    on: str | None = option(None, "Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", _TIMES)
+    partial: bool = option(False, "Many words may lack a partner.", _TIMES)
+    allow_different_words: bool = option(False, "Leave out words that differ.", _TIMES)
 
     def joining(self) -> dict[str, Any]:
         """The options of `match`."""
@@ -60,52 +49,29 @@ class TimesOptions:
 class RegressionOptions:
     """The baseline, the words that are left out, and how times are predicted."""
 
-    spillover: Annotated[int, typer.Option(min=0, help="How many words before a word have columns.", **_WORDS)] = 2
-    baseline: Annotated[
-        str | None, typer.Option(help="Columns: length,frequency,punctuation,place (default), or some.", **_WORDS)
-    ] = None
-    frequencies: Annotated[
-        str | None,
-        typer.Option(
-            help="File of words and counts (words that it lacks count in lower case), column of the times, or "
-            "wordfreq:en, wordfreq:de, ... (the package wordfreq, in a billion words); default: none.",
-            **_WORDS,
-        ),
-    ] = None
-    missing_frequency: Annotated[
-        Literal["exclude", "zero"], typer.Option(help="What to do with words without a count.", **_WORDS)
-    ] = "exclude"
-    interaction: Annotated[
-        bool, typer.Option("--interaction", help="Add length times log frequency, both centered.", **_WORDS)
-    ] = False
-    control: Annotated[
-        list[str] | None, typer.Option(help="Another column of the times for the baseline; repeat.", **_WORDS)
-    ] = None
-    keep_edges: Annotated[
-        bool, typer.Option("--keep-edges", help="Keep the first and last words of sentences.", **_WORDS)
-    ] = False
-    keep_oov: Annotated[
-        bool, typer.Option("--keep-oov", help="Keep unknown words, which have the surprisal of a class.", **_WORDS)
-    ] = False
-    drop_punctuation: Annotated[
-        bool, typer.Option("--drop-punctuation", help="Leave out words that end with punctuation.", **_WORDS)
-    ] = False
-    folds: Annotated[int, typer.Option(min=2, help="Parts, each predicted from the others.", **_REGRESSION)] = 10
-    folds_by: Annotated[Literal["sentence", "text"], typer.Option(help="What stays in one part.", **_REGRESSION)] = (
-        "sentence"
+    spillover: int = option(2, "How many words before a word have columns.", _WORDS, min=0)
+    baseline: str | None = option(None, "Columns: length,frequency,punctuation,place (default), or some.", _WORDS)
+    frequencies: str | None = option(
+        None,
+        "File of words and counts (words that it lacks count in lower case), column of the times, or "
+        "wordfreq:en, wordfreq:de, ... (the package wordfreq, in a billion words); default: none.",
+        _WORDS,
     )
-    log_rt: Annotated[bool, typer.Option("--log-rt", help="Predict the logarithm of times.", **_REGRESSION)] = False
-    by_subject: Annotated[
-        bool, typer.Option("--by-subject", help="A regression for each reader; means over readers.", **_REGRESSION)
-    ] = False
-    mixed: Annotated[
-        bool,
-        typer.Option(
-            "--mixed",
-            help="One regression with a random intercept for each reader. For other random effects: --write-frame, R.",
-            **_REGRESSION,
-        ),
-    ] = False
+    missing_frequency: Literal["exclude", "zero"] = option("exclude", "What to do with words without a count.", _WORDS)
+    interaction: bool = option(False, "Add length times log frequency, both centered.", _WORDS)
+    control: list[str] | None = option(None, "Another column of the times for the baseline; repeat.", _WORDS)
+    keep_edges: bool = option(False, "Keep the first and last words of sentences.", _WORDS)
+    keep_oov: bool = option(False, "Keep unknown words, which have the surprisal of a class.", _WORDS)
+    drop_punctuation: bool = option(False, "Leave out words that end with punctuation.", _WORDS)
+    folds: int = option(10, "Parts, each predicted from the others.", _REGRESSION, min=2)
+    folds_by: Literal["sentence", "text"] = option("sentence", "What stays in one part.", _REGRESSION)
+    log_rt: bool = option(False, "Predict the logarithm of times.", _REGRESSION)
+    by_subject: bool = option(False, "A regression for each reader; means over readers.", _REGRESSION)
+    mixed: bool = option(
+        False,
+        "One regression with a random intercept for each reader. For other random effects: --write-frame, R.",
+        _REGRESSION,
+    )
 
     def settings(self, has_counts: bool, seed: int) -> "Settings":
         """What the regression reads and does."""
@@ -126,17 +92,13 @@ class RegressionOptions:
 class ComputingOptions(options.Beliefs, options.ScoringByBeams):
     """How surprisals are computed with --model."""
 
-    context: Annotated[
-        Literal["sentence", "document"] | None,
-        typer.Option(
-            help="Read each sentence alone, or after those before it; default: document in natural-stories where the "
-            "model reads documents, else sentence."
-        ),
-    ] = None
+    context: Literal["sentence", "document"] | None = option(
+        None,
+        "Read each sentence alone, or after those before it; default: document in natural-stories where the "
+        "model reads documents, else sentence.",
+    )
     tokenize: options.Tokenize = None
-    word_correction: Annotated[
-        bool, typer.Option("--word-correction", help="Probability of words, see `synlm surprisal`.")
-    ] = False
+    word_correction: bool = option(False, "Probability of words, see `synlm surprisal`.")
 
     def predictors(
         self, model: str, texts: Sequence[TextItem], preferred: Literal["sentence", "document"]
@@ -178,9 +140,9 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
 class FileOptions:
     """Tables for other programs."""
 
-    coefficients: Annotated[Path | None, typer.Option(help="TSV file for b, SE, t, p of all terms.", **_FILES)] = None
-    words_out: Annotated[Path | None, typer.Option(help="TSV file for the log density of every word.", **_FILES)] = None
-    write_frame: Annotated[Path | None, typer.Option(help="TSV file for all columns, for R.", **_FILES)] = None
+    coefficients: Path | None = option(None, "TSV file for b, SE, t, p of all terms.", _FILES)
+    words_out: Path | None = option(None, "TSV file for the log density of every word.", _FILES)
+    write_frame: Path | None = option(None, "TSV file for all columns, for R.", _FILES)
 
     def write(self, found: "ReadingReport") -> None:
         """Write the tables that were asked for."""
@@ -304,15 +266,11 @@ class _Study:
 
 
 def reading(
-    surprisals: Annotated[
-        list[str] | None,
-        typer.Argument(help="Tables of `synlm surprisal`: FILE, NAME=FILE or NAME=FILE:COLUMN; several are compared."),
-    ] = None,
+    surprisals: list[str] | None = argument(
+        None, "Tables of `synlm surprisal`: FILE, NAME=FILE or NAME=FILE:COLUMN; several are compared."
+    ),
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Compute the surprisals by a model: folder, or name on the Hub.", rich_help_panel="Model"),
-    ] = None,
+    model: str | None = option(None, "Compute the surprisals by a model: folder, or name on the Hub.", "Model"),
     times: TimesOptions,
     regression: RegressionOptions,
     computing: ComputingOptions,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import option
 from hf_synlm.data.files import file_writer, find_model, flag_of, write_text
 from hf_synlm.data.tables import table_text
 from hf_synlm.data.text import Tokenization, plural, share
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
     from hf_synlm.evaluation.text.surprisal import WordScores
 
-_TREES: dict[str, Any] = {"rich_help_panel": "Given trees"}
+_TREES = "Given trees"
 _INSIDE = re.compile(r"\w[^\w\s'’-]+\s+\w")
 _ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 
@@ -43,59 +44,43 @@ def _check_table(out: Path, overwrite: bool) -> None:
 class InputOptions(options.TextReading):
     """Where the texts of `surprisal` stand in its input."""
 
-    file_format: Annotated[
-        options.InputFormat | None,
-        typer.Option("--format", help="Format of the input; default: the ending of its name."),
-    ] = None
+    file_format: options.InputFormat | None = option(
+        None, "Format of the input; default: the ending of its name.", name="--format"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasureOptions(options.Beliefs):
     """What `surprisal` measures, and how the model reads the texts."""
 
-    unit: Annotated[
-        Literal["bits", "nats"], typer.Option(help="Unit of surprisal, which is part of the column's name.")
-    ] = "bits"
+    unit: Literal["bits", "nats"] = option("bits", "Unit of surprisal, which is part of the column's name.")
     context: options.Context = "sentence"
-    word_correction: Annotated[
-        bool,
-        typer.Option(
-            "--word-correction",
-            help="Probability of words instead of tokens: count the space after a word as part of this word, not of "
-            "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
-        ),
-    ] = False
+    word_correction: bool = option(
+        False,
+        "Probability of words instead of tokens: count the space after a word as part of this word, not of "
+        "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
+    )
     tokenize: options.Tokenize = None
-    lmzoo: Annotated[
-        bool, typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits.")
-    ] = False
-    entropy: Annotated[
-        Literal["shannon", "renyi"] | None,
-        typer.Option(
-            help="Add entropy_bits: the entropy of the next token before each word, so of its first token only. renyi "
-            "adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it from the stepwise "
-            "distribution, by a second search."
-        ),
-    ] = None
-    attention_entropy: Annotated[
-        Literal["projected", "raw"] | None,
-        typer.Option(
-            help="Tree LM and Transformer Grammars: add nae, the normalized attention entropy where the word is read, "
-            "summed over the heads of the top layer and the tokens of the word; expected over the beam, or of the tree "
-            "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are."
-        ),
-    ] = None
-    frequencies: Annotated[
-        str | None,
-        typer.Option(
-            help="Add length and log_frequency of each word without punctuation at its ends, as `synlm evaluate "
-            "reading` computes them. Give a table of words and their counts, or wordfreq:en, wordfreq:de, ... (counts "
-            "in a billion words). A word that the table lacks is looked up in lower case. Needs the extra [reading].",
-        ),
-    ] = None
-    first_word: Annotated[
-        bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
-    ] = True
+    lmzoo: bool = option(False, "Write the columns of lm-zoo instead: one row per token, in bits.")
+    entropy: Literal["shannon", "renyi"] | None = option(
+        None,
+        "Add entropy_bits: the entropy of the next token before each word, so of its first token only. renyi "
+        "adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it from the stepwise "
+        "distribution, by a second search.",
+    )
+    attention_entropy: Literal["projected", "raw"] | None = option(
+        None,
+        "Tree LM and Transformer Grammars: add nae, the normalized attention entropy where the word is read, "
+        "summed over the heads of the top layer and the tokens of the word; expected over the beam, or of the tree "
+        "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are.",
+    )
+    frequencies: str | None = option(
+        None,
+        "Add length and log_frequency of each word without punctuation at its ends, as `synlm evaluate "
+        "reading` computes them. Give a table of words and their counts, or wordfreq:en, wordfreq:de, ... (counts "
+        "in a billion words). A word that the table lacks is looked up in lower case. Needs the extra [reading].",
+    )
+    first_word: bool = option(True, "Score the first word, after a begin token; otherwise its fields are empty.")
 
     def check(self, texts: Sequence[Path], several_columns: bool) -> None:
         """Refuse what the columns of lm-zoo cannot hold."""
@@ -149,24 +134,20 @@ class MeasureOptions(options.Beliefs):
 class TreeOptions:
     """Given trees of the texts of `surprisal`."""
 
-    trees: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
-            "Leaves may split words: end and . for end. Surprisal is then that of each word together with its part of "
-            "the tree, which does not compare with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
-            **_TREES,
-            **options.INPUT_FILE,
-        ),
-    ] = None
-    unknown_labels: Annotated[
-        str,
-        typer.Option(
-            help="What to do with labels that the model lacks: error; drop, which leaves out their brackets; or a FILE "
-            "of lines with a label and the one that replaces it, or with a label alone that is left out.",
-            **_TREES,
-        ),
-    ] = "error"
+    trees: list[Path] | None = option(
+        None,
+        "File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
+        "Leaves may split words: end and . for end. Surprisal is then that of each word together with its part of "
+        "the tree, which does not compare with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
+        _TREES,
+        **options.INPUT_FILE,
+    )
+    unknown_labels: str = option(
+        "error",
+        "What to do with labels that the model lacks: error; drop, which leaves out their brackets; or a FILE "
+        "of lines with a label and the one that replaces it, or with a label alone that is left out.",
+        _TREES,
+    )
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -240,9 +221,7 @@ def surprisal(
     scoring: options.ScoringByBeams,
     reading: InputOptions,
     given: TreeOptions,
-    out: Annotated[
-        Path | None, typer.Option(help="TSV file to write; OUT.meta.json describes it. Default: print the table.")
-    ] = None,
+    out: Path | None = option(None, "TSV file to write; OUT.meta.json describes it. Default: print the table."),
     overwrite: options.Overwrite = False,
     *,
     measures: MeasureOptions,

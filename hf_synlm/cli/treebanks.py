@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import option
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import flag_of, write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
@@ -37,15 +38,8 @@ OutFile = Annotated[Path, typer.Option(help="File to write.")]
 class ReadingOptions(options.TreebankReading):
     """How `treebank` reads trees."""
 
-    tags: Annotated[
-        Literal["upos", "xpos"] | None, typer.Option(help="Tags of words. Default: upos.", **options.DEPENDENCIES)
-    ] = None
-    mark_heads: Annotated[
-        bool,
-        typer.Option(
-            "--mark-heads", help="Add -HD to the part of a constituent that holds its head.", **options.DEPENDENCIES
-        ),
-    ] = False
+    tags: Literal["upos", "xpos"] | None = option(None, "Tags of words. Default: upos.", options.DEPENDENCIES)
+    mark_heads: bool = option(False, "Add -HD to the part of a constituent that holds its head.", options.DEPENDENCIES)
 
     def by_kind(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The options of brackets, and those of dependencies, that were given."""
@@ -58,20 +52,15 @@ class ReadingOptions(options.TreebankReading):
 class CleaningOptions:
     """What `treebank` does with the trees that it has read."""
 
-    punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep"
+    punctuation: Literal["keep", "remove"] = option("keep", "Keep or remove punctuation.")
     punctuation_by: options.PunctuationBy = "tag"
-    words: Annotated[
-        Literal["keep", "ptb-concat"],
-        typer.Option(
-            help="keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn "
-            "Treebank)."
-        ),
-    ] = "keep"
-    binarize: Annotated[
-        Literal["right", "left"] | None,
-        typer.Option(help="Make trees binary. The programs of this library do this themselves where they need it."),
-    ] = None
-    max_words: Annotated[int | None, typer.Option(min=1, help="Leave out sentences of more words than this.")] = None
+    words: Literal["keep", "ptb-concat"] = option(
+        "keep", "keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn Treebank)."
+    )
+    binarize: Literal["right", "left"] | None = option(
+        None, "Make trees binary. The programs of this library do this themselves where they need it."
+    )
+    max_words: int | None = option(None, "Leave out sentences of more words than this.", min=1)
 
     def of_brackets(self) -> list[str]:
         """The options given that trees made of dependencies do not have."""
@@ -148,14 +137,12 @@ def treebank(
     reading: ReadingOptions,
     out: OutFile,
     overwrite: options.Overwrite = False,
-    kind: Annotated[
-        Literal["brackets", "conllu", "parses"] | None,
-        typer.Option(
-            "--from",
-            help="Format of the input; default: brackets or conllu, by the ending of its name, or its first line. "
-            "parses: what `synlm parse` and `synlm evaluate parsing --save-trees` write; X stands for what it lacks.",
-        ),
-    ] = None,
+    kind: Literal["brackets", "conllu", "parses"] | None = option(
+        None,
+        "Format of the input; default: brackets or conllu, by the ending of its name, or its first line. "
+        "parses: what `synlm parse` and `synlm evaluate parsing --save-trees` write; X stands for what it lacks.",
+        name="--from",
+    ),
     *,
     cleaning: CleaningOptions,
 ) -> None:
@@ -209,37 +196,29 @@ def silver(
     texts: options.Texts,
     out: OutFile,
     overwrite: options.Overwrite = False,
-    parser: Annotated[
-        str | None,
-        typer.Option(help="Model of `synlm train span-parser` that parses, as folder or Hub name; default: Stanza."),
-    ] = None,
+    parser: str | None = option(
+        None, "Model of `synlm train span-parser` that parses, as folder or Hub name; default: Stanza."
+    ),
     backbone: options.Backbone = None,
-    min_confidence: Annotated[
-        float | None,
-        typer.Option(help="--parser: leave out trees with less log-probability per word (nats), such as -0.1."),
-    ] = None,
+    min_confidence: float | None = option(
+        None, "--parser: leave out trees with less log-probability per word (nats), such as -0.1."
+    ),
     dtype: options.DType = "auto",
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
-    by_sentence: Annotated[
-        bool, typer.Option("--split-sentences", help="Split each line into sentences; default: a line is a sentence.")
-    ] = False,
-    language: Annotated[str, typer.Option(help="Language of the text, such as en, de, zh-hans.")] = "en",
-    package: Annotated[
-        str | None, typer.Option(help="Stanza's parser of the language; default: the one that Stanza chooses.")
-    ] = None,
-    models: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Folder of Stanza's models; default: ~/stanza_resources."),
-    ] = None,
-    words: Annotated[
-        Literal["split", "keep"],
-        typer.Option(
-            help="split: split words and punctuation as treebanks do; keep: take the words that white space separates."
-        ),
-    ] = "split",
+    by_sentence: bool = option(
+        False, "Split each line into sentences; default: a line is a sentence.", name="--split-sentences"
+    ),
+    language: str = option("en", "Language of the text, such as en, de, zh-hans."),
+    package: str | None = option(None, "Stanza's parser of the language; default: the one that Stanza chooses."),
+    models: Path | None = option(
+        None, "Folder of Stanza's models; default: ~/stanza_resources.", exists=True, file_okay=False
+    ),
+    words: Literal["split", "keep"] = option(
+        "split", "split: split words and punctuation as treebanks do; keep: take the words that white space separates."
+    ),
     device: options.Device = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of sentences to parse together.")] = 50,
+    batch_size: int = option(50, "Number of sentences to parse together.", min=1),
 ) -> None:
     """Parse text with a span parser or with Stanza, to train on the trees.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import argument, option
 from hf_synlm.data.files import check_output, file_writer, flag_of, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import file_ending, plural
@@ -41,20 +42,15 @@ Out = Annotated[Path | None, typer.Option(help="File to write (svg of several se
 class TreesOptions:
     """Which trees of a beam `parse` prints."""
 
-    num_trees: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
-            "count once. With --consensus: how many of each beam count; default: all.",
-        ),
-    ] = None
-    consensus: Annotated[
-        bool,
-        typer.Option(
-            "--consensus", help="Print the average of the trees in the beam by their probability, not the best tree."
-        ),
-    ] = False
+    num_trees: int | None = option(
+        None,
+        "Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
+        "count once. With --consensus: how many of each beam count; default: all.",
+        min=1,
+    )
+    consensus: bool = option(
+        False, "Print the average of the trees in the beam by their probability, not the best tree."
+    )
 
     def count(self, model: Any, parsing: options.Parsing, among_several: bool) -> int | None:
         """How many trees of a sentence to ask a model for; `among_several`: models without a beam give one tree."""
@@ -90,10 +86,7 @@ def parse(
     reading: options.TextReading,
     input_format: options.InputFormatOption = None,
     tokenize: options.Tokenize = None,
-    skip_long: Annotated[
-        bool,
-        typer.Option("--skip-long", help="Leave the line of a sentence blank that is longer than the model can read."),
-    ] = False,
+    skip_long: bool = option(False, "Leave the line of a sentence blank that is longer than the model can read."),
 ) -> None:
     """Parse sentences into trees.
 
@@ -286,43 +279,27 @@ _BEAM, _SAMPLING = "Estimator and beam", "Sampling"
 class ChoosingOptions:
     """How `generate` chooses words."""
 
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a continuation.")] = 20
-    num_sequences: Annotated[int, typer.Option(min=1, help="Texts per prompt.")] = 1
-    num_beams: Annotated[
-        int | None, typer.Option(min=1, help="Beam of the search; default: greedy.", rich_help_panel=_BEAM)
-    ] = None
+    max_new_tokens: int = option(20, "Maximum length of a continuation.", min=1)
+    num_sequences: int = option(1, "Texts per prompt.", min=1)
+    num_beams: int | None = option(None, "Beam of the search; default: greedy.", _BEAM, min=1)
     action_beam_size: options.ActionBeamSize = None
     fast_track_size: options.FastTrackSize = None
-    structure_mode: Annotated[
-        Literal["joint", "marginal"] | None,
-        typer.Option(
-            help="GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and "
-            "gives no tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. "
-            "Joint with --sample draws trees from the model: --temperature, --top-k and --top-p act on words alone.",
-            rich_help_panel=_BEAM,
-        ),
-    ] = None
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_SAMPLING)
-    ] = False
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Values below 1 sharpen the distribution of words.", rich_help_panel=_SAMPLING),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(min=0, help="Sample from the top k tokens; 0: from all tokens.", rich_help_panel=_SAMPLING),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, max=1.0, help="Sample from the top tokens whose probabilities sum to p.", rich_help_panel=_SAMPLING
-        ),
-    ] = None
-    generate_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several."),
-    ] = None
+    structure_mode: Literal["joint", "marginal"] | None = option(
+        None,
+        "GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and "
+        "gives no tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. "
+        "Joint with --sample draws trees from the model: --temperature, --top-k and --top-p act on words alone.",
+        _BEAM,
+    )
+    sample: bool = option(False, "Sample words instead of taking the best.", _SAMPLING)
+    temperature: float | None = option(None, "Values below 1 sharpen the distribution of words.", _SAMPLING, min=0.0)
+    top_k: int | None = option(None, "Sample from the top k tokens; 0: from all tokens.", _SAMPLING, min=0)
+    top_p: float | None = option(
+        None, "Sample from the top tokens whose probabilities sum to p.", _SAMPLING, min=0.0, max=1.0
+    )
+    generate_option: list[str] | None = option(
+        None, "NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several."
+    )
 
     def chosen(self) -> dict[str, Any]:
         """The options of `generate`; ValueError if they do not go together."""
@@ -347,25 +324,21 @@ class ChoosingOptions:
 
 
 def generate(
-    prompts: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Prompts, one per line, or a .tsv, .csv or .jsonl table; - reads standard input. Default: begin new "
-            "texts, or see --prompt."
-        ),
-    ] = None,
+    prompts: Path | None = argument(
+        None,
+        "Prompts, one per line, or a .tsv, .csv or .jsonl table; - reads standard input. Default: begin new "
+        "texts, or see --prompt.",
+    ),
     *,
     model: options.Model,
-    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeat for several.")] = None,
-    style: Annotated[
-        Literal["text", "table", "tree", "brackets", "json"],
-        typer.Option(
-            "--format",
-            help="text: one line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, "
-            "one line per text; json: everything, one line per text.",
-        ),
-    ] = "text",
-    out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
+    prompt: list[str] | None = option(None, "A prompt; repeat for several."),
+    style: Literal["text", "table", "tree", "brackets", "json"] = option(
+        "text",
+        "text: one line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, "
+        "one line per text; json: everything, one line per text.",
+        name="--format",
+    ),
+    out: Path | None = option(None, "File to write; default: print."),
     overwrite: options.Overwrite = False,
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
