@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands share, and the model that options describe.
 
-An option is declared by `option` as the default of a parameter; those of several commands are types. Options that belong
-together are the fields of a dataclass, such as `Loading` or `Scoring`; a command takes the dataclass as one parameter,
-and `grouped` shows typer its fields.
+An option is declared by `option` as the default of a parameter; those of several commands are types. Options that
+belong together are the fields of a dataclass, such as `Loading` or `Scoring`; a command takes the dataclass as one
+parameter, and `grouped` shows typer its fields.
 """
 
 import dataclasses
@@ -38,67 +38,22 @@ _COMPUTATION = "Computation"
 _BRACKETS = "Bracketed trees"
 DEPENDENCIES = "Dependencies (CoNLL-U)"
 
-Model = Annotated[
-    str,
-    typer.Option(
-        help="Folder of a model or of its training run, or its name on the Hub.",
-        callback=find_model,
-        rich_help_panel=_MODEL,
-    ),
-]
-ModelName = Annotated[
-    str, typer.Argument(help="Folder of a model or of its training run, or its name on the Hub.", callback=find_model)
-]
-Revision = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.", rich_help_panel=_MODEL)
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_MODEL)
-]
+_of_model = partial(typer.Option, rich_help_panel=_MODEL)
+_of_computation = partial(typer.Option, rich_help_panel=_COMPUTATION)
+_FOLDER = "Folder of a model or of its training run, or its name on the Hub."
+Model = Annotated[str, _of_model(help=_FOLDER, callback=find_model)]
+ModelName = Annotated[str, typer.Argument(help=_FOLDER, callback=find_model)]
+Revision = Annotated[str | None, _of_model(help="Branch, tag or commit of a model on the Hub.")]
+TrustRemoteCode = Annotated[bool, _of_model("--trust-remote-code", help="Run code that comes with the model.")]
 Backbone = Annotated[
     str | None,
-    typer.Option(
-        help="Folder or Hub name of the backbone, if the model is an adapter; default: the one that it names.",
-        rich_help_panel=_MODEL,
-    ),
+    _of_model(help="Folder or Hub name of the backbone, if the model is an adapter; default: the one that it names."),
 ]
-GGUFFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in the folder.", rich_help_panel=_MODEL)]
-Device = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.", rich_help_panel=_COMPUTATION),
-]
+GGUFFile = Annotated[str | None, _of_model(help="Name of a GGUF file in the folder.")]
+Device = Annotated[str | None, _of_computation(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
 DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option(
-        help="Type of the weights; auto: as saved, but on a CPU numbers are computed in float32.",
-        rich_help_panel=_COMPUTATION,
-    ),
-]
-NumBeams = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Derivations kept after a word (GPST, RNNG); default: the model's own.", rich_help_panel=_BEAM
-    ),
-]
-ActionBeamSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Derivations kept after an action (RNNG); default: the model's own, at least num_beams.",
-        rich_help_panel=_BEAM,
-    ),
-]
-FastTrackSize = Annotated[
-    int | None,
-    typer.Option(min=0, help="Derivations that fast-track moves on to the next word (RNNG).", rich_help_panel=_BEAM),
-]
-Normalization = Annotated[
-    Literal["search", "train"] | None,
-    typer.Option(
-        help="RNNG and Tree LM. search: the probability of actions and words that cannot come is shared out among the "
-        "others; train: it is lost, as in training. Default: the model's own (search).",
-        rich_help_panel=_BEAM,
-    ),
+    _of_computation(help="Type of the weights; auto: as saved, but on a CPU numbers are computed in float32."),
 ]
 Texts = Annotated[
     Path, typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.")
@@ -326,14 +281,32 @@ class Loading:
         return scorer
 
 
+_NUM_BEAMS = "Derivations kept after a word (GPST, RNNG); default: the model's own."
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Searching(Loading):
+class Widths:
+    """Widths of a beam."""
+
+    num_beams: int | None = option(None, _NUM_BEAMS, _BEAM, min=1)
+    action_beam_size: int | None = option(
+        None, "Derivations kept after an action (RNNG); default: the model's own, at least num_beams.", _BEAM, min=1
+    )
+    fast_track_size: int | None = option(
+        None, "Derivations that fast-track moves on to the next word (RNNG).", _BEAM, min=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Searching(Widths, Loading):
     """The beam of a model that searches."""
 
-    num_beams: NumBeams = None
-    action_beam_size: ActionBeamSize = None
-    fast_track_size: FastTrackSize = None
-    normalization: Normalization = None
+    normalization: Literal["search", "train"] | None = option(
+        None,
+        "RNNG and Tree LM. search: the probability of actions and words that cannot come is shared out among the "
+        "others; train: it is lost, as in training. Default: the model's own (search).",
+        _BEAM,
+    )
     num_processes: int | None = option(
         None,
         "Processes on a CPU, with one thread each; default: one for every 2,000 derivations (texts times "
@@ -374,12 +347,7 @@ class ScoringByBeams(Scoring):
     """How a model scores text, by one or several widths of the beam."""
 
     # The base class has one width; `by_width` makes a base class of each.
-    num_beams: list[int] | None = option(
-        None,
-        "Derivations kept after a word (GPST, RNNG); default: the model's own. Repeat to compare several.",
-        _BEAM,
-        min=1,
-    )  # type: ignore[assignment]  # several, where Scoring takes one
+    num_beams: list[int] | None = option(None, f"{_NUM_BEAMS} Repeat to compare several.", _BEAM, min=1)  # type: ignore[assignment]
 
     def by_width(self) -> dict[int | None, Scoring]:
         """The options for each width; None: the model's own."""

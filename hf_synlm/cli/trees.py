@@ -276,14 +276,12 @@ _BEAM, _SAMPLING = "Estimator and beam", "Sampling"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChoosingOptions:
+class ChoosingOptions(options.Widths):
     """How `generate` chooses words."""
 
     max_new_tokens: int = option(20, "Maximum length of a continuation.", min=1)
     num_sequences: int = option(1, "Texts per prompt.", min=1)
     num_beams: int | None = option(None, "Beam of the search; default: greedy.", _BEAM, min=1)
-    action_beam_size: options.ActionBeamSize = None
-    fast_track_size: options.FastTrackSize = None
     structure_mode: Literal["joint", "marginal"] | None = option(
         None,
         "GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and "
