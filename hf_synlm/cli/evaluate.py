@@ -12,7 +12,6 @@ import typer
 
 from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import option
-from hf_synlm.data.files import flag_of
 from hf_synlm.data.tables import need_columns, read_rows
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
@@ -43,9 +42,6 @@ class SentenceOptions:
         name="--proposals",
         **options.INPUT_FILE,
     )
-    max_trees: int | None = option(
-        None, "With --proposals: take at most this many of the first distinct trees of a sentence.", min=1
-    )
 
     @property
     def files(self) -> list[Path]:
@@ -57,9 +53,7 @@ class SentenceOptions:
         if self.files:
             from hf_synlm.evaluation.text.tree_files import Proposals
 
-            return Proposals(self.files, self.max_trees)
-        if self.max_trees is not None:
-            raise ValueError("--max-trees belongs to --proposals: leave it out, or give files of trees")
+            return Proposals(self.files)
         return None
 
 
@@ -93,20 +87,14 @@ class InputOptions(options.TreebankReading):
 
     def items(self, texts: Path) -> tuple[list[TextItem], dict[str, Any]]:
         """The texts, and what results say about how they were read."""
+        given = options.differing(self, InputOptions(file_format=self.file_format))
+        of_text = ("text_column", "split_sentences")
         if self.file_format == "treebank":
-            if self.text_column is not None or self.split_sentences:
-                raise ValueError(
-                    "--text-column, --split-sentences: a treebank has neither columns nor lines, omit them"
-                )
+            options.refuse(set(of_text) & set(given), "a treebank has neither columns nor lines")
             reading, treatment = self.reading(), self.punctuation or "keep"
             items, punctuation = read_treebank_items(texts, treatment, self.punctuation_by, **reading)
             return items, {"punctuation": punctuation, **reading}
-        if self.punctuation is not None:
-            raise ValueError(
-                "--punctuation belongs to --format treebank, which has tags; remove it from the text yourself"
-            )
-        if given := ["punctuation_by"] * (self.punctuation_by != "tag") + self.given():
-            raise ValueError(f"{flag_of(given[0])} belongs to --format treebank: leave it out")
+        options.refuse((name for name in given if name not in of_text), "this belongs to --format treebank")
         items = read_items(
             texts, kind=self.file_format, text_column=self.text_column, by_sentences=self.split_sentences
         )

@@ -13,7 +13,7 @@ import typer
 
 from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import option
-from hf_synlm.data.files import flag_of, write_text
+from hf_synlm.data.files import write_text
 from hf_synlm.data.parsed import ParsedSentence, TreeStyle, kind_of_trees, lines_of_parses
 from hf_synlm.data.text import errors_at, plural, read_lines, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, estimate_of
@@ -185,16 +185,15 @@ def parsing(
     """
     models, files = model or [], trees or []
     reads = (treebank, *files, parsing.cache, counting.parameters)
-    for name in models or [""]:
-        outputs.check_results(out, overwrite, *reads, model=name)
-        outputs.check_out(save_trees, overwrite, *reads, *outputs.report_files(out), model=name, flag="--save-trees")
+    outputs.check_results(out, overwrite, *reads, model=models)
+    outputs.check_out(save_trees, overwrite, *reads, *outputs.report_files(out), model=models, flag="--save-trees")
     if bool(models) == bool(files):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
     options.refuse_repeated("--trees", files)
     options.refuse_repeated("--model", models)
-    if files and (given := options.differing(parsing, options.Parsing())):
-        flags = ", ".join(map(flag_of, given))
-        raise ValueError(f"{flags}: --trees are already parsed, so this would change nothing. Leave it out.")
+    if files:
+        given = options.differing(parsing, options.Parsing())
+        options.refuse(given, "--trees are already parsed, so this would change nothing")
     cases = []
     for one in counting.each():
         rule, bank = one.rule(), one.treebank(treebank, limit)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`synlm convert`, `info`, `export`, `verify` and `push`: folders of models."""
 
+import dataclasses
 import json
 from pathlib import Path
 from subprocess import SubprocessError
@@ -311,16 +312,30 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     return report.passed
 
 
+RepoId = Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommitOptions:
+    """How a repository of the Hub gets files."""
+
+    private: bool = option(False, "Make a new repository private.")
+    revision: str | None = option(None, "Branch, created if it does not exist; default: main, which models load.")
+    message: str | None = option(None, "Message of the commit; default: Upload model, or Upload code.")
+    dry_run: bool = option(False, "Upload nothing: list the files with their sizes in bytes, and verify a model.")
+
+    def chosen(self, message: str) -> dict[str, Any]:
+        """The options of `push_to_hub` and `push_code`."""
+        return {"private": self.private, "revision": self.revision, "commit_message": self.message or message}
+
+
 def push(
     folder: Annotated[Path, typer.Argument(help="Folder that `synlm export` or a training script wrote.")],
-    repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")],
-    private: bool = option(False, "Make a new repository private."),
-    revision: str | None = option(None, "Branch, created if it does not exist; default: main.", "Model"),
-    message: str = option("Upload model", "Message of the commit."),
+    repo_id: RepoId,
+    commit: CommitOptions,
     check: bool = option(True, "First do what `synlm verify` does.", name="--verify/--no-verify"),
     trust_remote_code: options.TrustRemoteCode = False,
     backbone: options.Backbone = None,
-    dry_run: bool = option(False, "Upload nothing: verify, and list the files with their sizes in bytes."),
 ) -> None:
     """Upload a folder in a single, all-or-nothing commit.
 
@@ -344,25 +359,21 @@ def push(
         outputs.say(remark)
     if check:
         _check_trust(folder, trust_remote_code)
-    if check and not dry_run:
+    if check and not commit.dry_run:
         check_login()
     if check and not _print_report(folder, backbone=backbone):
         outputs.say(f"{folder} was not pushed")
         raise typer.Exit(1)
-    if dry_run:
-        _print_sizes(sizes, repo_id)
-        return
-    commit = push_to_hub(folder, repo_id, private=private, revision=revision, commit_message=message)
-    outputs.say(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)')
-    typer.echo(commit)
+    if commit.dry_run:
+        return _print_sizes(sizes, repo_id)
+    pushed = push_to_hub(folder, repo_id, **commit.chosen("Upload model"))
+    outputs.say(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{pushed}", ...)')
+    typer.echo(pushed)
 
 
 def push_code(
-    repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")],
-    private: bool = option(False, "Make a new repository private."),
-    revision: str | None = option(None, "Branch, created if it does not exist; default: main, which models load."),
-    message: str = option("Upload code", "Message of the commit."),
-    dry_run: bool = option(False, "Upload nothing: list the files with their sizes in bytes."),
+    repo_id: RepoId,
+    commit: CommitOptions,
 ) -> None:
     """Upload the code of all architectures, for models of `synlm export --code-repo`.
 
@@ -376,12 +387,11 @@ def push_code(
     from hf_synlm.hub.code import code_repository
     from hf_synlm.hub.code import push_code as push
 
-    if dry_run:
-        _print_sizes({name: len(text.encode()) for name, text in code_repository(repo_id).items()}, repo_id)
-        return
-    commit = push(repo_id, private=private, revision=revision, commit_message=message)
+    if commit.dry_run:
+        return _print_sizes({name: len(text.encode()) for name, text in code_repository(repo_id).items()}, repo_id)
+    pushed = push(repo_id, **commit.chosen("Upload code"))
     outputs.say(f"pushed {repo_id}; models load it if they were exported with --code-repo {repo_id}")
-    typer.echo(commit)
+    typer.echo(pushed)
 
 
 def _print_sizes(sizes: dict[str, int], repo_id: str) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -275,9 +275,9 @@ class Loading:
             given.pop(name, None)
         scorer = TextScorer.from_pretrained(model, search_options=search, **given, **more)
         beams = {"num_beams": scorer.num_beams, **scorer.search_options}
-        typed = ", ".join(flag_of(name) for name, value in beams.items() if value is not None)
-        if typed and not scorer.searches:
-            raise ValueError(f"{typed}: {type(scorer.model).__name__} has no beam of trees. Leave the option out.")
+        if not scorer.searches:
+            typed = [name for name, value in beams.items() if value is not None]
+            refuse(typed, f"{type(scorer.model).__name__} has no beam of trees")
         return scorer
 
 
@@ -496,6 +496,12 @@ def differing(group: Any, usual: Any) -> list[str]:
     """Names of the options of a group that differ from the usual ones."""
     names = [field.name for field in dataclasses.fields(usual)]
     return [name for name in names if getattr(group, name) != getattr(usual, name)]
+
+
+def refuse(names: Iterable[str], why: str) -> None:
+    """Raise ValueError if there are names of options, which would change nothing."""
+    if flags := ", ".join(map(flag_of, names)):
+        raise ValueError(f"{flags}: {why}. Leave it out.")
 
 
 def refuse_repeated(flag: str, values: Sequence[Path | str]) -> None:

@@ -178,18 +178,14 @@ class _Study:
             )
         if bool(self.surprisals) == (model is not None):
             raise ValueError("give either tables of `synlm surprisal`, or --model to compute them")
-        given = options.differing(self.computing, ComputingOptions(seed=self.computing.seed))
-        flags = ", ".join(map(flag_of, given))
-        if flags and model is None:
-            raise ValueError(
-                f"{flags}: without --model nothing is computed, so this would change nothing. Leave it out"
-            )
-        given = options.differing(self.regression, RegressionOptions()) + options.differing(files, FileOptions())
-        flags = ", ".join(map(flag_of, given))
-        if flags and preset == "sap":
-            raise ValueError(f"{flags}: --preset sap compares effects of items, without a regression. Leave it out")
-        if self.times.slope is not None and preset != "sap":
-            raise ValueError("--slope belongs to --preset sap: leave it out")
+        if model is None:
+            given = options.differing(self.computing, ComputingOptions(seed=self.computing.seed))
+            options.refuse(given, "without --model nothing is computed, so this would change nothing")
+        if preset == "sap":
+            given = options.differing(self.regression, RegressionOptions()) + options.differing(files, FileOptions())
+            options.refuse(given, "--preset sap compares effects of items, without a regression")
+        elif self.times.slope is not None:
+            options.refuse(["slope"], "this belongs to --preset sap")
 
     def predictors(
         self, texts: Sequence[TextItem], preferred: Literal["sentence", "document"], read: "Callable[[str], Predictor]"

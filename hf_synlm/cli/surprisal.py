@@ -19,7 +19,7 @@ import typer
 
 from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import option
-from hf_synlm.data.files import file_writer, find_model, flag_of, write_text
+from hf_synlm.data.files import check_output, file_writer, find_model, write_text
 from hf_synlm.data.tables import table_text
 from hf_synlm.data.text import Tokenization, plural, share
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
@@ -37,7 +37,7 @@ _ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 def _check_table(out: Path, overwrite: bool) -> None:
     if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
         raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
-    outputs.check_with_meta(out, overwrite)
+    check_output(out, overwrite)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,9 +172,8 @@ class TreeOptions:
         }
         names = ("num_beams", *options.SEARCH_OPTIONS, "estimator", "cache", "num_processes")
         unused |= {name: getattr(scoring, name) for name in names}
-        if given := [name for name, value in unused.items() if value]:
-            flag = flag_of(given[0])
-            raise ValueError(f"{flag}: with --trees every sentence has one tree and stands by itself. Leave it out")
+        given = [name for name, value in unused.items() if value]
+        options.refuse(given, "with --trees every sentence has one tree and stands by itself")
 
     def scores(self, scorer: "TextScorer", items: list[TextItem] | Iterator[TextItem]) -> "Iterator[WordScores]":
         """Surprisals of the words of texts with their trees, which stand in any order for a list of texts."""
@@ -250,8 +249,7 @@ def surprisal(
     """
     found = text_files(texts)
     reads = (*given.files, measures.counts_file, scoring.cache)
-    for name in model:
-        outputs.check_out(out, overwrite, *reads, model=name, check=_check_table, beside=outputs.meta_file, once=found)
+    outputs.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=outputs.meta_file, once=found)
     by_width = scoring.by_width()
     _check_places(texts, out)
     measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
@@ -275,7 +273,9 @@ def surprisal(
         scores = _with_frequencies(scores, count_of)
     others, described = _score_by_others(model[1:], widest, measures, reads_of, out)
     if others:
-        scores = _with_models(scores, _column_of(model[0]), others)
+        from hf_synlm.evaluation.text.surprisal import side_by_side
+
+        scores = side_by_side(scores, {_column_of(model[0]): None, **others})
     unit = None if measures.lmzoo else measures.unit
     columns, counts = _write_words(items, scores, out, unit, opened.first)
     described |= {} if given.trees is None else given.describe(scorer)
@@ -380,16 +380,6 @@ def _score_by_others(
         found[_column_of(name)] = _search(scorer, [read], [], out, how)
         described.append({**scorer.describe(), **scorer.options(), **how})
     return found, {"other_models": described} if described else {}
-
-
-def _with_models(
-    scores: "Iterable[WordScores]", name: str, others: "Mapping[str, Iterable[WordScores]]"
-) -> "Iterator[WordScores]":
-    """Scores by the model of this name that get its surprisals as a column of its own, and those by others."""
-    for found, *parts in zip(scores, *others.values(), strict=True):
-        for model, part in zip((name, *others), (found, *parts), strict=True):
-            found.more[f"surprisal_{{}}_{model}"] = -part.log_probs
-        yield found
 
 
 def _with_frequencies(scores: "Iterable[WordScores]", count_of: Callable[[str], float]) -> "Iterator[WordScores]":

@@ -158,7 +158,7 @@ def treebank(
         synlm treebank de_gsd-ud-train.conllu --structure flat --labels deprel --out de.train.mrg
         synlm treebank parsed.txt --from parses --out train.txt
     """
-    outputs.check_out(out, overwrite, *trees, check=outputs.check_with_meta, beside=outputs.meta_file)
+    outputs.check_out(out, overwrite, *trees, beside=outputs.meta_file)
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
         raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
     inputs = describe_files(trees)
@@ -237,15 +237,12 @@ def silver(
         synlm treebank silver.mrg --max-words 40 --out train.txt
     """
     confidences = Path(f"{out}.confidence.tsv")
-    outputs.check_out(
-        out, overwrite, texts, models, model=parser, check=outputs.check_with_meta, beside=outputs.meta_file
-    )
+    outputs.check_out(out, overwrite, texts, models, model=parser, beside=outputs.meta_file)
     outputs.check_out(confidences if parser else None, overwrite, texts)
-    of_stanza = {"--package": package, "--models": models}
-    of_parser = {"--backbone": backbone, "--min-confidence": min_confidence, "--dtype": dtype.replace("auto", "")}
-    for flag, value in (of_stanza if parser else of_parser).items():
-        if value not in (None, ""):
-            raise ValueError(f"{flag} is an option {'of Stanza' if parser else 'for --parser'}. Leave it out.")
+    of_stanza = {"package": package, "models": models}
+    of_parser = {"backbone": backbone, "min_confidence": min_confidence, "dtype": None if dtype == "auto" else dtype}
+    given = (name for name, value in (of_stanza if parser else of_parser).items() if value is not None)
+    options.refuse(given, "this is an option of Stanza" if parser else "this is an option for --parser")
     inputs = describe_files([texts])
     items = read_items(texts, text_column=text_column, kind=input_format, flag="--input-format")
     lines = [item.text for item in items if item.text.strip()]

@@ -15,7 +15,7 @@ import typer
 
 from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import argument, option
-from hf_synlm.data.files import check_output, file_writer, flag_of, write_text
+from hf_synlm.data.files import check_output, file_writer, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import file_ending, plural
 from hf_synlm.evaluation.results import json_text, markdown_table
@@ -101,8 +101,7 @@ def parse(
     """
     options.refuse_repeated("--model", model)
     # The names of pictures depend on the sentences, see `_check_drawings`.
-    for name in model:
-        outputs.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
+    outputs.check_out(out, overwrite, texts, parsing.cache, model=model, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
     opened = reading.open([texts], input_format, "--input-format")
@@ -129,7 +128,6 @@ def parse(
             skip_long=skip_long,
             **parsing.chosen(num_return_sequences=wanted.count(scorer.model, parsing, among_several=len(model) > 1)),
         )
-        runs[name] = runs[name] if is_stream else iter(list(runs[name]))
     if len(model) == 1:
         outputs.say_tokenization(scorer, tokenize)
     found = runs[model[0]]
@@ -308,9 +306,8 @@ class ChoosingOptions(options.Widths):
             )
         search = ("num_beams", "action_beam_size", "fast_track_size", "structure_mode")
         sampling = ("temperature", "top_k", "top_p")
-        unused = [name for name in sampling if getattr(self, name) is not None and not self.sample]
-        if unused:
-            raise ValueError(f"{', '.join(unused)}: works only with --sample")
+        if not self.sample:
+            options.refuse([name for name in sampling if getattr(self, name) is not None], "works only with --sample")
         return options.parse_options(
             self.generate_option,
             "--generate-option",
@@ -371,12 +368,8 @@ def generate(
     if style in ("tree", "brackets") and not has_trees:
         raise ValueError(f"--format {style}: the model gives no trees here. Choose text, table or json.")
     known = inspect.signature(scorer.model.generate).parameters
-    if unused := [
-        flag_of(name)
-        for name in ("action_beam_size", "fast_track_size", "structure_mode")
-        if name in chosen and name not in known
-    ]:
-        raise ValueError(f"{', '.join(unused)}: not an option of {type(scorer.model).__name__}.generate. Leave it out.")
+    named = {"action_beam_size", "fast_track_size", "structure_mode"} & set(chosen)
+    options.refuse(sorted(named - set(known)), f"not an option of {type(scorer.model).__name__}.generate")
     found = generate_texts(
         scorer.model,
         scorer.tokenizer,

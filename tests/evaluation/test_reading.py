@@ -642,7 +642,7 @@ def test_options_that_do_not_go_together(tables, capsys, monkeypatch):
     assert "--control mean_rt: this is the reading time" in fail(capsys, *COMMON, "--control", "mean_rt")
     sap = ("s.tsv", "--preset", "sap", "--data", ".")
     assert "--folds, --words-out: --preset sap" in fail(capsys, *sap, "--folds", "5", "--words-out", "w.tsv")
-    assert "--slope belongs to --preset sap" in fail(capsys, *COMMON, "--slope", "2")
+    assert "--slope: this belongs to --preset sap" in fail(capsys, *COMMON, "--slope", "2")
     assert "would overwrite an input" in fail(capsys, *COMMON, "--write-frame", "s.tsv")
     monkeypatch.setitem(sys.modules, "statsmodels", None)
     for name in [name for name in sys.modules if name.startswith("hf_synlm.evaluation.reading")]:

@@ -159,13 +159,13 @@ def test_result_states_its_protocol(trees: Path) -> None:
         evaluate_proposals(scorer, [TextItem("1", "a b")], Proposals([_file(trees, "(ODD (X a) (X b))")]))
     some = Proposals([_file(trees, "(ODD (X a) (X b))\n(NP (X a) (X b))")])
     assert evaluate_proposals(scorer, [TextItem("1", "a b")], some).scores["mean_trees"] == 1
-    result = evaluate_proposals(scorer, items, Proposals([trees], 3))
+    result = evaluate_proposals(scorer, items, Proposals([trees]))
     scores = result.scores
-    assert (result.options["estimator"], result.options["max_trees"]) == ("proposals", 3)
+    assert result.options["estimator"] == "proposals"
     assert result.options["num_beams"] is None and len(result.data["proposals"]) == 1
     assert (scores["sentences"], scores["words"], scores["mean_trees"]) == (2, 6, 2)
     given = read_proposals([trees])
-    nats = -sum(score_proposals(scorer, words, given[words], 3).log_prob for words in (WORDS, ("We", "ask")))
+    nats = -sum(score_proposals(scorer, words, given[words]).log_prob for words in (WORDS, ("We", "ask")))
     assert "word_perplexity" not in scores
     assert scores["word_perplexity_with_end"] == pytest.approx(math.exp(nats / (6 + 2)))
 
@@ -216,4 +216,3 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([*command, "--proposals", str(sample)]) in (0, None)
     printed = capsys.readouterr().out
     assert "estimator proposals" in printed and f"| sentences | {len(list(read_treebank(few)))} |" in printed
-    assert "--max-trees belongs to --proposals" in fail(capsys, *command, "--max-trees", "3")
