@@ -36,9 +36,9 @@ class SentenceOptions:
     tokenize: options.Tokenize = None
     proposals: list[Path] | None = option(
         None,
-        "File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or "
-        "Charniak's), or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then "
-        "the sum over its trees there, with its end (GPST has none), as papers on Transformer Grammars report it.",
+        "File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or Charniak's), "
+        "or of JSON lines of `synlm parse`; repeat for several. A sentence then has the sum of the probabilities "
+        "of its trees in the file, as in papers on Transformer Grammars.",
         name="--proposals",
         **options.INPUT_FILE,
     )
@@ -61,8 +61,8 @@ class SentenceOptions:
 class PairOptions(SentenceOptions):
     """Which minimal pairs are scored, and how."""
 
-    limit: int | None = option(None, "Take at most this many of the first pairs of each group.", min=1)
-    end_of_sentence: bool = option(False, "Include the end of the sentences in their probability.")
+    limit: int | None = option(None, "Score the first pairs of each group, at most this many.", min=1)
+    end_of_sentence: bool = option(False, "Include the end of a sentence in its probability.")
 
     def how(self) -> dict[str, Any]:
         """The options of `evaluate_pairs`."""
@@ -75,7 +75,7 @@ class InputOptions(options.TreebankReading):
 
     file_format: Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None = option(
         None,
-        "Format of the input; default: the ending of its name. treebank: the words of bracketed trees.",
+        "Format of the input; default: by the ending of its name. treebank: the words of bracketed trees.",
         name="--format",
     )
     text_column: options.TextColumn = None
@@ -268,7 +268,7 @@ def summary(results: Results, out: options.Output = None, overwrite: options.Ove
 
 def plot(
     results: Plotted,
-    out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) is the format.")],
+    out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) sets the format.")],
     overwrite: options.Overwrite = False,
     label: list[str] | None = option(
         None,
@@ -277,11 +277,11 @@ def plot(
     ),
     score: list[str] | None = option(
         None,
-        "Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
-        "and the circuits or phenomena; for parsing the F1s; for perplexity the one over words.",
+        "Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means and "
+        "circuits or phenomena; for parsing F1; for perplexity that over words.",
     ),
-    x: str | None = option(None, "Of a table: column along the axis, such as region."),
-    by: str | None = option(None, "Of a table: column with a line for each value: condition."),
+    x: str | None = option(None, "For a table: column of the x axis, such as region."),
+    by: str | None = option(None, "For a table: column with a line for each value."),
 ) -> None:
     """Draw the scores of one or several results as bars.
 

@@ -13,10 +13,10 @@ from hf_synlm.cli.options import option
 
 def grammar(
     model: options.ModelName,
-    rules: int = option(5, "Rules per nonterminal, and first symbols.", min=1),
-    words: int = option(8, "Words per preterminal.", min=1),
-    nonterminals: int = option(30, "Nonterminals, those with the most uses.", min=1),
-    preterminals: int = option(60, "Preterminals, those with the most uses.", min=1),
+    rules: int = option(5, "Rules to show per nonterminal, and first symbols.", min=1),
+    words: int = option(8, "Words to show per preterminal.", min=1),
+    nonterminals: int = option(30, "How many nonterminals, most used first.", min=1),
+    preterminals: int = option(60, "How many preterminals, most used first.", min=1),
     style: options.ReportFormat = "table",
     plot: Path | None = option(None, "File for a picture of the rules, in .svg, .png or .pdf."),
     overwrite: options.Overwrite = False,

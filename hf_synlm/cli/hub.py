@@ -118,9 +118,9 @@ def export(
     overwrite: options.Overwrite = False,
     facts: Path | None = option(
         None,
-        "YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data, "
+        "YAML or JSON file with facts for the card: repo_id, license, language, datasets, training_data, "
         "training_procedure, limits, results, task, ... They replace the same facts in the card.yaml beside the "
-        "model, which is the default. A card without card.yaml stays as it is.",
+        "model, which is read by default. A card without card.yaml stays as it is.",
         **options.INPUT_FILE,
     ),
     results: list[Path] | None = option(

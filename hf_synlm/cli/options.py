@@ -73,9 +73,10 @@ Tokenize = Annotated[
     Tokenization | None,
     typer.Option(
         help="How the model reads ordinary text. ptb splits words that the model lacks as in the Penn Treebank (end. "
-        "becomes end and .), for a model of a treebank. no-punctuation removes the marks at the edges of words, for a "
-        "model that learned without them. words leaves the words as they are. auto (the default) is what the model's "
-        "configuration says: text_style treebank is ptb, natural is ptb without new spaces, none is words.",
+        "becomes end and .), for a model of treebanks. no-punctuation removes the marks at the edges of words, "
+        "for a model that learned without them. words leaves the words as they are. auto (the default) follows "
+        "text_style of the model's configuration: treebank is ptb, natural is ptb without new spaces, none is "
+        "words.",
         callback=lambda given: None if given == "auto" else given,
     ),
 ]
@@ -88,7 +89,7 @@ _ENCODING = inspect.Parameter(
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
 InputFormat = Literal["txt", "tsv", "csv", "jsonl"]
 InputFormatOption = Annotated[
-    InputFormat | None, typer.Option(help="Format of the input; default: the ending of its name.")
+    InputFormat | None, typer.Option(help="Format of the input; default: by the ending of its name.")
 ]
 SplitSentences = Annotated[
     bool,
@@ -104,8 +105,9 @@ Treebank = Annotated[Path, typer.Option(help="Gold trees in the format of the Pe
 TreeStyle = Annotated[
     parsed.TreeStyle | None,
     typer.Option(
-        help="Brackets in a file: unlabeled, ((the cat) sleeps); labeled, (S (NP the cat) (VP sleeps)); treebank, with "
-        "a tag for each word. Default: by their form, with a remark where this is a guess. JSON lines do not need it."
+        help="Brackets in a file: unlabeled, ((the cat) sleeps); labeled, (S (NP the cat) (VP sleeps)); treebank, "
+        "with a tag for each word. Default: by their form, with a remark if this is a guess. JSON lines need no "
+        "format."
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
@@ -165,15 +167,15 @@ class TreebankReading:
         None, "Leave out words with these tags, separated by spaces: '-DFL- SYM'.", _BRACKETS
     )
     drop_labels: str | None = option(
-        None, "Leave out the brackets of these constituents, but not what is in them.", _BRACKETS
+        None, "Leave out the brackets of these labels, but keep the words in them.", _BRACKETS
     )
     label_separators: str = option(
-        LABEL_SEPARATORS, "Characters before the function tags of constituents, which are removed.", _BRACKETS
+        LABEL_SEPARATORS, "Characters before function tags of constituents. These tags are removed.", _BRACKETS
     )
     lemma_separator: str | None = option(
         None, "Character between word and lemma, if leaves have both; '-' for cats-cat.", _BRACKETS
     )
-    split_leaves: bool = option(False, "Read a leaf of several words, (NN New York), as several.", _BRACKETS)
+    split_leaves: bool = option(False, "Read a leaf like (NN New York) as several leaves.", _BRACKETS)
 
     structure: Structure | None = option(
         None,
@@ -183,12 +185,12 @@ class TreebankReading:
     )
     labels: Labels | None = option(
         None,
-        "Label of a word's constituents: its UPOS with P (NOUNP), X, or its relation. Default: upos.",
+        "Label of a word's constituents: its UPOS and P (such as NOUNP), X, or its relation. Default: upos.",
         DEPENDENCIES,
     )
     tokens: Tokens | None = option(
         None,
-        "surface: a multiword token (German im) is one word; syntactic: its words are. Default: surface.",
+        "surface: a multiword token (German im) is one word; syntactic: it is several. Default: surface.",
         DEPENDENCIES,
     )
     nonprojective: NonProjective | None = option(
@@ -226,13 +228,13 @@ class TextReading:
     )
     word_column: str | None = option(
         None,
-        "Column of the words, or regions, in a table with one per row. The rows of an item (--item-column) "
-        "are one text, in their order; each condition of an item is a text of its own.",
+        "Column of the words or regions in a table that has one of them per row. The rows of an item "
+        "(--item-column) are one text, in their order; each condition of an item is a text of its own.",
     )
     sentence_column: str | None = option(
         None,
-        "With --word-column, the column that tells the sentences of an item apart; with --context document, a "
-        "sentence is read after the sentences of its item before it.",
+        "With --word-column: the column that tells the sentences of an item apart. With --context document, a "
+        "sentence is read after the earlier sentences of its item.",
     )
     split_sentences: SplitSentences = False
 
@@ -303,8 +305,8 @@ class Searching(Widths, Loading):
 
     normalization: Literal["search", "train"] | None = option(
         None,
-        "RNNG and Tree LM. search: the probability of actions and words that cannot come is shared out among the "
-        "others; train: it is lost, as in training. Default: the model's own (search).",
+        "For RNNG and Tree LM. search: the probability of impossible actions and words is shared out among the "
+        "others. train: it is lost, as in training. Default: the model's own (search).",
         _BEAM,
     )
     num_processes: int | None = option(
@@ -329,8 +331,8 @@ class Scoring(Searching):
     gguf_file: GGUFFile = None
     begin_token: str | None = option(
         None,
-        "Token before the first word; default: the model's begin token. A chat model may need the one of its "
-        "pretraining, such as '<|endoftext|>'.",
+        "Token before the first word; default: the model's begin token. A chat model may need the begin token of "
+        "its pretraining, such as '<|endoftext|>'.",
         _MODEL,
     )
     estimator: Literal["exact", "beam_marginal", "stepwise"] | None = option(
@@ -364,12 +366,12 @@ class Beliefs:
 
     belief_update: Literal["old", "new"] | None = option(
         None,
-        "Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
-        "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
-        "word. new: of those that have taken it, before and after the word's own probability counts.",
+        "For models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
+        "belief_cut, the share of them that the beam drops. old compares the derivations before the word. new "
+        "compares those that read it, without and with its own probability.",
     )
     belief_order: float | None = option(
-        None, "Order of --belief-update, also inf; default: 1, Kullback-Leibler.", min=0
+        None, "Renyi order of --belief-update, or inf; default: 1, Kullback-Leibler.", min=0
     )
 
     @property
@@ -424,8 +426,8 @@ class ParsingByModels(Parsing):
     # The base class has one method; `by_model` makes a base class of each.
     method: list[str] | None = option(
         None,
-        "How the model parses, e.g. search, inside or mbr (GPST). With several --model: once for all of them, "
-        "or once for each, in their order.",
+        "How the model parses, e.g. search, inside or mbr (GPST). With several --model: give it once for all, or "
+        "once for each in their order.",
         _BEAM,
     )  # type: ignore[assignment]  # several, where Parsing takes one
 

@@ -34,9 +34,9 @@ class TimesOptions:
     rt_column: str = option("rt", "Column of the reading times, in ms.", _TIMES)
     preset: Literal["natural-stories", "sap"] | None = option(None, "Corpus in --data, with its times.", _TIMES)
     data: Path | None = option(None, "Folder of the corpus: a clone of its repository.", _TIMES)
-    slope: float | None = option(None, "sap: ms per bit, such as sum_b of natural-stories.", _TIMES)
+    slope: float | None = option(None, "For sap: ms per bit, such as sum_b of natural-stories.", _TIMES)
     on: str | None = option(None, "Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", _TIMES)
-    partial: bool = option(False, "Many words may lack a partner.", _TIMES)
+    partial: bool = option(False, "Allow many words without a partner.", _TIMES)
     allow_different_words: bool = option(False, "Leave out words that differ.", _TIMES)
 
     def joining(self) -> dict[str, Any]:
@@ -49,27 +49,27 @@ class TimesOptions:
 class RegressionOptions:
     """The baseline, the words that are left out, and how times are predicted."""
 
-    spillover: int = option(2, "How many words before a word have columns.", _WORDS, min=0)
+    spillover: int = option(2, "How many preceding words have columns, too.", _WORDS, min=0)
     baseline: str | None = option(None, "Columns: length,frequency,punctuation,place (default), or some.", _WORDS)
     frequencies: str | None = option(
         None,
-        "File of words and counts (words that it lacks count in lower case), column of the times, or "
-        "wordfreq:en, wordfreq:de, ... (the package wordfreq, in a billion words); default: none.",
+        "File of words and counts (a word that it lacks is looked up in lower case), column of the times, or "
+        "wordfreq:en, ... (the package wordfreq, per billion words); default: none.",
         _WORDS,
     )
     missing_frequency: Literal["exclude", "zero"] = option("exclude", "What to do with words without a count.", _WORDS)
     interaction: bool = option(False, "Add length times log frequency, both centered.", _WORDS)
-    control: list[str] | None = option(None, "Another column of the times for the baseline; repeat.", _WORDS)
+    control: list[str] | None = option(None, "Add this column of the times to the baseline; repeat.", _WORDS)
     keep_edges: bool = option(False, "Keep the first and last words of sentences.", _WORDS)
     keep_oov: bool = option(False, "Keep unknown words, which have the surprisal of a class.", _WORDS)
     drop_punctuation: bool = option(False, "Leave out words that end with punctuation.", _WORDS)
-    folds: int = option(10, "Parts, each predicted from the others.", _REGRESSION, min=2)
+    folds: int = option(10, "Parts; each is predicted from the others.", _REGRESSION, min=2)
     folds_by: Literal["sentence", "text"] = option("sentence", "What stays in one part.", _REGRESSION)
     log_rt: bool = option(False, "Predict the logarithm of times.", _REGRESSION)
-    by_subject: bool = option(False, "A regression for each reader; means over readers.", _REGRESSION)
+    by_subject: bool = option(False, "Fit one regression per reader, and average them.", _REGRESSION)
     mixed: bool = option(
         False,
-        "One regression with a random intercept for each reader. For other random effects: --write-frame, R.",
+        "Fit one regression with random intercepts of readers. Fit other random effects in R.",
         _REGRESSION,
     )
 

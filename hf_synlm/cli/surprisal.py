@@ -45,7 +45,7 @@ class InputOptions(options.TextReading):
     """Where the texts of `surprisal` stand in its input."""
 
     file_format: options.InputFormat | None = option(
-        None, "Format of the input; default: the ending of its name.", name="--format"
+        None, "Format of the input; default: by the ending of its name.", name="--format"
     )
 
 
@@ -64,15 +64,15 @@ class MeasureOptions(options.Beliefs):
     lmzoo: bool = option(False, "Write the columns of lm-zoo instead: one row per token, in bits.")
     entropy: Literal["shannon", "renyi"] | None = option(
         None,
-        "Add entropy_bits: the entropy of the next token before each word, so of its first token only. renyi "
-        "adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it from the stepwise "
-        "distribution, by a second search.",
+        "Add entropy_bits: the entropy of the next token before each word. It covers the first token of the word "
+        "only. renyi adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it from "
+        "the stepwise distribution, by a second search.",
     )
     attention_entropy: Literal["projected", "raw"] | None = option(
         None,
-        "Tree LM and Transformer Grammars: add nae, the normalized attention entropy where the word is read, "
-        "summed over the heads of the top layer and the tokens of the word; expected over the beam, or of the tree "
-        "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are.",
+        "For Tree LM and Transformer Grammars. Add nae, the normalized attention entropy where the word is read. "
+        "It is summed over the heads of the top layer and the tokens of the word, and averaged over the beam. "
+        "projected weighs attention by its effect on the output. raw adds nae_raw.",
     )
     frequencies: str | None = option(
         None,
@@ -137,15 +137,15 @@ class TreeOptions:
     trees: list[Path] | None = option(
         None,
         "File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
-        "Leaves may split words: end and . for end. Surprisal is then that of each word together with its part of "
-        "the tree, which does not compare with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
+        "Leaves may split words: end and . for end. Surprisal is then that of each word with its part of the "
+        "tree. Do not compare it with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
         _TREES,
         **options.INPUT_FILE,
     )
     unknown_labels: str = option(
         "error",
-        "What to do with labels that the model lacks: error; drop, which leaves out their brackets; or a FILE "
-        "of lines with a label and the one that replaces it, or with a label alone that is left out.",
+        "What to do with labels that the model lacks. error: stop. drop: leave out their brackets. FILE: each "
+        "line names a label and its replacement, or a label to leave out.",
         _TREES,
     )
 

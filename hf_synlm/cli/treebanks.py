@@ -39,7 +39,7 @@ class ReadingOptions(options.TreebankReading):
     """How `treebank` reads trees."""
 
     tags: Literal["upos", "xpos"] | None = option(None, "Tags of words. Default: upos.", options.DEPENDENCIES)
-    mark_heads: bool = option(False, "Add -HD to the part of a constituent that holds its head.", options.DEPENDENCIES)
+    mark_heads: bool = option(False, "Add -HD to the child of a constituent that holds its head.", options.DEPENDENCIES)
 
     def by_kind(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The options of brackets, and those of dependencies, that were given."""
@@ -139,8 +139,8 @@ def treebank(
     overwrite: options.Overwrite = False,
     kind: Literal["brackets", "conllu", "parses"] | None = option(
         None,
-        "Format of the input; default: brackets or conllu, by the ending of its name, or its first line. "
-        "parses: what `synlm parse` and `synlm evaluate parsing --save-trees` write; X stands for what it lacks.",
+        "Format of the input; default: brackets or conllu, by the ending of its name, or its first line. parses: "
+        "what `synlm parse` and `synlm evaluate parsing --save-trees` write; X is a missing label.",
         name="--from",
     ),
     *,
@@ -197,7 +197,7 @@ def silver(
     out: OutFile,
     overwrite: options.Overwrite = False,
     parser: str | None = option(
-        None, "Model of `synlm train span-parser` that parses, as folder or Hub name; default: Stanza."
+        None, "Parser: folder or Hub name of a model of `synlm train span-parser`; default: Stanza."
     ),
     backbone: options.Backbone = None,
     min_confidence: float | None = option(

@@ -35,7 +35,7 @@ FormatOption = Annotated[
         "latex: for the package forest; svg: a file per sentence; html: one page with all trees and surprisals.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="File to write (svg of several sentences: folder); default: print.")]
+Out = Annotated[Path | None, typer.Option(help="File to write, or a folder for several svg; default: print.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class TreesOptions:
     num_trees: int | None = option(
         None,
         "Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
-        "count once. With --consensus: how many of each beam count; default: all.",
+        "count once. With --consensus: how many trees of each beam count; default: all.",
         min=1,
     )
     consensus: bool = option(
@@ -86,7 +86,7 @@ def parse(
     reading: options.TextReading,
     input_format: options.InputFormatOption = None,
     tokenize: options.Tokenize = None,
-    skip_long: bool = option(False, "Leave the line of a sentence blank that is longer than the model can read."),
+    skip_long: bool = option(False, "Write a blank line for a sentence that is longer than the model can read."),
 ) -> None:
     """Parse sentences into trees.
 
@@ -282,9 +282,9 @@ class ChoosingOptions(options.Widths):
     num_beams: int | None = option(None, "Beam of the search; default: greedy.", _BEAM, min=1)
     structure_mode: Literal["joint", "marginal"] | None = option(
         None,
-        "GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and "
-        "gives no tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. "
-        "Joint with --sample draws trees from the model: --temperature, --top-k and --top-p act on words alone.",
+        "GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and gives no "
+        "tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. Joint with "
+        "--sample draws trees from the model. --temperature, --top-k, --top-p act on words alone.",
         _BEAM,
     )
     sample: bool = option(False, "Sample words instead of taking the best.", _SAMPLING)

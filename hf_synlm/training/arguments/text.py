@@ -36,16 +36,16 @@ class TextDataArguments(BatchedFileArguments):
     )
     preprocessing: Preprocessing = option(
         "none",
-        "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
-        "'words-only': drop leaves whose tag is punctuation, $ or #.",
+        "Preprocessing of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's "
+        "corpus; 'words-only': drop leaves whose tag is punctuation, $ or #.",
     )
     max_sentence_words: int | None = option(None, "Leave out sentences with more words, counted after preprocessing.")
     tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
-    max_batch_tokens: int = option(5000, "Sentences: largest padded size of a micro batch.")
+    max_batch_tokens: int = option(5000, "With sentences: largest padded size of a micro batch.")
     test_batch_size: int | None = option(
         None,
-        "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With one row "
-        "of a stream every token is predicted from all before it.",
+        "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. If a stream is "
+        "one row, every token is predicted from all tokens before it.",
     )
 
     tokenizer_options = f"{BatchedFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
@@ -93,11 +93,11 @@ class StreamDataArguments(TextDataArguments):
     """Files of text or trees, how they become tokens, and how the tokens are read."""
 
     batching: Literal["stream", "sentences"] = option(
-        "stream", "'stream': segments of running text, the state carried along; 'sentences': one by one."
+        "stream", "'stream': segments of running text, each begun from the last state; 'sentences': each alone."
     )
     bptt: int = option(70, "Usual length of a segment in tokens.")
     variable_bptt: bool = option(
-        True, "Draw the length of each training segment around bptt (or half of it), and scale its rate."
+        True, "Draw the length of each training segment around bptt (or half of it), and scale its learning rate."
     )
     tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
     binarized_spans: bool = option(False, "PaLM: spans that binarization to the right adds are gold, too.")
@@ -164,8 +164,8 @@ class ParsingArguments:
     )
     parsing_max_words: int | None = option(
         None,
-        "Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, without "
-        "it; default: max_sentence_words.",
+        "Leave out sentences with more words. Words are counted after preprocessing, and without punctuation unless it "
+        "is kept. Default: max_sentence_words.",
     )
     punctuation: Literal["remove", "ignore", "keep"] = option(
         "remove", "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
@@ -237,7 +237,7 @@ class ScheduleArguments:
     averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.")
     averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
     finetuning_epoch: int = option(0, "After this epoch begin the averages anew, if averaging has begun; 0: never.")
-    plateau_patience: int = option(2, "adam-plateau: lower the rate after more than this many epochs without a best.")
+    plateau_patience: int = option(2, "adam-plateau: lower the rate after more epochs than this without a new best.")
     plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
 
     def __post_init__(self):
@@ -332,8 +332,8 @@ class PCFGParsingArguments(ParsingArguments):
 class CurriculumArguments:
     """Short sentences first."""
 
-    curriculum_words: int = option(30, "Longest sentences of the first epoch in words; 0: all from the start.")
-    curriculum_growth: int = option(1, "Words by which the longest sentences of an epoch are longer than before.")
+    curriculum_words: int = option(30, "Most words of a sentence in the first epoch; 0: no limit.")
+    curriculum_growth: int = option(1, "How many words this limit grows by in each epoch.")
 
     def __post_init__(self):
         """Check the values."""

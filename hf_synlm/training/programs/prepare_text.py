@@ -81,8 +81,8 @@ class CorpusArguments:
     )
     num_validation_documents: int | None = option(
         None,
-        "Number of first documents to take from the training text if there is no validation text. Default: its first "
-        "sentences, a tenth of them, at most 1,000.",
+        "If there is no validation text: take this many first documents of the training text. Default: take the first "
+        "tenth of its sentences, at most 1,000.",
     )
     train_files: list[str] = option(
         [], "Text files (blank lines separate documents), or parquet, json, csv, tsv; 'embedded': the embedded text."
