@@ -43,7 +43,6 @@ class CountingOptions(options.TreebankReading):
     )
     punctuation_by: options.PunctuationBy = "tag"
     max_length: int | None = option(None, "Parse and score only sentences of at most this many words.", min=1)
-    min_length: int | None = option(None, "Parse and score only sentences of at least this many words.", min=1)
     parameters: Path | None = option(
         None, "Parameter file of EVALB; default: as in COLLINS.prm.", name="--prm", **options.INPUT_FILE
     )
@@ -53,11 +52,10 @@ class CountingOptions(options.TreebankReading):
         """The convention; ValueError for an unknown name, or for options that belong to another convention."""
         if self.convention not in (*CONVENTIONS, "evalb"):
             raise ValueError(f"unknown convention {self.convention!r}: choose one of {', '.join(CONVENTIONS)}, evalb")
-        lengths = {"max_length": self.max_length, "min_length": self.min_length}
-        changes = {name: value for name, value in lengths.items() if value is not None}
+        changes = {} if self.max_length is None else {"max_length": self.max_length}
         if self.convention == "evalb":
             if changes:
-                raise ValueError("--max-length and --min-length: EVALB has CUTOFF_LEN in its parameter file (--prm)")
+                raise ValueError("--max-length: EVALB has CUTOFF_LEN in its parameter file (--prm)")
             counted = COLLINS if self.parameters is None else EvalbParameters.read(self.parameters)
             return dataclasses.replace(counted, labeled=counted.labeled and not self.unlabeled)
         if self.parameters is not None or self.unlabeled:

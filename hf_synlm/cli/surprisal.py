@@ -88,13 +88,11 @@ class MeasureOptions(options.Beliefs):
             return
         if len(texts) > 1 or texts[0].is_dir():
             raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
-        if self.unit != "bits":
-            raise ValueError(f"--unit {self.unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-        if several_columns or self.frequencies or any(self.entropies.values()):
-            raise ValueError(
-                "--lmzoo has four columns: give one --model, one --num-beams, and neither --entropy nor "
-                "--attention-entropy nor --belief-update nor --frequencies"
-            )
+        if several_columns:
+            raise ValueError("--lmzoo has one column of surprisals: give one --model and one --num-beams")
+        usual = MeasureOptions(lmzoo=True, context=self.context, tokenize=self.tokenize, first_word=self.first_word)
+        given = [name for name in options.differing(self, usual) if name != "word_correction"]
+        options.refuse(given, "--lmzoo has four columns, in bits")
 
     @property
     def entropies(self) -> dict[str, Any]:

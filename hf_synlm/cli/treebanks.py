@@ -38,13 +38,12 @@ OutFile = Annotated[Path, typer.Option(help="File to write.")]
 class ReadingOptions(options.TreebankReading):
     """How `treebank` reads trees."""
 
-    tags: Literal["upos", "xpos"] | None = option(None, "Tags of words. Default: upos.", options.DEPENDENCIES)
     mark_heads: bool = option(False, "Add -HD to the child of a constituent that holds its head.", options.DEPENDENCIES)
 
     def by_kind(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The options of brackets, and those of dependencies, that were given."""
         of_brackets = self.reading()
-        of_dependencies = of_brackets.pop("dependencies", {}) | {"tags": self.tags, "mark_heads": self.mark_heads}
+        of_dependencies = of_brackets.pop("dependencies", {}) | {"mark_heads": self.mark_heads}
         return of_brackets, {name: value for name, value in of_dependencies.items() if value}
 
 
@@ -184,7 +183,7 @@ def treebank(
     facts: dict[str, Any] = {"trees": len(kept), "words": num_words, "left_out": dict(left_out)}
     facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
     if any(converted for _, converted in sentences):
-        facts["dependencies"] = {**DEPENDENCY_OPTIONS, "tags": "upos", **of_dependencies, **changed}
+        facts["dependencies"] = {**DEPENDENCY_OPTIONS, **of_dependencies, **changed}
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(outputs.meta_file(out), {**facts, **files, "command": outputs.command_line.get()})
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]

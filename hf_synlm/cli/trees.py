@@ -128,6 +128,7 @@ def parse(
             skip_long=skip_long,
             **parsing.chosen(num_return_sequences=wanted.count(scorer.model, parsing, among_several=len(model) > 1)),
         )
+        runs[name] = runs[name] if is_stream else iter(list(runs[name]))  # one model after the other
     if len(model) == 1:
         outputs.say_tokenization(scorer, tokenize)
     found = runs[model[0]]

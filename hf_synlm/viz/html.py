@@ -66,24 +66,8 @@ def sentence_to_page(
     return "".join(_page([_body(sentence, pictures)], title or " ".join(sentence.words)))
 
 
-def sentences_to_page(sentences: Iterable[ParsedSentence], *, title: str) -> str:
-    """Write several sentences as one HTML document, which needs no other file.
-
-    Args:
-        sentences: sentences with their trees; a sentence without words is left out.
-        title: title of the document.
-
-    Returns:
-        The document.
-
-    Raises:
-        ValueError: a tree does not fit the words.
-    """
-    return "".join(page_parts(sentences, title))
-
-
 def page_parts(sentences: Iterable[ParsedSentence], title: str) -> Iterator[str]:
-    """The document of `sentences_to_page`, sentence by sentence."""
+    """An HTML document of several sentences, which needs no other file, in parts; those without words are left out."""
     return _page((_body(sentence) for sentence in sentences if sentence.words), title)
 
 

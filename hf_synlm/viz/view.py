@@ -40,10 +40,10 @@ class SentenceView:
         bits = surprisals_in_bits(self.sentence)
         return tree_to_svg(self.sentence.words, tree.spans, tree.labels, surprisals=bits)
 
-    def latex(self, hypothesis: int = 0, standalone: bool = False) -> str:
+    def latex(self, hypothesis: int = 0) -> str:
         """Write a tree for the LaTeX package forest; see `tree_to_latex`."""
         tree = self.sentence.tree(hypothesis)
-        return tree_to_latex(self.sentence.words, tree.spans, tree.labels, standalone=standalone)
+        return tree_to_latex(self.sentence.words, tree.spans, tree.labels)
 
     def html(self, title: str | None = None) -> str:
         """Write an HTML document with all trees; see `sentence_to_page`."""

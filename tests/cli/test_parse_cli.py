@@ -708,7 +708,7 @@ def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsy
     monkeypatch.setattr("hf_synlm.evaluation.trees.treebank_parsing.collate_contexts", None)
     message = fail(capsys, *command)
     assert "sentence 2 of 90 words" in message and "(1 of 2 sentences are too long)" in message
-    assert "none of 2 sentences is scored" in fail(capsys, *command, "--min-length", 100)
+    assert "none of 2 sentences is scored" in fail(capsys, *command, "--max-length", 1)
     assert "gpst gives trees without labels" in fail(capsys, *command, "--convention", "evalb")
 
 

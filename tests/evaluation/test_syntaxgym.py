@@ -21,6 +21,7 @@ from hf_synlm.evaluation.suites.syntaxgym import (
     load_suite,
     score_regions,
     summary,
+    surprisals_of,
 )
 from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.text_items import TextItem
@@ -45,7 +46,7 @@ STIMULI = [
 
 
 def region_surprisals(scorer, suite):
-    return [{place: bits for place, (bits, _) in item.items()} for item in score_regions(scorer, [suite])[0]]
+    return list(map(surprisals_of, score_regions(scorer, [suite])[0]))
 
 
 def condition(name, *contents):
@@ -103,7 +104,7 @@ VALUES = {("a", 1): 1.0, ("a", 2): 2.5, ("b", 1): 1.0, ("b", 2): 4.0, ("b-c_d", 
     ],
 )
 def test_formulas(formula, expected):
-    assert Formula(formula)(VALUES, {"verb": 2}) is expected
+    assert Formula(formula, {"verb": 2})(VALUES) is expected
 
 
 @pytest.mark.parametrize(
@@ -216,13 +217,17 @@ def test_published_accuracies_of_circuits():
     ("path", "value", "message"),
     [
         (("predictions", 0, "formula"), "(3;%plural%) < (3;%match%)", "'plural'.* match, mismatch"),
-        (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "region '9'"),
+        (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "no region 9"),
         (("meta", "metric"), "product", "metric 'product'"),
-        (("predictions", 0, "formula"), "(noun;%match%) < (3;%match%)", r"item 1: formula '\(noun.*region 'noun'"),
+        (
+            ("predictions", 0, "formula"),
+            "(noun;%match%) < (3;%match%)",
+            r"prediction 0: formula '\(noun.*region 'noun'",
+        ),
         (("predictions", 1, "formula"), "(3;%match%) <= 2", "prediction 1: formula '.*' cannot be read: .* join"),
         (("predictions", 1, "formula"), "2 * (3;%match%) < 1", r"prediction 1: .*'\* \(3;%match%' is unknown"),
         (("predictions", 1, "formula"), "(3;%50% off%) < 1", "without % in its name"),
-        (("predictions", 1), "(3;%match%) < 1", "prediction 1: '.*' stands where .* object with 'type'"),
+        (("predictions", 1), "(3;%match%) < 1", "prediction 1: '.*' is not of a suite .* lacks 'type'"),
         (("predictions", 0, "type"), "script", "prediction 0: its type is 'script'"),
         (("meta",), {}, "lacks 'name'"),
         (("items", 1, "item_number"), "1a", r"items\[1\]: item_number is '1a': give a whole number"),

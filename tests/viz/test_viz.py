@@ -161,8 +161,6 @@ def test_latex():
     bare = tree_to_latex(["a,b", "c]"], [(0, 2)])
     assert "  [,coordinate\n    [{a,b}]\n    [{c]}]\n  ]" in bare
     assert "[,phantom\n    [{a}]\n    [{b}]\n  ]" in tree_to_latex(["a", "b"], [])
-    document = tree_to_latex(*CAT, standalone=True)
-    assert document.startswith("\\documentclass") and document.endswith("\\end{document}\n")
 
 
 def test_latex_escapes():

@@ -104,7 +104,8 @@ class EvalbSummary:
         """Pool the counts of sentences; `name` says which they are."""
         sentences = list(sentences)
         valid = [sentence for sentence in sentences if sentence.status == "valid"]
-        matched, gold, test, crossing, words, tags = _totals(sentences)
+        names = ("matched", "gold", "test", "crossing", "words", "correct_tags")
+        matched, gold, test, crossing, words, tags = (sum(getattr(one, name) for one in valid) for name in names)
         return cls(
             name=name,
             num_sentences=len(sentences),
@@ -150,13 +151,6 @@ class EvalbScores:
     def f1(self) -> float:
         """Labeled F1 over all sentences, 0..1: the number that papers report (in percent)."""
         return self.overall.f1
-
-
-def _totals(sentences: Iterable[EvalbSentence]) -> tuple[int, ...]:
-    """Matched, gold, test and crossing brackets, words and correct tags of the valid sentences."""
-    valid = [sentence for sentence in sentences if sentence.status == "valid"]
-    names = ("matched", "gold", "test", "crossing", "words", "correct_tags")
-    return tuple(sum(getattr(sentence, name) for sentence in valid) for name in names)
 
 
 def _ratio(part: int, whole: int) -> float:
