@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.cli.options import option
+from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.tables import need_columns, read_rows
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
@@ -35,7 +35,6 @@ class SentenceOptions:
 
     tokenize: options.Tokenize = None
     proposals: list[Path] | None = option(
-        None,
         "File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or Charniak's), "
         "or of JSON lines of `synlm parse`; repeat for several. A sentence then has the sum of the probabilities "
         "of its trees in the file, as in papers on Transformer Grammars.",
@@ -61,8 +60,8 @@ class SentenceOptions:
 class PairOptions(SentenceOptions):
     """Which minimal pairs are scored, and how."""
 
-    limit: int | None = option(None, "Score the first pairs of each group, at most this many.", min=1)
-    end_of_sentence: bool = option(False, "Include the end of a sentence in its probability.")
+    limit: int | None = option("Score the first pairs of each group, at most this many.", min=1)
+    end_of_sentence: bool = option("Include the end of a sentence in its probability.", default=False)
 
     def how(self) -> dict[str, Any]:
         """The options of `evaluate_pairs`."""
@@ -74,14 +73,13 @@ class InputOptions(options.TreebankReading):
     """How `perplexity` reads its input."""
 
     file_format: Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None = option(
-        None,
         "Format of the input; default: by the ending of its name. treebank: the words of bracketed trees.",
         name="--format",
     )
     text_column: options.TextColumn = None
     split_sentences: options.SplitSentences = False
     punctuation: Literal["remove", "keep"] | None = option(
-        None, "Punctuation of a treebank: keep it (default), or remove it before scoring."
+        "Punctuation of a treebank: keep it (default), or remove it before scoring."
     )
     punctuation_by: options.PunctuationBy = "tag"
 
@@ -161,15 +159,14 @@ def _say_odd_scores(scores: Mapping[str, float]) -> None:
 
 
 def syntaxgym(
-    suites: Annotated[
-        Path, typer.Argument(exists=True, help="Folder of suites in SyntaxGym's JSON format, or one suite.")
-    ],
+    *,
+    suites: Path = argument("Folder of suites in SyntaxGym's JSON format, or one suite.", default=MISSING, exists=True),
     model: options.Model,
     scoring: options.Scoring,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
-    suite: list[str] | None = option(None, "Take only this suite; repeat for several."),
+    suite: list[str] | None = option("Take only this suite; repeat for several."),
 ) -> None:
     """Accuracy on SyntaxGym's test suites: per suite, per circuit, and the means that papers report.
 
@@ -188,14 +185,15 @@ def syntaxgym(
 
 
 def blimp(
-    paradigms: Annotated[Path, typer.Argument(exists=True, help="Folder of BLiMP's 67 .jsonl files, or one of them.")],
+    *,
+    paradigms: Path = argument("Folder of BLiMP's 67 .jsonl files, or one of them.", default=MISSING, exists=True),
     model: options.Model,
     scoring: options.Scoring,
     chosen: PairOptions,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
-    paradigm: list[str] | None = option(None, "Take only this paradigm; repeat for several."),
+    paradigm: list[str] | None = option("Take only this paradigm; repeat for several."),
 ) -> None:
     """Accuracy on BLiMP's minimal pairs: per paradigm, per phenomenon, and mean over the paradigms.
 
@@ -215,16 +213,17 @@ def blimp(
 
 
 def pairs(
-    pairs: Annotated[Path, typer.Argument(help="Table of minimal pairs: .tsv, .csv or .jsonl.")],
+    *,
+    pairs: Path = argument("Table of minimal pairs: .tsv, .csv or .jsonl.", default=MISSING),
     model: options.Model,
     scoring: options.Scoring,
     chosen: PairOptions,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
-    good_column: str = option("sentence_good", "Column of the better sentences."),
-    bad_column: str = option("sentence_bad", "Column of the other sentences."),
-    group_column: str | None = option(None, "Column that groups the pairs; the result has one score per group."),
+    good_column: str = option("Column of the better sentences.", default="sentence_good"),
+    bad_column: str = option("Column of the other sentences.", default="sentence_bad"),
+    group_column: str | None = option("Column that groups the pairs; the result has one score per group."),
 ) -> None:
     """Share of minimal pairs for which the model assigns a higher probability to the better sentence.
 
@@ -268,20 +267,18 @@ def summary(results: Results, out: options.Output = None, overwrite: options.Ove
 
 def plot(
     results: Plotted,
-    out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) sets the format.")],
+    out: Path = option("File to write; its ending (.svg, .png, .pdf) sets the format.", default=MISSING),
     overwrite: options.Overwrite = False,
     label: list[str] | None = option(
-        None,
         "Name of a file in the picture; repeat for each file in order. Files with the same name are runs of "
-        "one model, drawn as mean with standard deviation. Default: names of the files, or of their folders.",
+        "one model, drawn as mean with standard deviation. Default: names of the files, or of their folders."
     ),
     score: list[str] | None = option(
-        None,
         "Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means and "
-        "circuits or phenomena; for parsing F1; for perplexity that over words.",
+        "circuits or phenomena; for parsing F1; for perplexity that over words."
     ),
-    x: str | None = option(None, "For a table: column of the x axis, such as region."),
-    by: str | None = option(None, "For a table: column with a line for each value."),
+    x: str | None = option("For a table: column of the x axis, such as region."),
+    by: str | None = option("For a table: column with a line for each value."),
 ) -> None:
     """Draw the scores of one or several results as bars.
 

@@ -13,12 +13,12 @@ from hf_synlm.cli.options import option
 
 def grammar(
     model: options.ModelName,
-    rules: int = option(5, "Rules to show per nonterminal, and first symbols.", min=1),
-    words: int = option(8, "Words to show per preterminal.", min=1),
-    nonterminals: int = option(30, "How many nonterminals, most used first.", min=1),
-    preterminals: int = option(60, "How many preterminals, most used first.", min=1),
+    rules: int = option("Rules to show per nonterminal, and first symbols.", default=5, min=1),
+    words: int = option("Words to show per preterminal.", default=8, min=1),
+    nonterminals: int = option("How many nonterminals, most used first.", default=30, min=1),
+    preterminals: int = option("How many preterminals, most used first.", default=60, min=1),
     style: options.ReportFormat = "table",
-    plot: Path | None = option(None, "File for a picture of the rules, in .svg, .png or .pdf."),
+    plot: Path | None = option("File for a picture of the rules, in .svg, .png or .pdf."),
     overwrite: options.Overwrite = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,

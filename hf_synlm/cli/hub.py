@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.cli.options import argument, option
+from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.files import check_target, find_model, read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 from hf_synlm.models import ARCHITECTURES
@@ -23,32 +23,27 @@ def _check_folder(out: Path, overwrite: bool, *reads: Path | None, model: str | 
 
 
 def convert(
-    architecture: Annotated[
-        Literal["gpst", "on_lstm", "palm", "pcfg", "prpn", "pushdown", "rnng"],
-        typer.Argument(help="Architecture of the checkpoint."),
-    ],
-    weights: Annotated[
-        Path,
-        typer.Option(
-            help="The authors' checkpoint: safetensors, a file of plain tensors, or a model of compound-pcfg.",
-            **options.INPUT_FILE,
-        ),
-    ],
+    *,
+    architecture: Literal["gpst", "on_lstm", "palm", "pcfg", "prpn", "pushdown", "rnng"] = argument(
+        "Architecture of the checkpoint.", default=MISSING
+    ),
+    weights: Path = option(
+        "The authors' checkpoint: safetensors, a file of plain tensors, or a model of compound-pcfg.",
+        default=MISSING,
+        **options.INPUT_FILE,
+    ),
     out: OutFolder,
     config: list[Path] | None = option(
-        None,
         "The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config "
         "(davidarps/silm: once, config.json). Not needed with --vocabulary and for checkpoints of compound-pcfg.",
         **options.INPUT_FILE,
     ),
     vocabulary: Path | None = option(
-        None,
-        "vocab.pkl of a pushdown checkpoint, read without running code; needs --tokenizer gpt2.",
-        **options.INPUT_FILE,
+        "vocab.pkl of a pushdown checkpoint, read without running code; needs --tokenizer gpt2.", **options.INPUT_FILE
     ),
     overwrite: options.Overwrite = False,
     tokenizer: str | None = option(
-        None, "Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes."
+        "Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes."
     ),
 ) -> None:
     """Convert a checkpoint of the authors' code into a self-contained repository.
@@ -80,9 +75,10 @@ def convert(
 
 
 def info(
-    model: str | None = argument(None, "Folder of a model or of its training run, or its name on the Hub."),
+    model: str | None = argument("Folder of a model or of its training run, or its name on the Hub."),
+    # Typer reads the names at run time; mypy cannot.
     files: Literal[ARCHITECTURES] | None = option(
-        None, "List instead the files of code that ship with every model of this architecture."
+        "List instead the files of code that ship with every model of this architecture."
     ),
     style: options.ReportFormat = "table",
     revision: options.Revision = None,
@@ -117,14 +113,12 @@ def export(
     out: OutFolder,
     overwrite: options.Overwrite = False,
     facts: Path | None = option(
-        None,
         "YAML or JSON file with facts for the card: repo_id, license, language, datasets, training_data, "
         "training_procedure, limits, results, task, ... They replace the same facts in the card.yaml beside the "
         "model, which is read by default. A card without card.yaml stays as it is.",
         **options.INPUT_FILE,
     ),
     results: list[Path] | None = option(
-        None,
         "Result file of `synlm evaluate --out` to report on the card; repeat for several. They replace the "
         "numbers in the card.yaml beside the model.",
         **options.INPUT_FILE,
@@ -134,9 +128,8 @@ def export(
     backbone: options.Backbone = None,
     dtype: options.DType = "auto",
     code_repo: str | None = option(
-        None,
         "Repository of `synlm push-code` on the Hub, OWNER/NAME, from which the model loads its code; "
-        "default: the code is part of the export.",
+        "default: the code is part of the export."
     ),
 ) -> None:
     """Export a self-contained repository that loads without hf_synlm.
@@ -242,10 +235,10 @@ def _stated_facts(
 
 def verify(
     model: options.ModelName,
-    text: list[str] | None = option(None, "Text to tokenize, parse and continue; repeatable."),
-    max_new_tokens: int = option(8, "Length of the greedy continuation.", min=1),
+    text: list[str] | None = option("Text to tokenize, parse and continue; repeatable."),
+    max_new_tokens: int = option("Length of the greedy continuation.", default=8, min=1),
     tolerance: float = option(
-        0.0, "Largest allowed difference between numbers; trees and tokens must be equal.", min=0.0
+        "Largest allowed difference between numbers; trees and tokens must be equal.", default=0.0, min=0.0
     ),
     style: options.ReportFormat = "table",
     revision: options.Revision = None,
@@ -319,10 +312,12 @@ RepoId = Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; create
 class CommitOptions:
     """How a repository of the Hub gets files."""
 
-    private: bool = option(False, "Make a new repository private.")
-    revision: str | None = option(None, "Branch, created if it does not exist; default: main, which models load.")
-    message: str | None = option(None, "Message of the commit; default: Upload model, or Upload code.")
-    dry_run: bool = option(False, "Upload nothing: list the files with their sizes in bytes, and verify a model.")
+    private: bool = option("Make a new repository private.", default=False)
+    revision: str | None = option("Branch, created if it does not exist; default: main, which models load.")
+    message: str | None = option("Message of the commit; default: Upload model, or Upload code.")
+    dry_run: bool = option(
+        "Upload nothing: list the files with their sizes in bytes, and verify a model.", default=False
+    )
 
     def chosen(self, message: str) -> dict[str, Any]:
         """The options of `push_to_hub` and `push_code`."""
@@ -330,10 +325,11 @@ class CommitOptions:
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(help="Folder that `synlm export` or a training script wrote.")],
+    *,
+    folder: Path = argument("Folder that `synlm export` or a training script wrote.", default=MISSING),
     repo_id: RepoId,
     commit: CommitOptions,
-    check: bool = option(True, "First do what `synlm verify` does.", name="--verify/--no-verify"),
+    check: bool = option("First do what `synlm verify` does.", default=True, name="--verify/--no-verify"),
     trust_remote_code: options.TrustRemoteCode = False,
     backbone: options.Backbone = None,
 ) -> None:

@@ -11,6 +11,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -128,15 +129,15 @@ ItemsOutput = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 
 
-def option(default: Any, help: str, panel: str | None = None, name: str = "", **more: Any) -> Any:
-    """An option of a command: the default of a parameter, or of a field of a dataclass.
+def option(help: str, panel: str | None = None, *, default: Any = None, name: str = "", **more: Any) -> Any:
+    """An option of a command: the default of a parameter, or of a field of a dataclass. `MISSING` makes it required.
 
     `name` is how it is spelled, if not as the parameter; `more` goes to `typer.Option`.
     """
     return _declared(typer.Option, default, name, {"help": help, "rich_help_panel": panel, **more})
 
 
-def argument(default: Any, help: str, **more: Any) -> Any:
+def argument(help: str, *, default: Any = None, **more: Any) -> Any:
     """As `option`, an argument without a name."""
     return _declared(typer.Argument, default, "", {"help": help, **more})
 
@@ -152,7 +153,8 @@ def _as_typer_reads(parameter: inspect.Parameter, declared: Any) -> inspect.Para
     # A switch has no opposite.
     name = declared.metadata["name"] or flag_of(parameter.name) * (declared.default is False)
     how = declared.metadata["declare"](*filter(None, [name]))
-    return parameter.replace(annotation=Annotated[parameter.annotation, how], default=declared.default)
+    default = inspect.Parameter.empty if declared.default is MISSING else declared.default
+    return parameter.replace(annotation=Annotated[parameter.annotation, how], default=default)
 
 
 SEARCH_OPTIONS = ("action_beam_size", "fast_track_size", "normalization")
@@ -163,44 +165,33 @@ SEARCH_OPTIONS = ("action_beam_size", "fast_track_size", "normalization")
 class TreebankReading:
     """How trees are read."""
 
-    drop_tags: str | None = option(
-        None, "Leave out words with these tags, separated by spaces: '-DFL- SYM'.", _BRACKETS
-    )
-    drop_labels: str | None = option(
-        None, "Leave out the brackets of these labels, but keep the words in them.", _BRACKETS
-    )
+    drop_tags: str | None = option("Leave out words with these tags, separated by spaces: '-DFL- SYM'.", _BRACKETS)
+    drop_labels: str | None = option("Leave out the brackets of these labels, but keep the words in them.", _BRACKETS)
     label_separators: str = option(
-        LABEL_SEPARATORS, "Characters before function tags of constituents. These tags are removed.", _BRACKETS
+        "Characters before function tags of constituents. These tags are removed.", _BRACKETS, default=LABEL_SEPARATORS
     )
     lemma_separator: str | None = option(
-        None, "Character between word and lemma, if leaves have both; '-' for cats-cat.", _BRACKETS
+        "Character between word and lemma, if leaves have both; '-' for cats-cat.", _BRACKETS
     )
-    split_leaves: bool = option(False, "Read a leaf like (NN New York) as several leaves.", _BRACKETS)
+    split_leaves: bool = option("Read a leaf like (NN New York) as several leaves.", _BRACKETS, default=False)
 
     structure: Structure | None = option(
-        None,
         "flat: a constituent for every word with dependents; left-first, right-first: binary trees that split "
         "off the dependents on the left (right) first. Default: flat.",
         DEPENDENCIES,
     )
     labels: Labels | None = option(
-        None,
         "Label of a word's constituents: its UPOS and P (such as NOUNP), X, or its relation. Default: upos.",
         DEPENDENCIES,
     )
     tokens: Tokens | None = option(
-        None,
-        "surface: a multiword token (German im) is one word; syntactic: it is several. Default: surface.",
-        DEPENDENCIES,
+        "surface: a multiword token (German im) is one word; syntactic: it is several. Default: surface.", DEPENDENCIES
     )
     nonprojective: NonProjective | None = option(
-        None,
-        "Trees with crossing arcs: lift the arcs, skip the sentences, or refuse the file. Default: lift.",
-        DEPENDENCIES,
+        "Trees with crossing arcs: lift the arcs, skip the sentences, or refuse the file. Default: lift.", DEPENDENCIES
     )
 
     invalid: Invalid | None = option(
-        None,
         "Dependencies that form no tree (several roots, a cycle): refuse the file, or skip the sentences. "
         "Default: refuse.",
         DEPENDENCIES,
@@ -223,18 +214,14 @@ class TextReading:
     """Which texts are read."""
 
     text_column: TextColumn = None
-    item_column: str | None = option(
-        None, "Column of the items' ids in a table; default: item, or the number of the row."
-    )
+    item_column: str | None = option("Column of the items' ids in a table; default: item, or the number of the row.")
     word_column: str | None = option(
-        None,
         "Column of the words or regions in a table that has one of them per row. The rows of an item "
-        "(--item-column) are one text, in their order; each condition of an item is a text of its own.",
+        "(--item-column) are one text, in their order; each condition of an item is a text of its own."
     )
     sentence_column: str | None = option(
-        None,
         "With --word-column: the column that tells the sentences of an item apart. With --context document, a "
-        "sentence is read after the earlier sentences of its item.",
+        "sentence is read after the earlier sentences of its item."
     )
     split_sentences: SplitSentences = False
 
@@ -262,9 +249,9 @@ class Loading:
     device: Device = None
     dtype: DType = "auto"
     batch_size: int | None = option(
-        None, "Most sentences per batch; default: 16 on a CPU, 128 on a GPU.", _COMPUTATION, min=1
+        "Most sentences per batch; default: 16 on a CPU, 128 on a GPU.", _COMPUTATION, min=1
     )
-    seed: int = option(0, "Random seed; scoring itself is not random.", _COMPUTATION)
+    seed: int = option("Random seed; scoring itself is not random.", _COMPUTATION, default=0)
 
     def scorer(self, model: str, **more: Any) -> "TextScorer":
         """Load a model and its tokenizer; `more` goes to `TextScorer.from_pretrained`."""
@@ -290,13 +277,11 @@ _NUM_BEAMS = "Derivations kept after a word (GPST, RNNG); default: the model's o
 class Widths:
     """Widths of a beam."""
 
-    num_beams: int | None = option(None, _NUM_BEAMS, _BEAM, min=1)
+    num_beams: int | None = option(_NUM_BEAMS, _BEAM, min=1)
     action_beam_size: int | None = option(
-        None, "Derivations kept after an action (RNNG); default: the model's own, at least num_beams.", _BEAM, min=1
+        "Derivations kept after an action (RNNG); default: the model's own, at least num_beams.", _BEAM, min=1
     )
-    fast_track_size: int | None = option(
-        None, "Derivations that fast-track moves on to the next word (RNNG).", _BEAM, min=0
-    )
+    fast_track_size: int | None = option("Derivations that fast-track moves on to the next word (RNNG).", _BEAM, min=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -304,20 +289,17 @@ class Searching(Widths, Loading):
     """The beam of a model that searches."""
 
     normalization: Literal["search", "train"] | None = option(
-        None,
         "For RNNG and Tree LM. search: the probability of impossible actions and words is shared out among the "
         "others. train: it is lost, as in training. Default: the model's own (search).",
         _BEAM,
     )
     num_processes: int | None = option(
-        None,
         "Processes on a CPU, with one thread each; default: one for every 2,000 derivations (texts times "
         "beam), at most one per core. For several GPUs: accelerate launch -m hf_synlm.cli ...",
         _COMPUTATION,
         min=1,
     )
     cache: Path | None = option(
-        None,
         "File that stores the result of each text as soon as it is computed. If the command was stopped, run "
         "it again to continue from this file.",
         _COMPUTATION,
@@ -330,13 +312,11 @@ class Scoring(Searching):
 
     gguf_file: GGUFFile = None
     begin_token: str | None = option(
-        None,
         "Token before the first word; default: the model's begin token. A chat model may need the begin token of "
         "its pretraining, such as '<|endoftext|>'.",
         _MODEL,
     )
     estimator: Literal["exact", "beam_marginal", "stepwise"] | None = option(
-        None,
         "GPST and RNNG: beam_marginal (default; ratio of prefix probabilities over the beam, as in the "
         "papers) or stepwise (normalized next-token distribution, which minicons and lm-eval use). Other models: "
         "exact.",
@@ -349,7 +329,7 @@ class ScoringByBeams(Scoring):
     """How a model scores text, by one or several widths of the beam."""
 
     # The base class has one width; `by_width` makes a base class of each.
-    num_beams: list[int] | None = option(None, f"{_NUM_BEAMS} Repeat to compare several.", _BEAM, min=1)  # type: ignore[assignment]
+    num_beams: list[int] | None = option(f"{_NUM_BEAMS} Repeat to compare several.", _BEAM, min=1)  # type: ignore[assignment]
 
     def by_width(self) -> dict[int | None, Scoring]:
         """The options for each width; None: the model's own."""
@@ -365,14 +345,11 @@ class Beliefs:
     """How much words change the weights of derivations, beside their surprisal."""
 
     belief_update: Literal["old", "new"] | None = option(
-        None,
         "For models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
         "belief_cut, the share of them that the beam drops. old compares the derivations before the word. new "
-        "compares those that read it, without and with its own probability.",
+        "compares those that read it, without and with its own probability."
     )
-    belief_order: float | None = option(
-        None, "Renyi order of --belief-update, or inf; default: 1, Kullback-Leibler.", min=0
-    )
+    belief_order: float | None = option("Renyi order of --belief-update, or inf; default: 1, Kullback-Leibler.", min=0)
 
     @property
     def beliefs(self) -> tuple[str, float] | None:
@@ -386,9 +363,9 @@ class Beliefs:
 class Parsing(Searching):
     """How a model parses."""
 
-    method: str | None = option(None, "How the model parses, e.g. search, inside or mbr (GPST).", _BEAM)
+    method: str | None = option("How the model parses, e.g. search, inside or mbr (GPST).", _BEAM)
     parse_option: list[str] | None = option(
-        None, "NAME=VALUE for the model's parse(), e.g. decoder=biased or layer=1 (ON-LSTM); repeat for several.", _BEAM
+        "NAME=VALUE for the model's parse(), e.g. decoder=biased or layer=1 (ON-LSTM); repeat for several.", _BEAM
     )
 
     def scorer(self, model: str, **more: Any) -> "TextScorer":
@@ -425,7 +402,6 @@ class ParsingByModels(Parsing):
 
     # The base class has one method; `by_model` makes a base class of each.
     method: list[str] | None = option(
-        None,
         "How the model parses, e.g. search, inside or mbr (GPST). With several --model: give it once for all, or "
         "once for each in their order.",
         _BEAM,

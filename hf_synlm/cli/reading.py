@@ -29,15 +29,15 @@ class TimesOptions:
     """Reading times, and how they join surprisals."""
 
     times: Path | None = option(
-        None, "Table of times: a row per word, or per word and subject.", _TIMES, **options.INPUT_FILE
+        "Table of times: a row per word, or per word and subject.", _TIMES, **options.INPUT_FILE
     )
-    rt_column: str = option("rt", "Column of the reading times, in ms.", _TIMES)
-    preset: Literal["natural-stories", "sap"] | None = option(None, "Corpus in --data, with its times.", _TIMES)
-    data: Path | None = option(None, "Folder of the corpus: a clone of its repository.", _TIMES)
-    slope: float | None = option(None, "For sap: ms per bit, such as sum_b of natural-stories.", _TIMES)
-    on: str | None = option(None, "Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", _TIMES)
-    partial: bool = option(False, "Allow many words without a partner.", _TIMES)
-    allow_different_words: bool = option(False, "Leave out words that differ.", _TIMES)
+    rt_column: str = option("Column of the reading times, in ms.", _TIMES, default="rt")
+    preset: Literal["natural-stories", "sap"] | None = option("Corpus in --data, with its times.", _TIMES)
+    data: Path | None = option("Folder of the corpus: a clone of its repository.", _TIMES)
+    slope: float | None = option("For sap: ms per bit, such as sum_b of natural-stories.", _TIMES)
+    on: str | None = option("Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", _TIMES)
+    partial: bool = option("Allow many words without a partner.", _TIMES, default=False)
+    allow_different_words: bool = option("Leave out words that differ.", _TIMES, default=False)
 
     def joining(self) -> dict[str, Any]:
         """The options of `match`."""
@@ -49,28 +49,29 @@ class TimesOptions:
 class RegressionOptions:
     """The baseline, the words that are left out, and how times are predicted."""
 
-    spillover: int = option(2, "How many preceding words have columns, too.", _WORDS, min=0)
-    baseline: str | None = option(None, "Columns: length,frequency,punctuation,place (default), or some.", _WORDS)
+    spillover: int = option("How many preceding words have columns, too.", _WORDS, default=2, min=0)
+    baseline: str | None = option("Columns: length,frequency,punctuation,place (default), or some.", _WORDS)
     frequencies: str | None = option(
-        None,
         "File of words and counts (a word that it lacks is looked up in lower case), column of the times, or "
         "wordfreq:en, ... (the package wordfreq, per billion words); default: none.",
         _WORDS,
     )
-    missing_frequency: Literal["exclude", "zero"] = option("exclude", "What to do with words without a count.", _WORDS)
-    interaction: bool = option(False, "Add length times log frequency, both centered.", _WORDS)
-    control: list[str] | None = option(None, "Add this column of the times to the baseline; repeat.", _WORDS)
-    keep_edges: bool = option(False, "Keep the first and last words of sentences.", _WORDS)
-    keep_oov: bool = option(False, "Keep unknown words, which have the surprisal of a class.", _WORDS)
-    drop_punctuation: bool = option(False, "Leave out words that end with punctuation.", _WORDS)
-    folds: int = option(10, "Parts; each is predicted from the others.", _REGRESSION, min=2)
-    folds_by: Literal["sentence", "text"] = option("sentence", "What stays in one part.", _REGRESSION)
-    log_rt: bool = option(False, "Predict the logarithm of times.", _REGRESSION)
-    by_subject: bool = option(False, "Fit one regression per reader, and average them.", _REGRESSION)
+    missing_frequency: Literal["exclude", "zero"] = option(
+        "What to do with words without a count.", _WORDS, default="exclude"
+    )
+    interaction: bool = option("Add length times log frequency, both centered.", _WORDS, default=False)
+    control: list[str] | None = option("Add this column of the times to the baseline; repeat.", _WORDS)
+    keep_edges: bool = option("Keep the first and last words of sentences.", _WORDS, default=False)
+    keep_oov: bool = option("Keep unknown words, which have the surprisal of a class.", _WORDS, default=False)
+    drop_punctuation: bool = option("Leave out words that end with punctuation.", _WORDS, default=False)
+    folds: int = option("Parts; each is predicted from the others.", _REGRESSION, default=10, min=2)
+    folds_by: Literal["sentence", "text"] = option("What stays in one part.", _REGRESSION, default="sentence")
+    log_rt: bool = option("Predict the logarithm of times.", _REGRESSION, default=False)
+    by_subject: bool = option("Fit one regression per reader, and average them.", _REGRESSION, default=False)
     mixed: bool = option(
-        False,
         "Fit one regression with random intercepts of readers. Fit other random effects in R.",
         _REGRESSION,
+        default=False,
     )
 
     def settings(self, has_counts: bool, seed: int) -> "Settings":
@@ -93,12 +94,11 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
     """How surprisals are computed with --model."""
 
     context: Literal["sentence", "document"] | None = option(
-        None,
         "Read each sentence alone, or after those before it; default: document in natural-stories where the "
-        "model reads documents, else sentence.",
+        "model reads documents, else sentence."
     )
     tokenize: options.Tokenize = None
-    word_correction: bool = option(False, "Probability of words, see `synlm surprisal`.")
+    word_correction: bool = option("Probability of words, see `synlm surprisal`.", default=False)
 
     def predictors(
         self, model: str, texts: Sequence[TextItem], preferred: Literal["sentence", "document"]
@@ -140,9 +140,9 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
 class FileOptions:
     """Tables for other programs."""
 
-    coefficients: Path | None = option(None, "TSV file for b, SE, t, p of all terms.", _FILES)
-    words_out: Path | None = option(None, "TSV file for the log density of every word.", _FILES)
-    write_frame: Path | None = option(None, "TSV file for all columns, for R.", _FILES)
+    coefficients: Path | None = option("TSV file for b, SE, t, p of all terms.", _FILES)
+    words_out: Path | None = option("TSV file for the log density of every word.", _FILES)
+    write_frame: Path | None = option("TSV file for all columns, for R.", _FILES)
 
     def write(self, found: "ReadingReport") -> None:
         """Write the tables that were asked for."""
@@ -263,10 +263,10 @@ class _Study:
 
 def reading(
     surprisals: list[str] | None = argument(
-        None, "Tables of `synlm surprisal`: FILE, NAME=FILE or NAME=FILE:COLUMN; several are compared."
+        "Tables of `synlm surprisal`: FILE, NAME=FILE or NAME=FILE:COLUMN; several are compared."
     ),
     *,
-    model: str | None = option(None, "Compute the surprisals by a model: folder, or name on the Hub.", "Model"),
+    model: str | None = option("Compute the surprisals by a model: folder, or name on the Hub.", "Model"),
     times: TimesOptions,
     regression: RegressionOptions,
     computing: ComputingOptions,

@@ -13,12 +13,12 @@ from contextlib import nullcontext
 from functools import cached_property
 from itertools import count, pairwise, takewhile, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.cli.options import option
+from hf_synlm.cli.options import MISSING, option
 from hf_synlm.data.files import check_output, file_writer, find_model, write_text
 from hf_synlm.data.tables import table_text
 from hf_synlm.data.text import Tokenization, plural, share
@@ -45,7 +45,7 @@ class InputOptions(options.TextReading):
     """Where the texts of `surprisal` stand in its input."""
 
     file_format: options.InputFormat | None = option(
-        None, "Format of the input; default: by the ending of its name.", name="--format"
+        "Format of the input; default: by the ending of its name.", name="--format"
     )
 
 
@@ -53,34 +53,33 @@ class InputOptions(options.TextReading):
 class MeasureOptions(options.Beliefs):
     """What `surprisal` measures, and how the model reads the texts."""
 
-    unit: Literal["bits", "nats"] = option("bits", "Unit of surprisal, which is part of the column's name.")
+    unit: Literal["bits", "nats"] = option("Unit of surprisal, which is part of the column's name.", default="bits")
     context: options.Context = "sentence"
     word_correction: bool = option(
-        False,
         "Probability of words instead of tokens: count the space after a word as part of this word, not of "
         "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
+        default=False,
     )
     tokenize: options.Tokenize = None
-    lmzoo: bool = option(False, "Write the columns of lm-zoo instead: one row per token, in bits.")
+    lmzoo: bool = option("Write the columns of lm-zoo instead: one row per token, in bits.", default=False)
     entropy: Literal["shannon", "renyi"] | None = option(
-        None,
         "Add entropy_bits: the entropy of the next token before each word. It covers the first token of the word "
         "only. renyi adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it from "
-        "the stepwise distribution, by a second search.",
+        "the stepwise distribution, by a second search."
     )
     attention_entropy: Literal["projected", "raw"] | None = option(
-        None,
         "For Tree LM and Transformer Grammars. Add nae, the normalized attention entropy where the word is read. "
         "It is summed over the heads of the top layer and the tokens of the word, and averaged over the beam. "
-        "projected weighs attention by its effect on the output. raw adds nae_raw.",
+        "projected weighs attention by its effect on the output. raw adds nae_raw."
     )
     frequencies: str | None = option(
-        None,
         "Add length and log_frequency of each word without punctuation at its ends, as `synlm evaluate "
         "reading` computes them. Give a table of words and their counts, or wordfreq:en, wordfreq:de, ... (counts "
-        "in a billion words). A word that the table lacks is looked up in lower case. Needs the extra [reading].",
+        "in a billion words). A word that the table lacks is looked up in lower case. Needs the extra [reading]."
     )
-    first_word: bool = option(True, "Score the first word, after a begin token; otherwise its fields are empty.")
+    first_word: bool = option(
+        "Score the first word, after a begin token; otherwise its fields are empty.", default=True
+    )
 
     def check(self, texts: Sequence[Path], several_columns: bool) -> None:
         """Refuse what the columns of lm-zoo cannot hold."""
@@ -133,7 +132,6 @@ class TreeOptions:
     """Given trees of the texts of `surprisal`."""
 
     trees: list[Path] | None = option(
-        None,
         "File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
         "Leaves may split words: end and . for end. Surprisal is then that of each word with its part of the "
         "tree. Do not compare it with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
@@ -141,10 +139,10 @@ class TreeOptions:
         **options.INPUT_FILE,
     )
     unknown_labels: str = option(
-        "error",
         "What to do with labels that the model lacks. error: stop. drop: leave out their brackets. FILE: each "
         "line names a label and its replacement, or a label to leave out.",
         _TREES,
+        default="error",
     )
 
     @cached_property
@@ -206,21 +204,19 @@ class TreeOptions:
 
 
 def surprisal(
+    *,
     texts: options.TextFiles,
-    model: Annotated[
-        list[str],
-        typer.Option(
-            help="Folder of a model, or its name on the Hub; repeat for a column of surprisals by each.",
-            callback=lambda names: list(map(find_model, names)),
-            rich_help_panel="Model",
-        ),
-    ],
+    model: list[str] = option(
+        "Folder of a model, or its name on the Hub; repeat for a column of surprisals by each.",
+        "Model",
+        default=MISSING,
+        callback=lambda names: list(map(find_model, names)),
+    ),
     scoring: options.ScoringByBeams,
     reading: InputOptions,
     given: TreeOptions,
-    out: Path | None = option(None, "TSV file to write; OUT.meta.json describes it. Default: print the table."),
+    out: Path | None = option("TSV file to write; OUT.meta.json describes it. Default: print the table."),
     overwrite: options.Overwrite = False,
-    *,
     measures: MeasureOptions,
 ) -> None:
     """Surprisal of every word of texts.

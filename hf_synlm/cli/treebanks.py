@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.cli.options import option
+from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import flag_of, write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
@@ -38,7 +38,9 @@ OutFile = Annotated[Path, typer.Option(help="File to write.")]
 class ReadingOptions(options.TreebankReading):
     """How `treebank` reads trees."""
 
-    mark_heads: bool = option(False, "Add -HD to the child of a constituent that holds its head.", options.DEPENDENCIES)
+    mark_heads: bool = option(
+        "Add -HD to the child of a constituent that holds its head.", options.DEPENDENCIES, default=False
+    )
 
     def by_kind(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The options of brackets, and those of dependencies, that were given."""
@@ -51,15 +53,16 @@ class ReadingOptions(options.TreebankReading):
 class CleaningOptions:
     """What `treebank` does with the trees that it has read."""
 
-    punctuation: Literal["keep", "remove"] = option("keep", "Keep or remove punctuation.")
+    punctuation: Literal["keep", "remove"] = option("Keep or remove punctuation.", default="keep")
     punctuation_by: options.PunctuationBy = "tag"
     words: Literal["keep", "ptb-concat"] = option(
-        "keep", "keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn Treebank)."
+        "keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn Treebank).",
+        default="keep",
     )
     binarize: Literal["right", "left"] | None = option(
-        None, "Make trees binary. The programs of this library do this themselves where they need it."
+        "Make trees binary. The programs of this library do this themselves where they need it."
     )
-    max_words: int | None = option(None, "Leave out sentences of more words than this.", min=1)
+    max_words: int | None = option("Leave out sentences of more words than this.", min=1)
 
     def of_brackets(self) -> list[str]:
         """The options given that trees made of dependencies do not have."""
@@ -129,20 +132,18 @@ def _read_parses(path: Path, left_out: Counter[str], **reading: Any) -> list[Tre
 
 
 def treebank(
-    trees: Annotated[
-        list[Path],
-        typer.Argument(help="Files of bracketed trees, or of dependencies in CoNLL-U.", **options.INPUT_FILE),
-    ],
+    *,
+    trees: list[Path] = argument(
+        "Files of bracketed trees, or of dependencies in CoNLL-U.", default=MISSING, **options.INPUT_FILE
+    ),
     reading: ReadingOptions,
     out: OutFile,
     overwrite: options.Overwrite = False,
     kind: Literal["brackets", "conllu", "parses"] | None = option(
-        None,
         "Format of the input; default: brackets or conllu, by the ending of its name, or its first line. parses: "
         "what `synlm parse` and `synlm evaluate parsing --save-trees` write; X is a missing label.",
         name="--from",
     ),
-    *,
     cleaning: CleaningOptions,
 ) -> None:
     """Check trees of parsers or treebanks, and write them as one clean file for training.
@@ -195,29 +196,28 @@ def silver(
     texts: options.Texts,
     out: OutFile,
     overwrite: options.Overwrite = False,
-    parser: str | None = option(
-        None, "Parser: folder or Hub name of a model of `synlm train span-parser`; default: Stanza."
-    ),
+    parser: str | None = option("Parser: folder or Hub name of a model of `synlm train span-parser`; default: Stanza."),
     backbone: options.Backbone = None,
     min_confidence: float | None = option(
-        None, "--parser: leave out trees with less log-probability per word (nats), such as -0.1."
+        "--parser: leave out trees with less log-probability per word (nats), such as -0.1."
     ),
     dtype: options.DType = "auto",
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
     by_sentence: bool = option(
-        False, "Split each line into sentences; default: a line is a sentence.", name="--split-sentences"
+        "Split each line into sentences; default: a line is a sentence.", default=False, name="--split-sentences"
     ),
-    language: str = option("en", "Language of the text, such as en, de, zh-hans."),
-    package: str | None = option(None, "Stanza's parser of the language; default: the one that Stanza chooses."),
+    language: str = option("Language of the text, such as en, de, zh-hans.", default="en"),
+    package: str | None = option("Stanza's parser of the language; default: the one that Stanza chooses."),
     models: Path | None = option(
-        None, "Folder of Stanza's models; default: ~/stanza_resources.", exists=True, file_okay=False
+        "Folder of Stanza's models; default: ~/stanza_resources.", exists=True, file_okay=False
     ),
     words: Literal["split", "keep"] = option(
-        "split", "split: split words and punctuation as treebanks do; keep: take the words that white space separates."
+        "split: split words and punctuation as treebanks do; keep: take the words that white space separates.",
+        default="split",
     ),
     device: options.Device = None,
-    batch_size: int = option(50, "Number of sentences to parse together.", min=1),
+    batch_size: int = option("Number of sentences to parse together.", default=50, min=1),
 ) -> None:
     """Parse text with a span parser or with Stanza, to train on the trees.
 

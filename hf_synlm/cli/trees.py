@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.cli.options import argument, option
+from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.files import check_output, file_writer, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import file_ending, plural
@@ -43,13 +43,12 @@ class TreesOptions:
     """Which trees of a beam `parse` prints."""
 
     num_trees: int | None = option(
-        None,
         "Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
         "count once. With --consensus: how many trees of each beam count; default: all.",
         min=1,
     )
     consensus: bool = option(
-        False, "Print the average of the trees in the beam by their probability, not the best tree."
+        "Print the average of the trees in the beam by their probability, not the best tree.", default=False
     )
 
     def count(self, model: Any, parsing: options.Parsing, among_several: bool) -> int | None:
@@ -69,24 +68,24 @@ class TreesOptions:
 
 
 def parse(
+    *,
     texts: options.Texts,
-    model: Annotated[
-        list[str],
-        typer.Option(
-            help="Folder of a model, or its name on the Hub; repeat for several, to print the average of their trees.",
-            rich_help_panel="Model",
-        ),
-    ],
+    model: list[str] = option(
+        "Folder of a model, or its name on the Hub; repeat for several, to print the average of their trees.",
+        "Model",
+        default=MISSING,
+    ),
     parsing: options.Parsing,
     style: FormatOption = "brackets",
     out: Out = None,
     overwrite: options.Overwrite = False,
-    *,
     wanted: TreesOptions,
     reading: options.TextReading,
     input_format: options.InputFormatOption = None,
     tokenize: options.Tokenize = None,
-    skip_long: bool = option(False, "Write a blank line for a sentence that is longer than the model can read."),
+    skip_long: bool = option(
+        "Write a blank line for a sentence that is longer than the model can read.", default=False
+    ),
 ) -> None:
     """Parse sentences into trees.
 
@@ -173,12 +172,10 @@ def _with_unknown_words(sentences: Sequence[ParsedSentence], scorer: Any) -> lis
 
 
 def draw(
-    trees: Annotated[
-        Path,
-        typer.Argument(
-            help="Bracketed trees, the JSON lines of `synlm parse --format json`, or CoNLL-U; - reads standard input."
-        ),
-    ],
+    trees: Path = argument(
+        "Bracketed trees, the JSON lines of `synlm parse --format json`, or CoNLL-U; - reads standard input.",
+        default=MISSING,
+    ),
     tree_style: options.TreeStyle = None,
     style: FormatOption = "text",
     out: Out = None,
@@ -278,24 +275,23 @@ _BEAM, _SAMPLING = "Estimator and beam", "Sampling"
 class ChoosingOptions(options.Widths):
     """How `generate` chooses words."""
 
-    max_new_tokens: int = option(20, "Maximum length of a continuation.", min=1)
-    num_sequences: int = option(1, "Texts per prompt.", min=1)
-    num_beams: int | None = option(None, "Beam of the search; default: greedy.", _BEAM, min=1)
+    max_new_tokens: int = option("Maximum length of a continuation.", default=20, min=1)
+    num_sequences: int = option("Texts per prompt.", default=1, min=1)
+    num_beams: int | None = option("Beam of the search; default: greedy.", _BEAM, min=1)
     structure_mode: Literal["joint", "marginal"] | None = option(
-        None,
         "GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and gives no "
         "tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. Joint with "
         "--sample draws trees from the model. --temperature, --top-k, --top-p act on words alone.",
         _BEAM,
     )
-    sample: bool = option(False, "Sample words instead of taking the best.", _SAMPLING)
-    temperature: float | None = option(None, "Values below 1 sharpen the distribution of words.", _SAMPLING, min=0.0)
-    top_k: int | None = option(None, "Sample from the top k tokens; 0: from all tokens.", _SAMPLING, min=0)
+    sample: bool = option("Sample words instead of taking the best.", _SAMPLING, default=False)
+    temperature: float | None = option("Values below 1 sharpen the distribution of words.", _SAMPLING, min=0.0)
+    top_k: int | None = option("Sample from the top k tokens; 0: from all tokens.", _SAMPLING, min=0)
     top_p: float | None = option(
-        None, "Sample from the top tokens whose probabilities sum to p.", _SAMPLING, min=0.0, max=1.0
+        "Sample from the top tokens whose probabilities sum to p.", _SAMPLING, min=0.0, max=1.0
     )
     generate_option: list[str] | None = option(
-        None, "NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several."
+        "NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several."
     )
 
     def chosen(self) -> dict[str, Any]:
@@ -321,20 +317,19 @@ class ChoosingOptions(options.Widths):
 
 def generate(
     prompts: Path | None = argument(
-        None,
         "Prompts, one per line, or a .tsv, .csv or .jsonl table; - reads standard input. Default: begin new "
-        "texts, or see --prompt.",
+        "texts, or see --prompt."
     ),
     *,
     model: options.Model,
-    prompt: list[str] | None = option(None, "A prompt; repeat for several."),
+    prompt: list[str] | None = option("A prompt; repeat for several."),
     style: Literal["text", "table", "tree", "brackets", "json"] = option(
-        "text",
         "text: one line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, "
         "one line per text; json: everything, one line per text.",
+        default="text",
         name="--format",
     ),
-    out: Path | None = option(None, "File to write; default: print."),
+    out: Path | None = option("File to write; default: print."),
     overwrite: options.Overwrite = False,
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
