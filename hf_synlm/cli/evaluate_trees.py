@@ -176,7 +176,9 @@ def parsing(
     tree_style: options.TreeStyle = None,
     limit: Limit = None,
     out: options.Output = None,
-    style: options.TableFormat = "markdown",
+    style: Literal["markdown", "latex"] = option(
+        "How to print the tables; latex: for the package booktabs.", default="markdown", name="--format"
+    ),
     overwrite: options.Overwrite = False,
 ) -> None:
     """Compute the F1 of trees against a treebank by a named convention, beside trees that need no model.

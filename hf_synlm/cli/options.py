@@ -59,13 +59,6 @@ DType = Annotated[
 Texts = Annotated[
     Path, typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.")
 ]
-TextFiles = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Text (one sentence per line), or .tsv, .csv or .jsonl tables; several files, or folders of them; - reads "
-        "standard input."
-    ),
-]
 Context = Annotated[
     Literal["sentence", "document"],
     typer.Option(help="Read each sentence alone, or after the earlier sentences of its document."),
@@ -112,10 +105,6 @@ TreeStyle = Annotated[
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
-TableFormat = Annotated[
-    Literal["markdown", "latex"],
-    typer.Option("--format", help="How to print the tables; latex: for the package booktabs."),
-]
 Output = Annotated[
     Path | None,
     typer.Option(

@@ -141,14 +141,13 @@ class FileOptions:
     """Tables for other programs."""
 
     coefficients: Path | None = option("TSV file for b, SE, t, p of all terms.", _FILES)
-    words_out: Path | None = option("TSV file for the log density of every word.", _FILES)
     write_frame: Path | None = option("TSV file for all columns, for R.", _FILES)
 
     def write(self, found: "ReadingReport") -> None:
         """Write the tables that were asked for."""
         from hf_synlm.evaluation.reading import report
 
-        rows = dict(coefficients=report.coefficient_rows, words_out=report.word_rows, write_frame=report.frame_rows)
+        rows = dict(coefficients=report.coefficient_rows, write_frame=report.frame_rows)
         for name, path in dataclasses.asdict(self).items():
             if path is not None:
                 write_text(path, rows_text(rows[name](found)))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.cli.options import MISSING, option
+from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.files import check_output, file_writer, find_model, write_text
 from hf_synlm.data.tables import table_text
 from hf_synlm.data.text import Tokenization, plural, share
@@ -205,7 +205,11 @@ class TreeOptions:
 
 def surprisal(
     *,
-    texts: options.TextFiles,
+    texts: list[Path] = argument(
+        "Text (one sentence per line), or .tsv, .csv or .jsonl tables; several files, or folders of them; - reads "
+        "standard input.",
+        default=MISSING,
+    ),
     model: list[str] = option(
         "Folder of a model, or its name on the Hub; repeat for a column of surprisals by each.",
         "Model",

@@ -484,7 +484,7 @@ def test_evalb_from_the_command_line(saved_models, files, capsys):
     gold = list(read_treebank(files / "gold.mrg"))
     parsed = parse_sentences(*model_and_tokenizer("rnng"), [sentence.words for sentence in gold])
     trees = [(sentence.hypotheses[0].labels, sentence.hypotheses[0].spans) for sentence in parsed]
-    assert load_result(out).scores["f1"] == round(100 * labeled_f1(trees, gold).f1, 2)
+    assert load_result(out).scores["f1"] == round(100 * labeled_f1(trees, gold).overall.f1, 2)
     plain = files / "plain.txt"
     plain.write_text("(We (ask (for (peace .))))\n\n", encoding="utf-8")
     assert "the trees have no labels" in fail(capsys, *command, "--trees", plain)

@@ -87,9 +87,9 @@ def test_sentences_left_out():
     scores = labeled_f1([None, other, gold[0]], gold)
     assert [sentence.status for sentence in scores.sentences] == ["skipped", "error", "valid"]
     assert "'cat', predicted 'dog'" in scores.sentences[1].reason
-    assert (scores.f1, scores.overall.num_valid, scores.overall.complete_match) == (1.0, 1, 1.0)
+    assert (scores.overall.f1, scores.overall.num_valid, scores.overall.complete_match) == (1.0, 1, 1.0)
     missed = labeled_f1([([], []), gold[1], gold[2]], gold)
-    assert (missed.recall, missed.precision, missed.overall.num_skipped) == (2 / 3, 1.0, 0)
+    assert (missed.overall.recall, missed.overall.precision, missed.overall.num_skipped) == (2 / 3, 1.0, 0)
     with pytest.raises(ValueError, match=r"more than 1 sentences.*sentence 1 .*max_errors"):
         labeled_f1([other, other, None], gold, replace(COLLINS, max_errors=0))
 
@@ -98,7 +98,7 @@ def test_unary_chains_count_every_copy():
     (gold,) = parse_treebank(["(S (NP (NP (NN a))) (VP (VB b)))"])
     assert [label for label, _, _ in gold.labeled_spans] == ["NP", "NP", "VP", "S"]
     scores = labeled_f1([(["NP", "VP", "S"], [(0, 1), (1, 2), (0, 2)])], [gold])
-    assert (scores.overall.recall, scores.precision) == (3 / 4, 1.0)
+    assert (scores.overall.recall, scores.overall.precision) == (3 / 4, 1.0)
     opening = EvalbTree.from_sentence(gold).brackets
     assert opening == EvalbTree.from_line("(S (NP (NP (NN a))) (VP (VB b)))").brackets
 

@@ -154,12 +154,6 @@ def coefficient_rows(report: ReadingReport) -> list[Row]:
     ]
 
 
-def word_rows(report: ReadingReport) -> list[Row]:
-    """Joined rows with their fold and the log density of each regression."""
-    own = report.frame.rows.assign(fold=report.analysis.folds + 1, ll_baseline=report.analysis.ll)
-    return own.assign(**{f"ll_{effect.name}": effect.ll for effect in report.analysis.effects}).to_dict("records")
-
-
 def frame_rows(report: ReadingReport) -> list[Row]:
     """Joined rows with the columns of every regression."""
     frame = report.frame

@@ -12,9 +12,10 @@ Language Models, EMNLP 2018.
 
 import statistics
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,14 +123,8 @@ def read_pairs(
 
 def first_pairs(pairs: Sequence[MinimalPair], limit: int | None) -> list[MinimalPair]:
     """The first `limit` pairs of each group, in order; None = all."""
-    seen: Counter[tuple[str | None, str]] = Counter()
-    taken = []
-    for pair in pairs:
-        group = pair.phenomenon, pair.group
-        seen[group] += 1
-        if limit is None or seen[group] <= limit:
-            taken.append(pair)
-    return taken
+    seen: defaultdict[tuple[str | None, str], Iterator[int]] = defaultdict(count)
+    return [pair for pair in pairs if limit is None or next(seen[pair.phenomenon, pair.group]) < limit]
 
 
 def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:

@@ -137,21 +137,6 @@ class EvalbScores:
     short: EvalbSummary
     sentences: tuple[EvalbSentence, ...] = dataclasses.field(repr=False)
 
-    @property
-    def precision(self) -> float:
-        """Labeled precision over all sentences, 0..1."""
-        return self.overall.precision
-
-    @property
-    def recall(self) -> float:
-        """Labeled recall over all sentences, 0..1."""
-        return self.overall.recall
-
-    @property
-    def f1(self) -> float:
-        """Labeled F1 over all sentences, 0..1: the number that papers report (in percent)."""
-        return self.overall.f1
-
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
