@@ -77,7 +77,7 @@ def convert(
 def info(
     model: str | None = argument("Folder of a model or of its training run, or its name on the Hub."),
     # Typer reads the names at run time; mypy cannot.
-    files: Literal[ARCHITECTURES] | None = option(
+    files: Literal[ARCHITECTURES] | None = option(  # type: ignore[valid-type]
         "List instead the files of code that ship with every model of this architecture."
     ),
     style: options.ReportFormat = "table",

@@ -58,7 +58,7 @@ class EvalbParameters:
             if not is_right:
                 raise ValueError(f"{path}:{number}: {line.strip()!r}: the value of {keyword} does not fit")
         numbers.pop("debug", None)
-        return cls(**{name: tuple(values) for name, values in lists.items()}, **numbers)
+        return cls(**{name: tuple(values) for name, values in lists.items()} | numbers)
 
     def same_label(self, left: str, right: str) -> bool:
         """Whether two labels count as equal."""
