@@ -15,11 +15,8 @@ from hf_synlm.data.files import check_target, find_model, read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 from hf_synlm.models import ARCHITECTURES
 
+FOLDER: dict[str, Any] = {"check": check_target, "is_folder": True}
 OutFolder = Annotated[Path, typer.Option(help="Folder to write.")]
-
-
-def _check_folder(out: Path, overwrite: bool, *reads: Path | None, model: str | None) -> None:
-    outputs.check_out(out, overwrite, *reads, model=model, check=check_target, is_folder=True)
 
 
 def convert(
@@ -60,7 +57,7 @@ def convert(
     configs = config or []
     if not configs and vocabulary is None and architecture != "pcfg":
         raise ValueError("give --config, or for pushdown --vocabulary")
-    _check_folder(out, overwrite, weights, *configs, vocabulary, model=tokenizer)
+    outputs.check_out(out, overwrite, weights, *configs, vocabulary, model=tokenizer, **FOLDER)
     from hf_synlm.conversion.files import convert_files
     from hf_synlm.hub.loading import load_tokenizer
 
@@ -147,7 +144,7 @@ def export(
         synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
         synlm export runs/mine --out mine --code-repo your-name/synlm-code
     """
-    _check_folder(out, overwrite, facts, *(results or ()), model=model)
+    outputs.check_out(out, overwrite, facts, *(results or ()), model=model, **FOLDER)
     from transformers import PreTrainedConfig
 
     from hf_synlm.hub.card import read_facts

@@ -299,21 +299,17 @@ def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
     return heatmap_to_svg(table, words, words, title="attention to the span from column to row")
 
 
-def chart_scores(chart: Mapping[str, Any], context: int = 0, value: str = "score") -> dict[Span, float]:
-    """Read the numbers in the cells of GPST's chart.
+def chart_scores(chart: Mapping[str, Any], context: int = 0) -> dict[Span, float]:
+    """Read the expected split scores in the cells of GPST's chart.
 
     Args:
         chart: `model(..., output_chart=True).chart`.
         context: Row of the batch.
-        value: "score" (expected split score) or "height".
 
     Returns:
         The numbers by half-open span over context positions, without the cells of one token.
-
-    Raises:
-        ValueError: If `value` is another name.
     """
-    columns = [chart[name].tolist() for name in ("context", "start", "end", value)]
+    columns = [chart[name].tolist() for name in ("context", "start", "end", "score")]
     return {(i, j): number for row, i, j, number in zip(*columns, strict=True) if row == context and j - i > 1}
 
 

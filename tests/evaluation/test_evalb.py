@@ -74,7 +74,6 @@ def test_collins_rules():
     # S, NP, VP and PRT in gold: no TOP, no trace, no full stop. S1 is no TOP: COLLINS.prm counts it.
     assert (counts.gold, counts.test, counts.matched) == (4, 5, 4)
     assert (counts.length, counts.words, counts.correct_tags, counts.crossing) == (5, 4, 3, 0)
-    assert not counts.is_complete
     relabeled = "(S (NP (DT the) (NN cat)) (X (VBD sat) (ADVP (RB down))) (. .))"
     assert score(relabeled).matched == 3
     assert score(relabeled, parameters=replace(COLLINS, labeled=False)).matched == 4

@@ -59,11 +59,6 @@ class EvalbSentence:
     correct_tags: int = 0
     reason: str = ""
 
-    @property
-    def is_complete(self) -> bool:
-        """True if both trees have the same brackets."""
-        return self.status == "valid" and self.matched == self.gold == self.test
-
 
 @dataclasses.dataclass(frozen=True)
 class EvalbSummary:
@@ -115,7 +110,7 @@ class EvalbSummary:
             recall=_ratio(matched, gold),
             precision=_ratio(matched, test),
             f1=_ratio(2 * matched, gold + test),
-            complete_match=_ratio(sum(s.is_complete for s in valid), len(valid)),
+            complete_match=_ratio(sum(s.matched == s.gold == s.test for s in valid), len(valid)),
             average_crossing=_ratio(crossing, len(valid)),
             no_crossing=_ratio(sum(s.crossing == 0 for s in valid), len(valid)),
             two_or_less_crossing=_ratio(sum(s.crossing <= 2 for s in valid), len(valid)),
