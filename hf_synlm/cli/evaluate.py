@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.text.tree_files import Proposals
 
 Results = Annotated[list[Path], typer.Argument(help="JSON files of one evaluation.", **options.INPUT_FILE)]
-Plotted = Annotated[
-    list[Path],
-    typer.Argument(help="JSON files of one evaluation, or a table of `synlm surprisal`.", **options.INPUT_FILE),
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -266,7 +262,9 @@ def summary(results: Results, out: options.Output = None, overwrite: options.Ove
 
 
 def plot(
-    results: Plotted,
+    results: list[Path] = argument(
+        "JSON files of one evaluation, or a table of `synlm surprisal`.", default=MISSING, **options.INPUT_FILE
+    ),
     out: Path = option("File to write; its ending (.svg, .png, .pdf) sets the format.", default=MISSING),
     overwrite: options.Overwrite = False,
     label: list[str] | None = option(
