@@ -12,9 +12,9 @@ import typer
 
 from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import MISSING, argument, option
-from hf_synlm.data.tables import need_columns, read_rows
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
+from hf_synlm.evaluation.text.tables import need_columns, read_rows
 from hf_synlm.evaluation.text.text_items import TextItem, read_items, read_treebank_items
 from hf_synlm.viz import plot_bars, plot_effects
 from hf_synlm.viz.plots import plot_lines

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, lock_output, write_text
-from hf_synlm.data.tables import rows_text
 from hf_synlm.data.text import plural
 from hf_synlm.evaluation.results import EvaluationResult, check_report, json_text, refuse_pipe
+from hf_synlm.evaluation.text.tables import rows_text
 from hf_synlm.evaluation.text.text_items import remarks_on
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import argument, option
 from hf_synlm.data.files import flag_of, write_text
-from hf_synlm.data.tables import rows_text
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.evaluation.text.tables import rows_text
 from hf_synlm.evaluation.text.text_items import TextItem
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import typer
 from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.files import check_output, file_writer, find_model, write_text
-from hf_synlm.data.tables import table_text
 from hf_synlm.data.text import Tokenization, plural, share
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
+from hf_synlm.evaluation.text.tables import table_text
 from hf_synlm.evaluation.text.text_items import OpenTexts, TextItem, is_part_of_text, text_files
 
 if TYPE_CHECKING:

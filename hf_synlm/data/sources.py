@@ -23,8 +23,7 @@ import pyarrow.parquet
 
 from hf_synlm.data.files import file_sha256
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.tables import read_separated
-from hf_synlm.data.text import errors_at, open_text, open_unpacked
+from hf_synlm.data.text import errors_at, open_text, open_unpacked, read_separated
 from hf_synlm.data.treebank import count_tags, read_treebank
 from hf_synlm.trees.spans import check_words
 

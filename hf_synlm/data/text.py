@@ -3,6 +3,7 @@
 
 import bz2
 import codecs
+import csv
 import gzip
 import hashlib
 import io
@@ -12,10 +13,11 @@ import re
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO, TypeAlias
 
@@ -41,11 +43,57 @@ _LFS_POINTER = b"version https://git-lfs"
 _OTHER_ARCHIVE = re.compile(rb"\x28\xb5\x2f\xfd|PK\x03\x04|7z\xbc\xaf")  # zstd, zip, 7z
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Scripts that write no spaces between words: Thai and Lao, Burmese, Khmer, Japanese and Chinese."""
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 def tokenization_of(text_style: str | None, given: Tokenization | None = None) -> Tokenization:
     """How a model of a `text_style` reads the words of ordinary text: as given, or as its style says."""
     return _STYLES.get(text_style, "words") if given in (None, "auto") else given
+
+
+def read_separated(lines: Iterable[str], kind: str, path: PathLike) -> Iterator[tuple[int, int, list[str]]]:
+    """Rows of the lines of a TSV or CSV file, which keep their ends, with the numbers of their first and last line."""
+    lines = iter(lines)
+    if kind == "tsv":
+        yield from ((number, number, fields) for number, fields in enumerate(_read_tsv(lines), 1))
+        return
+    # Semicolons separate if the first line has some and no comma, as Excel writes it where commas are decimal points,
+    # and tabs if it has neither.
+    header = next(lines, "")
+    csv.field_size_limit(2**31 - 1)  # a cell may be a long document
+    delimiter = next((mark for mark in ",;\t" if mark in header), ",")
+    reader = csv.reader(chain([header] if header else [], lines), delimiter=delimiter, strict=True)
+    last = 0
+    try:
+        for fields in reader:
+            first, last = last + 1, reader.line_num
+            yield first, last, fields
+    except csv.Error as error:
+        raise ValueError(
+            f"{path} cannot be read as CSV: {error}, in a row that begins at line {last + 1}. A field that begins with "
+            'a quotation mark must be quoted as a whole, with its own quotation marks doubled: "She said ""no"" ."'
+        ) from error
+
+
+def _read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Fields of tab-separated lines: a line is a row, for TSV has no quoting.
+
+    Quotation marks are text. Some programs quote as in CSV, which is undone where it shows: in a field with doubled
+    marks inside, in a row that has too many fields otherwise, and in all rows if all columns are named in marks.
+    """
+    names: list[str] = []
+    for line in lines:
+        fields = line.rstrip("\r\n").split("\t")
+        names = names or fields
+        is_quoted = len(fields) > len(names) or all(map(_QUOTED.fullmatch, names))
+        if is_quoted or any(_QUOTED.fullmatch(field) and '""' in field[1:-1] for field in fields):
+            try:
+                fields = next(csv.reader([line], delimiter="\t", strict=True))
+            except csv.Error as error:
+                raise ValueError(
+                    f"{error} in {line!r:.60}: double the quotation marks inside a quoted field"
+                ) from error
+        yield fields
 
 
 def file_ending(path: PathLike) -> str:

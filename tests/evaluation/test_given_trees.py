@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from hf_synlm.data.gold_trees import encode_trees
-from hf_synlm.data.tables import table_text
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank
 from hf_synlm.evaluation.text.given_trees import find_trees, fit_labels, score_given_trees
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import word_table
+from hf_synlm.evaluation.text.tables import table_text
 from hf_synlm.evaluation.text.text_items import TextItem, read_items
 from hf_synlm.evaluation.text.tree_files import Proposals, batch_trees
 from hf_synlm.hub.abilities import tree_codec

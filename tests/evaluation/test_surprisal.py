@@ -17,7 +17,6 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from hf_synlm.data.tables import table_text
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.text import batches
 from hf_synlm.evaluation.text.batches import batches_by_cost, usual_batch_size
@@ -33,6 +32,7 @@ from hf_synlm.evaluation.text.surprisal import (
     why_sentences_alone,
     word_table,
 )
+from hf_synlm.evaluation.text.tables import table_text
 from hf_synlm.evaluation.text.text_items import TextItem, read_items
 from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank, word_starts
 from hf_synlm.evaluation.trees.parsing_analysis import span_heights

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from huggingface_hub import metadata_load
 
-from hf_synlm.data.tables import read_rows, table_text
 from hf_synlm.evaluation.text.surprisal import columns
+from hf_synlm.evaluation.text.tables import read_rows, table_text
 from tests.helpers.commands import run
 from tests.helpers.scoring_models import model_and_tokenizer
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hf_synlm.data import tables
 from hf_synlm.data.brackets import plain_word
 from hf_synlm.data.files import read_json
+from hf_synlm.evaluation.text import tables
 
 KEYS = (("sentence_id", "word_id"), ("item", "word_id"), ("document", "number"))
 """Columns that identify a word, in the order in which they are tried; `number` is the place in the document."""

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import torch
 
 from hf_synlm.data.files import find_files
-from hf_synlm.data.tables import file_format, need_columns, read_rows
 from hf_synlm.data.text import PathLike, Tokenization, check_list
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import NATS
+from hf_synlm.evaluation.text.tables import file_format, need_columns, read_rows
 from hf_synlm.evaluation.text.tree_files import Proposals
 
 

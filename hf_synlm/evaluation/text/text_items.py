@@ -13,7 +13,6 @@ from statistics import mean
 from typing import Any
 
 from hf_synlm.data.punctuation import Punctuation
-from hf_synlm.data.tables import FORMATS, file_format, need_columns, read_rows
 from hf_synlm.data.text import (
     UNSPACED,
     PathLike,
@@ -24,6 +23,7 @@ from hf_synlm.data.text import (
     share,
     split_sentences,
 )
+from hf_synlm.evaluation.text.tables import FORMATS, file_format, need_columns, read_rows
 from hf_synlm.trees.spans import check_words
 
 _CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line end

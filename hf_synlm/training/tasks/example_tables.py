@@ -14,8 +14,8 @@ from accelerate import Accelerator
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from hf_synlm.data.tables import read_rows
 from hf_synlm.data.text import file_ending, plural
+from hf_synlm.evaluation.text.tables import read_rows
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 

@@ -5,12 +5,11 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from hf_synlm.data.text import PathLike, file_ending, read_lines
+from hf_synlm.data.text import PathLike, file_ending, read_lines, read_separated
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
 # Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
@@ -21,7 +20,6 @@ _REMEDIES = {
     **dict.fromkeys(("pdf", "doc", "docx", "odt", "rtf"), "save its text as .txt"),
     "json": "write one object per line, and name the file .jsonl, or its format jsonl",
 }
-_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 def file_format(path: PathLike, given: str | None = None) -> str:
@@ -86,51 +84,6 @@ def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str,
             yield dict(cells)  # spreadsheets write empty columns, without a name
     if header is None:
         raise ValueError(f"{path} is empty: the first line must name the columns")
-
-
-def read_separated(lines: Iterable[str], kind: str, path: PathLike) -> Iterator[tuple[int, int, list[str]]]:
-    """Rows of the lines of a TSV or CSV file, which keep their ends, with the numbers of their first and last line."""
-    lines = iter(lines)
-    if kind == "tsv":
-        yield from ((number, number, fields) for number, fields in enumerate(_read_tsv(lines), 1))
-        return
-    # Semicolons separate if the first line has some and no comma, as Excel writes it where commas are decimal points,
-    # and tabs if it has neither.
-    header = next(lines, "")
-    csv.field_size_limit(2**31 - 1)  # a cell may be a long document
-    delimiter = next((mark for mark in ",;\t" if mark in header), ",")
-    reader = csv.reader(chain([header] if header else [], lines), delimiter=delimiter, strict=True)
-    last = 0
-    try:
-        for fields in reader:
-            first, last = last + 1, reader.line_num
-            yield first, last, fields
-    except csv.Error as error:
-        raise ValueError(
-            f"{path} cannot be read as CSV: {error}, in a row that begins at line {last + 1}. A field that begins with "
-            'a quotation mark must be quoted as a whole, with its own quotation marks doubled: "She said ""no"" ."'
-        ) from error
-
-
-def _read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Fields of tab-separated lines: a line is a row, for TSV has no quoting.
-
-    Quotation marks are text. Some programs quote as in CSV, which is undone where it shows: in a field with doubled
-    marks inside, in a row that has too many fields otherwise, and in all rows if all columns are named in marks.
-    """
-    names: list[str] = []
-    for line in lines:
-        fields = line.rstrip("\r\n").split("\t")
-        names = names or fields
-        is_quoted = len(fields) > len(names) or all(map(_QUOTED.fullmatch, names))
-        if is_quoted or any(_QUOTED.fullmatch(field) and '""' in field[1:-1] for field in fields):
-            try:
-                fields = next(csv.reader([line], delimiter="\t", strict=True))
-            except csv.Error as error:
-                raise ValueError(
-                    f"{error} in {line!r:.60}: double the quotation marks inside a quoted field"
-                ) from error
-        yield fields
 
 
 def table_text(rows: Iterable[Sequence[Any]]) -> str:
