@@ -197,7 +197,7 @@ def test_attention_entropies_by_the_command(trees: Path, capsys: pytest.CaptureF
     scorer, given = scorer_of("tree_lm", attention_entropy="raw"), find_trees(Proposals([trees]), ITEMS[1:2])
     [whole] = score_given_trees(scorer, ITEMS[1:2], given)
     assert tables[1][:5] == pytest.approx(whole.more["nae_raw"].tolist(), abs=1e-5) and tables[0] != tables[1]
-    assert "and neither --entropy nor --attention-entropy" in fail(
+    assert "--attention-entropy: --lmzoo has four columns" in fail(
         capsys, *command, "--attention-entropy", "raw", "--lmzoo"
     )
 
