@@ -18,7 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import columns, score_words, word_table
-from hf_synlm.evaluation.text.text_items import describe_table, read_items, table_text
+from hf_synlm.evaluation.text.tables import table_text
+from hf_synlm.evaluation.text.text_items import describe_table, read_items
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.viz import posteriors, sentence_to_html, surprisals_in_bits

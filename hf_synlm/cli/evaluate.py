@@ -4,18 +4,18 @@
 import dataclasses
 import math
 import re
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.data.files import flag_of
+from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
-from hf_synlm.evaluation.text.text_items import TextItem, need_columns, read_items, read_table, read_treebank_items
+from hf_synlm.evaluation.text.tables import need_columns, read_rows
+from hf_synlm.evaluation.text.text_items import TextItem, read_items, read_treebank_items
 from hf_synlm.viz import plot_bars, plot_effects
 from hf_synlm.viz.plots import plot_lines
 
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.text.tree_files import Proposals
 
 Results = Annotated[list[Path], typer.Argument(help="JSON files of one evaluation.", **options.INPUT_FILE)]
-Plotted = Annotated[
-    list[Path],
-    typer.Argument(help="JSON files of one evaluation, or a table of `synlm surprisal`.", **options.INPUT_FILE),
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,20 +30,13 @@ class SentenceOptions:
     """How sentences are read, and the trees over which their probabilities are summed instead of a search."""
 
     tokenize: options.Tokenize = None
-    proposals: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--proposals",
-            help="File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or "
-            "Charniak's), or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is "
-            "then the sum over its trees there, as in papers on Transformer Grammars.",
-            **options.INPUT_FILE,
-        ),
-    ] = None
-    max_trees: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --proposals: use at most this many first distinct trees of a sentence."),
-    ] = None
+    proposals: list[Path] | None = option(
+        "File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or Charniak's), "
+        "or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then the sum "
+        "over its trees there, as in papers on Transformer Grammars.",
+        name="--proposals",
+        **options.INPUT_FILE,
+    )
 
     @property
     def files(self) -> list[Path]:
@@ -59,9 +48,7 @@ class SentenceOptions:
         if self.files:
             from hf_synlm.evaluation.text.tree_files import Proposals
 
-            return Proposals(self.files, self.max_trees)
-        if self.max_trees is not None:
-            raise ValueError("--max-trees belongs to --proposals: leave it out, or give files of trees")
+            return Proposals(self.files)
         return None
 
 
@@ -69,10 +56,8 @@ class SentenceOptions:
 class PairOptions(SentenceOptions):
     """Which minimal pairs are scored, and how."""
 
-    limit: Annotated[int | None, typer.Option(min=1, help="Score at most this many first pairs of each group.")] = None
-    end_of_sentence: Annotated[
-        bool, typer.Option("--end-of-sentence", help="Include the end of a sentence in its probability.")
-    ] = False
+    limit: int | None = option("Score at most this many first pairs of each group.", min=1)
+    end_of_sentence: bool = option("Include the end of a sentence in its probability.", default=False)
 
     def how(self) -> dict[str, Any]:
         """The options of `evaluate_pairs`."""
@@ -83,37 +68,27 @@ class PairOptions(SentenceOptions):
 class InputOptions(options.TreebankReading):
     """How `perplexity` reads its input."""
 
-    file_format: Annotated[
-        Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None,
-        typer.Option(
-            "--format",
-            help="Format of the input; default: by the ending of its name. treebank: the words of bracketed trees.",
-        ),
-    ] = None
+    file_format: Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None = option(
+        "Format of the input; default: by the ending of its name. treebank: the words of bracketed trees.",
+        name="--format",
+    )
     text_column: options.TextColumn = None
     split_sentences: options.SplitSentences = False
-    punctuation: Annotated[
-        Literal["remove", "keep"] | None,
-        typer.Option(help="Punctuation of a treebank: keep it (default), or remove it before scoring."),
-    ] = None
+    punctuation: Literal["remove", "keep"] | None = option(
+        "Punctuation of a treebank: keep it (default), or remove it before scoring."
+    )
     punctuation_by: options.PunctuationBy = "tag"
 
     def items(self, texts: Path) -> tuple[list[TextItem], dict[str, Any]]:
         """The texts, and what results say about how they were read."""
+        given = options.differing(self, InputOptions(file_format=self.file_format))
+        of_text = ("text_column", "split_sentences")
         if self.file_format == "treebank":
-            if self.text_column is not None or self.split_sentences:
-                raise ValueError(
-                    "--text-column, --split-sentences: a treebank has neither columns nor lines, omit them"
-                )
+            options.refuse(set(of_text) & set(given), "a treebank has neither columns nor lines")
             reading, treatment = self.reading(), self.punctuation or "keep"
             items, punctuation = read_treebank_items(texts, treatment, self.punctuation_by, **reading)
             return items, {"punctuation": punctuation, **reading}
-        if self.punctuation is not None:
-            raise ValueError(
-                "--punctuation belongs to --format treebank, which has tags; remove it from the text yourself"
-            )
-        if given := ["punctuation_by"] * (self.punctuation_by != "tag") + self.given():
-            raise ValueError(f"{flag_of(given[0])} belongs to --format treebank: leave it out")
+        options.refuse((name for name in given if name not in of_text), "this belongs to --format treebank")
         items = read_items(
             texts, kind=self.file_format, text_column=self.text_column, by_sentences=self.split_sentences
         )
@@ -180,15 +155,14 @@ def _say_odd_scores(scores: Mapping[str, float]) -> None:
 
 
 def syntaxgym(
-    suites: Annotated[
-        Path, typer.Argument(exists=True, help="Folder of suites in SyntaxGym's JSON format, or one suite.")
-    ],
+    *,
+    suites: Path = argument("Folder of suites in SyntaxGym's JSON format, or one suite.", default=MISSING, exists=True),
     model: options.Model,
     scoring: options.Scoring,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
-    suite: Annotated[list[str] | None, typer.Option(help="Take only this suite; repeat for several.")] = None,
+    suite: list[str] | None = option("Take only this suite; repeat for several."),
 ) -> None:
     """Accuracy on SyntaxGym's test suites: per suite, per circuit, and the means that papers report.
 
@@ -207,14 +181,15 @@ def syntaxgym(
 
 
 def blimp(
-    paradigms: Annotated[Path, typer.Argument(exists=True, help="Folder of BLiMP's 67 .jsonl files, or one of them.")],
+    *,
+    paradigms: Path = argument("Folder of BLiMP's 67 .jsonl files, or one of them.", default=MISSING, exists=True),
     model: options.Model,
     scoring: options.Scoring,
     chosen: PairOptions,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
-    paradigm: Annotated[list[str] | None, typer.Option(help="Take only this paradigm; repeat for several.")] = None,
+    paradigm: list[str] | None = option("Take only this paradigm; repeat for several."),
 ) -> None:
     """Accuracy on BLiMP's minimal pairs: per paradigm, per phenomenon, and mean over the paradigms.
 
@@ -234,18 +209,17 @@ def blimp(
 
 
 def pairs(
-    pairs: Annotated[Path, typer.Argument(help="Table of minimal pairs: .tsv, .csv or .jsonl.")],
+    *,
+    pairs: Path = argument("Table of minimal pairs: .tsv, .csv or .jsonl.", default=MISSING),
     model: options.Model,
     scoring: options.Scoring,
     chosen: PairOptions,
     out: options.Output = None,
     items_out: options.ItemsOutput = None,
     overwrite: options.Overwrite = False,
-    good_column: Annotated[str, typer.Option(help="Column of the better sentences.")] = "sentence_good",
-    bad_column: Annotated[str, typer.Option(help="Column of the other sentences.")] = "sentence_bad",
-    group_column: Annotated[
-        str | None, typer.Option(help="Column that groups the pairs; the result has one score per group.")
-    ] = None,
+    good_column: str = option("Column of the better sentences.", default="sentence_good"),
+    bad_column: str = option("Column of the other sentences.", default="sentence_bad"),
+    group_column: str | None = option("Column that groups the pairs; the result has one score per group."),
 ) -> None:
     """Share of minimal pairs for which the model assigns a higher probability to the better sentence.
 
@@ -288,25 +262,21 @@ def summary(results: Results, out: options.Output = None, overwrite: options.Ove
 
 
 def plot(
-    results: Plotted,
-    out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) sets the format.")],
+    results: list[Path] = argument(
+        "JSON files of one evaluation, or a table of `synlm surprisal`.", default=MISSING, **options.INPUT_FILE
+    ),
+    out: Path = option("File to write; its ending (.svg, .png, .pdf) sets the format.", default=MISSING),
     overwrite: options.Overwrite = False,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name of a file in the picture; repeat for each file in order. Files with the same name are runs of "
-            "one model, drawn as mean with standard deviation. Default: names of the files, or of their folders."
-        ),
-    ] = None,
-    score: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
-            "and circuits or phenomena; F1 for parsing; word perplexity for perplexity."
-        ),
-    ] = None,
-    x: Annotated[str | None, typer.Option(help="For a table: column of the x axis, such as region.")] = None,
-    by: Annotated[str | None, typer.Option(help="For a table: column with a line for each value.")] = None,
+    label: list[str] | None = option(
+        "Name of a file in the picture; repeat for each file in order. Files with the same name are runs of "
+        "one model, drawn as mean with standard deviation. Default: names of the files, or of their folders."
+    ),
+    score: list[str] | None = option(
+        "Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means and "
+        "circuits or phenomena; F1 for parsing; word perplexity for perplexity."
+    ),
+    x: str | None = option("For a table: column of the x axis, such as region."),
+    by: str | None = option("For a table: column with a line for each value."),
 ) -> None:
     """Draw the scores of one or several results as bars.
 
@@ -367,7 +337,9 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
 
     The rows of a text with the same `x` are one value, so that tables of words and of regions give the same figure.
     """
-    rows = read_table(path, "tsv")
+    import pandas
+
+    rows = list(read_rows(path, "tsv"))
     names = score or [name for name in rows[0] if name.startswith("surprisal_")][:1] or ["surprisal_bits"]
     need_columns(
         path,
@@ -375,40 +347,26 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
         [*names, x, *([by] if by else []), "item", "sentence_id"],
         "Name them by --x, --by, --score. `synlm surprisal` writes item and sentence_id.",
     )
-    places = list(dict.fromkeys(row[x] for row in rows))
-    drawn, titles = dict[str, list[tuple[float, float]]](), list[str]()
+    table = pandas.DataFrame(rows).assign(own=lambda rows: rows.get("file", "") + rows["item"])
+    places, drawn, titles = list(table[x].unique()), dict[str, list[tuple[float, float]]](), list[str]()
     for name in names:
-        texts: dict[tuple[str, ...], list[float]] = {}
-        for number, row in enumerate(rows, 1):
-            if not _NUMBER.fullmatch(row[name]):
-                raise ValueError(f"{path}: row {number}: {row[name]!r} in {name!r} cannot be drawn: take it out")
-            line = ", ".join(([row[by]] if by else []) + [name] * (len(names) > 1 or not by))
-            found = texts.setdefault((line, row[x], row.get("file", "") + row["item"], row["sentence_id"]), [])
-            found += [float(row[name])] if row[name] else []
-        reduce = math.fsum if _SUMS.match(name) else statistics.fmean
-        values = _merge(_merge(texts, reduce), statistics.fmean)
-        lines = dict.fromkeys(line for line, _ in values)
-        drawn |= {line: [_mean_and_error(values.get((line, place), [])) for place in places] for line in lines}
-        titles.append(f"{'sum' if reduce is math.fsum else 'mean'} of {name} per {x}")
+        for number, value in enumerate(table[name], 1):
+            if not _NUMBER.fullmatch(value):
+                raise ValueError(f"{path}: row {number}: {value!r} in {name!r} cannot be drawn: take it out")
+        line = table[by] if by else pandas.Series(name, table.index)
+        line = line + f", {name}" if by and len(names) > 1 else line
+        keys = [line, table[x], table["own"], table["sentence_id"]]
+        of_texts = pandas.to_numeric(table[name]).dropna().groupby(keys, sort=False)
+        is_sum = _SUMS.match(name) is not None
+        of_items = (of_texts.sum() if is_sum else of_texts.mean()).groupby(level=[0, 1, 2], sort=False).mean()
+        found = of_items.groupby(level=[0, 1], sort=False).agg(["mean", "sem"])
+        for one in line.unique():
+            of_line = found.xs(one).reindex(places)
+            drawn[one] = list(zip(of_line["mean"], of_line["sem"].fillna(0.0), strict=True))
+        titles.append(f"{'sum' if is_sum else 'mean'} of {name} per {x}")
     plot_lines(
         out, places, drawn, title=f"{path.name}: means over items, standard errors", axes_titles=(x, "\n".join(titles))
     )
-
-
-def _merge(
-    groups: Mapping[tuple[str, ...], list[float]], reduce: Callable[[list[float]], float]
-) -> dict[tuple[str, ...], list[float]]:
-    """Groups that differ in the last part of their key only, with one value of each that has some."""
-    merged: dict[tuple[str, ...], list[float]] = {}
-    for key, values in groups.items():
-        merged.setdefault(key[:-1], []).extend([reduce(values)] if values else [])
-    return merged
-
-
-def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean of numbers, NaN without any, and its standard error."""
-    mean = statistics.fmean(values) if values else math.nan
-    return mean, statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def _plot_reading(result: EvaluationResult, out: Path) -> None:

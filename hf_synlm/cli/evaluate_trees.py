@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.data.files import flag_of, write_text
+from hf_synlm.cli.options import MISSING, argument, option
+from hf_synlm.data.files import write_text
 from hf_synlm.data.parsed import ParsedSentence, TreeStyle, kind_of_trees, lines_of_parses
 from hf_synlm.data.text import errors_at, plural, read_lines, read_lines_beside
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, estimate_of
@@ -34,36 +35,26 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Score at most this many 
 class CountingOptions(options.TreebankReading):
     """How gold trees are read, and what counts in the score."""
 
-    convention: Annotated[str, typer.Option(help=_CONVENTION)] = "gpst"
-    punctuation: Annotated[
-        Literal["remove", "ignore", "keep"] | None,
-        typer.Option(
-            help="remove: remove it before parsing (default); ignore: parse it, but do not score it; keep: parse and "
-            "score it (default of evalb)."
-        ),
-    ] = None
+    convention: str = option(_CONVENTION, default="gpst")
+    punctuation: Literal["remove", "ignore", "keep"] | None = option(
+        "remove: remove it before parsing (default); ignore: parse it, but do not score it; keep: parse and "
+        "score it (default of evalb)."
+    )
     punctuation_by: options.PunctuationBy = "tag"
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Parse and score only sentences of at most this many words.")
-    ] = None
-    min_length: Annotated[
-        int | None, typer.Option(min=1, help="Parse and score only sentences of at least this many words.")
-    ] = None
-    parameters: Annotated[
-        Path | None,
-        typer.Option("--prm", help="Parameter file of EVALB; default: as in COLLINS.prm.", **options.INPUT_FILE),
-    ] = None
-    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="evalb: compare brackets without labels.")] = False
+    max_length: int | None = option("Parse and score only sentences of at most this many words.", min=1)
+    parameters: Path | None = option(
+        "Parameter file of EVALB; default: as in COLLINS.prm.", name="--prm", **options.INPUT_FILE
+    )
+    unlabeled: bool = option("evalb: compare brackets without labels.", default=False)
 
     def rule(self) -> ParsingConvention | EvalbParameters:
         """The convention; ValueError for an unknown name, or for options that belong to another convention."""
         if self.convention not in (*CONVENTIONS, "evalb"):
             raise ValueError(f"unknown convention {self.convention!r}: choose one of {', '.join(CONVENTIONS)}, evalb")
-        lengths = {"max_length": self.max_length, "min_length": self.min_length}
-        changes = {name: value for name, value in lengths.items() if value is not None}
+        changes = {} if self.max_length is None else {"max_length": self.max_length}
         if self.convention == "evalb":
             if changes:
-                raise ValueError("--max-length and --min-length: EVALB has CUTOFF_LEN in its parameter file (--prm)")
+                raise ValueError("--max-length: EVALB has CUTOFF_LEN in its parameter file (--prm)")
             counted = COLLINS if self.parameters is None else EvalbParameters.read(self.parameters)
             return dataclasses.replace(counted, labeled=counted.labeled and not self.unlabeled)
         if self.parameters is not None or self.unlabeled:
@@ -124,7 +115,7 @@ class CountingByConventions(CountingOptions):
     """How gold trees are read, and what counts in the score by one or several conventions."""
 
     # The base class has one convention; `each` makes a base class of each.
-    convention: Annotated[list[str] | None, typer.Option(help=f"{_CONVENTION} Repeat for a table of several.")] = None  # type: ignore[assignment]
+    convention: list[str] | None = option(f"{_CONVENTION} Repeat for a table of several.")  # type: ignore[assignment]
 
     def each(self) -> Iterator[CountingOptions]:
         """The options for each convention; those of EVALB count for no other one beside it."""
@@ -133,6 +124,27 @@ class CountingByConventions(CountingOptions):
         for name in names:
             unused = {"parameters": None, "unlabeled": False} if name != "evalb" and "evalb" in names else {}
             yield CountingOptions(**{**vars(self), "convention": name, **unused})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AveragingOptions:
+    """Which trees are scored of several ones, and where they are written."""
+
+    consensus: bool = option(
+        "Score the average of the --trees, too: the trees that have most in common with all of them. With "
+        "--model: score the average of the trees in its beam by probability, instead of the best tree.",
+        default=False,
+    )
+    save_trees: Path | None = option(
+        "File for the trees of the model, or of --consensus: one line per gold sentence, blank if the "
+        "sentence is not scored. `--trees`, `synlm evaluate compare` and `synlm draw` read it."
+    )
+
+    def write(self, sentences: Sequence[ParsedSentence]) -> None:
+        """Write the best trees, if a file is given: one line per sentence, blank without a tree."""
+        if self.save_trees is not None:
+            write_text(self.save_trees, "".join(f"{line}\n" for line in lines_of_parses(sentences)))
+            outputs.say(f"wrote {self.save_trees}")
 
 
 class _Case(NamedTuple):
@@ -153,39 +165,20 @@ def parsing(
     treebank: options.Treebank,
     counting: CountingByConventions,
     parsing: options.ParsingByModels,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Folder of the model that parses, or its name on the Hub; repeat for a table of several.",
-            rich_help_panel="Model",
-        ),
-    ] = None,
-    trees: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Score the trees in this file instead: one line for each gold sentence, blank if it has no tree; "
-            "repeat for several runs."
-        ),
-    ] = None,
+    given: AveragingOptions,
+    model: list[str] | None = option(
+        "Folder of the model that parses, or its name on the Hub; repeat for a table of several.", "Model"
+    ),
+    trees: list[Path] | None = option(
+        "Score the trees in this file instead: one line for each gold sentence, blank if it has no tree; repeat "
+        "for several runs."
+    ),
     tree_style: options.TreeStyle = None,
     limit: Limit = None,
-    consensus: Annotated[
-        bool,
-        typer.Option(
-            "--consensus",
-            help="Score the average of the --trees, too: the trees that have most in common with all of them. With "
-            "--model: score the average of the trees in its beam by probability, instead of the best tree.",
-        ),
-    ] = False,
-    save_trees: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for the trees of the model, or of --consensus: one line per gold sentence, blank if the "
-            "sentence is not scored. `--trees`, `synlm evaluate compare` and `synlm draw` read it."
-        ),
-    ] = None,
     out: options.Output = None,
-    style: options.TableFormat = "markdown",
+    style: Literal["markdown", "latex"] = option(
+        "How to print the tables; latex: for the package booktabs.", default="markdown", name="--format"
+    ),
     overwrite: options.Overwrite = False,
 ) -> None:
     """Compute the F1 of trees against a treebank by a named convention, and that of trees that need no model.
@@ -203,28 +196,29 @@ def parsing(
     """
     models, files = model or [], trees or []
     reads = (treebank, *files, parsing.cache, counting.parameters)
-    for name in models or [""]:
-        outputs.check_results(out, overwrite, *reads, model=name)
-        outputs.check_out(save_trees, overwrite, *reads, *outputs.report_files(out), model=name, flag="--save-trees")
+    outputs.check_results(out, overwrite, *reads, model=models)
+    outputs.check_out(
+        given.save_trees, overwrite, *reads, *outputs.report_files(out), model=models, flag="--save-trees"
+    )
     if bool(models) == bool(files):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
     options.refuse_repeated("--trees", files)
     options.refuse_repeated("--model", models)
-    if files and (given := options.differing(parsing, options.Parsing())):
-        flags = ", ".join(map(flag_of, given))
-        raise ValueError(f"{flags}: --trees are already parsed, so this would change nothing. Leave it out.")
+    if files:
+        unused = options.differing(parsing, options.Parsing())
+        options.refuse(unused, "--trees are already parsed, so this would change nothing")
     cases = []
     for one in counting.each():
         rule, bank = one.rule(), one.treebank(treebank, limit)
-        evalb = None if consensus else one.evalb(rule, treebank, limit)
+        evalb = None if given.consensus else one.evalb(rule, treebank, limit)
         cases.append(_Case(one, bank, rule, _read_runs(treebank, files, tree_style, limit, evalb, one.predicted())))
     data = {"files": describe_files([treebank, *files, *filter(None, [counting.parameters])])}
     if len(models) > 1 or len(cases) > 1:
-        if consensus or save_trees is not None:
+        if given.consensus or given.save_trees is not None:
             raise ValueError("--consensus and --save-trees take one model and one convention: give one of each")
         return outputs.report(_tabulate(cases, models, parsing, data), out, style=style)
     score = partial(_evaluate_model, *parsing.by_model(models).popitem()) if models else _evaluate_runs
-    outputs.report(score(cases[0], consensus, save_trees, data), out, style=style)
+    outputs.report(score(cases[0], given, data), out, style=style)
 
 
 def _tabulate(
@@ -307,34 +301,29 @@ def _read_runs(
     return runs
 
 
-def _evaluate_runs(case: _Case, consensus: bool, save_trees: Path | None, data: dict[str, Any]) -> EvaluationResult:
+def _evaluate_runs(case: _Case, given: AveragingOptions, data: dict[str, Any]) -> EvaluationResult:
     """Score trees that are in files, and write their average."""
     from hf_synlm.evaluation.trees.consensus import average_parses
 
-    if save_trees is not None and not consensus:
+    if given.save_trees is not None and not given.consensus:
         raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
-    average = average_parses(case.runs) if consensus else None
+    average = average_parses(case.runs) if given.consensus else None
     scores, tables = _score(case, average)
-    _write_trees(save_trees, average or ())
+    given.write(average or ())
     _say_missing(case)
-    settings = case.counting.describe(case.rule, case.bank) | ({"consensus": True} if consensus else {})
+    settings = case.counting.describe(case.rule, case.bank) | ({"consensus": True} if given.consensus else {})
     return EvaluationResult("parsing", scores, {"name": ", ".join(case.runs)}, settings, data, tables)
 
 
 def _evaluate_model(
-    model: str,
-    parsing: options.Parsing,
-    case: _Case,
-    consensus: bool,
-    save_trees: Path | None,
-    data: dict[str, Any],
+    model: str, parsing: options.Parsing, case: _Case, given: AveragingOptions, data: dict[str, Any]
 ) -> EvaluationResult:
     """Parse the sentences that are scored, write their trees, and score them."""
     from hf_synlm.evaluation.trees.consensus import average_parses
     from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
     scorer = parsing.scorer(model)
-    more = {"num_return_sequences": parsing.beam(scorer.model) if consensus else None}
+    more = {"num_return_sequences": parsing.beam(scorer.model) if given.consensus else None}
     if _needs_labels(scorer, case.rule):
         name = scorer.model.config.model_type
         raise ValueError(f"{name} gives trees without labels; score them unlabeled (--unlabeled)")
@@ -344,12 +333,12 @@ def _evaluate_model(
         scorer.model, scorer.tokenizer, bank.words, progress=bar, **parsing.computation(), **parsing.chosen(**more)
     )
     outputs.leave_output_to_first_process()
-    parsed = average_parses({scorer.name: parsed}) if consensus else parsed
+    parsed = average_parses({scorer.name: parsed}) if given.consensus else parsed
     seconds = time.perf_counter() - start
     found = dict(zip(numbers, parsed, strict=True))
-    _write_trees(save_trees, [found.get(number, ParsedSentence(())) for number in range(len(case.bank.sentences))])
+    given.write([found.get(number, ParsedSentence(())) for number in range(len(case.bank.sentences))])
     scores, tables = _score(case._replace(bank=bank, runs={scorer.name: parsed}))
-    settings = case.counting.describe(case.rule, case.bank) | ({"consensus": True} if consensus else {})
+    settings = case.counting.describe(case.rule, case.bank) | ({"consensus": True} if given.consensus else {})
     settings |= _describe_parsing(scorer, parsing, **more)
     return EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)
 
@@ -364,23 +353,15 @@ def _score(
     return report_parsing(case.bank, case.runs, case.rule, average=average)
 
 
-def _write_trees(path: Path | None, sentences: Sequence[ParsedSentence]) -> None:
-    """Write the best trees, if a file is given: one line per sentence, blank without a tree."""
-    if path is not None:
-        write_text(path, "".join(f"{line}\n" for line in lines_of_parses(sentences)))
-        outputs.say(f"wrote {path}")
-
-
 def compare(
     treebank: options.Treebank,
     counting: CountingOptions,
-    first: Annotated[
-        Path,
-        typer.Argument(
-            help="Trees of one parser, as `synlm evaluate parsing --save-trees` writes them.", **options.INPUT_FILE
-        ),
-    ],
-    second: Annotated[Path, typer.Argument(help="Trees of the other parser.", **options.INPUT_FILE)],
+    first: Path = argument(
+        "Trees of one parser, as `synlm evaluate parsing --save-trees` writes them.",
+        default=MISSING,
+        **options.INPUT_FILE,
+    ),
+    second: Path = argument("Trees of the other parser.", default=MISSING, **options.INPUT_FILE),
     tree_style: options.TreeStyle = None,
     limit: Limit = None,
     out: options.Output = None,

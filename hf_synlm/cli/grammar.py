@@ -4,24 +4,21 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import option
 
 
 def grammar(
     model: options.ModelName,
-    rules: Annotated[int, typer.Option(min=1, help="Rules to show per nonterminal, and first symbols.")] = 5,
-    words: Annotated[int, typer.Option(min=1, help="Words to show per preterminal.")] = 8,
-    nonterminals: Annotated[int, typer.Option(min=1, help="How many nonterminals, most used first.")] = 30,
-    preterminals: Annotated[int, typer.Option(min=1, help="How many preterminals, most used first.")] = 60,
+    rules: int = option("Rules to show per nonterminal, and first symbols.", default=5, min=1),
+    words: int = option("Words to show per preterminal.", default=8, min=1),
+    nonterminals: int = option("How many nonterminals, most used first.", default=30, min=1),
+    preterminals: int = option("How many preterminals, most used first.", default=60, min=1),
     style: options.ReportFormat = "table",
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="File for a picture of the rules, in .svg, .png or .pdf."),
-    ] = None,
+    plot: Path | None = option("File for a picture of the rules, in .svg, .png or .pdf."),
     overwrite: options.Overwrite = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,

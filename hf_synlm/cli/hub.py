@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`synlm convert`, `info`, `export`, `verify` and `push`: folders of models."""
 
+import dataclasses
 import json
 from pathlib import Path
 from subprocess import SubprocessError
@@ -9,52 +10,38 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.files import check_target, find_model, read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 from hf_synlm.models import ARCHITECTURES
 
+FOLDER: dict[str, Any] = {"check": check_target, "is_folder": True}
 OutFolder = Annotated[Path, typer.Option(help="Folder to write.")]
 
 
-def _check_folder(out: Path, overwrite: bool, *reads: Path | None, model: str | None) -> None:
-    outputs.check_out(out, overwrite, *reads, model=model, check=check_target, is_folder=True)
-
-
 def convert(
-    architecture: Annotated[
-        Literal["gpst", "on_lstm", "palm", "pcfg", "prpn", "pushdown", "rnng"],
-        typer.Argument(help="Architecture of the checkpoint."),
-    ],
-    weights: Annotated[
-        Path,
-        typer.Option(
-            help="The authors' checkpoint: safetensors, a file of plain tensors, or a model of compound-pcfg.",
-            **options.INPUT_FILE,
-        ),
-    ],
+    *,
+    architecture: Literal["gpst", "on_lstm", "palm", "pcfg", "prpn", "pushdown", "rnng"] = argument(
+        "Architecture of the checkpoint.", default=MISSING
+    ),
+    weights: Path = option(
+        "The authors' checkpoint: safetensors, a file of plain tensors, or a model of compound-pcfg.",
+        default=MISSING,
+        **options.INPUT_FILE,
+    ),
     out: OutFolder,
-    config: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config "
-            "(davidarps/silm: once, config.json). Not needed with --vocabulary and for checkpoints of compound-pcfg.",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
-    vocabulary: Annotated[
-        Path | None,
-        typer.Option(
-            help="vocab.pkl of a pushdown checkpoint, read without running code; needs --tokenizer gpt2.",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
+    config: list[Path] | None = option(
+        "The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config "
+        "(davidarps/silm: once, config.json). Not needed with --vocabulary and for checkpoints of compound-pcfg.",
+        **options.INPUT_FILE,
+    ),
+    vocabulary: Path | None = option(
+        "vocab.pkl of a pushdown checkpoint, read without running code; needs --tokenizer gpt2.", **options.INPUT_FILE
+    ),
     overwrite: options.Overwrite = False,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or Hub name of the checkpoint's tokenizer; default: as the configuration describes it."
-        ),
-    ] = None,
+    tokenizer: str | None = option(
+        "Folder or Hub name of the checkpoint's tokenizer; default: as the configuration describes it."
+    ),
 ) -> None:
     """Convert a checkpoint of the authors' code into a self-contained repository.
 
@@ -70,7 +57,7 @@ def convert(
     configs = config or []
     if not configs and vocabulary is None and architecture != "pcfg":
         raise ValueError("give --config, or for pushdown --vocabulary")
-    _check_folder(out, overwrite, weights, *configs, vocabulary, model=tokenizer)
+    outputs.check_out(out, overwrite, weights, *configs, vocabulary, model=tokenizer, **FOLDER)
     from hf_synlm.conversion.files import convert_files
     from hf_synlm.hub.loading import load_tokenizer
 
@@ -85,14 +72,11 @@ def convert(
 
 
 def info(
-    model: Annotated[
-        str | None, typer.Argument(help="Folder of a model or of its training run, or its name on the Hub.")
-    ] = None,
-    files: Annotated[
-        # Typer reads the names at run time; mypy cannot.
-        Literal[ARCHITECTURES] | None,  # type: ignore[valid-type]
-        typer.Option(help="List instead the files of code that ship with every model of this architecture."),
-    ] = None,
+    model: str | None = argument("Folder of a model or of its training run, or its name on the Hub."),
+    # Typer reads the names at run time; mypy cannot.
+    files: Literal[ARCHITECTURES] | None = option(  # type: ignore[valid-type]
+        "List instead the files of code that ship with every model of this architecture."
+    ),
     style: options.ReportFormat = "table",
     revision: options.Revision = None,
 ) -> None:
@@ -125,34 +109,25 @@ def export(
     model: options.ModelName,
     out: OutFolder,
     overwrite: options.Overwrite = False,
-    facts: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML or JSON file with facts for the card: repo_id, license, language, datasets, training_data, "
-            "training_procedure, limits, results, task, ... They replace the same facts in the card.yaml beside "
-            "the model, which is read by default. A card without card.yaml stays as it is.",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
-    results: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Result file of `synlm evaluate --out` to report on the card; repeat for several. They replace the "
-            "numbers in the card.yaml beside the model.",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
+    facts: Path | None = option(
+        "YAML or JSON file with facts for the card: repo_id, license, language, datasets, training_data, "
+        "training_procedure, limits, results, task, ... They replace the same facts in the card.yaml beside the "
+        "model, which is read by default. A card without card.yaml stays as it is.",
+        **options.INPUT_FILE,
+    ),
+    results: list[Path] | None = option(
+        "Result file of `synlm evaluate --out` to report on the card; repeat for several. They replace the "
+        "numbers in the card.yaml beside the model.",
+        **options.INPUT_FILE,
+    ),
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     backbone: options.Backbone = None,
     dtype: options.DType = "auto",
-    code_repo: Annotated[
-        str | None,
-        typer.Option(
-            help="Repository of `synlm push-code` on the Hub, OWNER/NAME, from which the model loads its code; "
-            "default: the code is part of the export."
-        ),
-    ] = None,
+    code_repo: str | None = option(
+        "Repository of `synlm push-code` on the Hub, OWNER/NAME, from which the model loads its code; "
+        "default: the code is part of the export."
+    ),
 ) -> None:
     """Export a self-contained repository that loads without hf_synlm.
 
@@ -169,7 +144,7 @@ def export(
         synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
         synlm export runs/mine --out mine --code-repo your-name/synlm-code
     """
-    _check_folder(out, overwrite, facts, *(results or ()), model=model)
+    outputs.check_out(out, overwrite, facts, *(results or ()), model=model, **FOLDER)
     from transformers import PreTrainedConfig
 
     from hf_synlm.hub.card import read_facts
@@ -257,11 +232,11 @@ def _stated_facts(
 
 def verify(
     model: options.ModelName,
-    text: Annotated[list[str] | None, typer.Option(help="Text to tokenize, parse and continue; repeatable.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the greedy continuation.")] = 8,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Largest allowed difference between numbers; trees and tokens must be equal.")
-    ] = 0.0,
+    text: list[str] | None = option("Text to tokenize, parse and continue; repeatable."),
+    max_new_tokens: int = option("Length of the greedy continuation.", default=8, min=1),
+    tolerance: float = option(
+        "Largest allowed difference between numbers; trees and tokens must be equal.", default=0.0, min=0.0
+    ),
     style: options.ReportFormat = "table",
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -327,20 +302,33 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     return report.passed
 
 
+RepoId = Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommitOptions:
+    """How a repository of the Hub gets files."""
+
+    private: bool = option("Make a new repository private.", default=False)
+    revision: str | None = option("Branch, created if it does not exist; default: main, which models load.")
+    message: str | None = option("Message of the commit; default: Upload model, or Upload code.")
+    dry_run: bool = option(
+        "Upload nothing: list the files with their sizes in bytes, and verify a model.", default=False
+    )
+
+    def chosen(self, message: str) -> dict[str, Any]:
+        """The options of `push_to_hub` and `push_code`."""
+        return {"private": self.private, "revision": self.revision, "commit_message": self.message or message}
+
+
 def push(
-    folder: Annotated[Path, typer.Argument(help="Folder that `synlm export` or a training script wrote.")],
-    repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, created if it does not exist; default: main.", rich_help_panel="Model")
-    ] = None,
-    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload model",
-    check: Annotated[bool, typer.Option("--verify/--no-verify", help="Run `synlm verify` first.")] = True,
+    *,
+    folder: Path = argument("Folder that `synlm export` or a training script wrote.", default=MISSING),
+    repo_id: RepoId,
+    commit: CommitOptions,
+    check: bool = option("Run `synlm verify` first.", default=True, name="--verify/--no-verify"),
     trust_remote_code: options.TrustRemoteCode = False,
     backbone: options.Backbone = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Upload nothing: verify, and list the files with their sizes in bytes.")
-    ] = False,
 ) -> None:
     """Upload a folder in a single, all-or-nothing commit.
 
@@ -359,7 +347,7 @@ def push(
     check_repo_id(repo_id)
     folder = Path(find_model(folder))
     sizes = files_to_push(folder)
-    if check and not dry_run:
+    if check and not commit.dry_run:
         check_login()
     from hf_synlm.hub.card import missing_on_card  # imports torch
 
@@ -370,24 +358,16 @@ def push(
     if check and not _print_report(folder, backbone=backbone):
         outputs.say(f"{folder} was not pushed")
         raise typer.Exit(1)
-    if dry_run:
-        _print_sizes(sizes, repo_id)
-        return
-    commit = push_to_hub(folder, repo_id, private=private, revision=revision, commit_message=message)
-    outputs.say(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)')
-    typer.echo(commit)
+    if commit.dry_run:
+        return _print_sizes(sizes, repo_id)
+    pushed = push_to_hub(folder, repo_id, **commit.chosen("Upload model"))
+    outputs.say(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{pushed}", ...)')
+    typer.echo(pushed)
 
 
 def push_code(
-    repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, created if it does not exist; default: main, which models load.")
-    ] = None,
-    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload code",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Upload nothing: list the files with their sizes in bytes.")
-    ] = False,
+    repo_id: RepoId,
+    commit: CommitOptions,
 ) -> None:
     """Upload the code of all architectures, for models of `synlm export --code-repo`.
 
@@ -401,12 +381,11 @@ def push_code(
     from hf_synlm.hub.code import code_repository
     from hf_synlm.hub.code import push_code as push
 
-    if dry_run:
-        _print_sizes({name: len(text.encode()) for name, text in code_repository(repo_id).items()}, repo_id)
-        return
-    commit = push(repo_id, private=private, revision=revision, commit_message=message)
+    if commit.dry_run:
+        return _print_sizes({name: len(text.encode()) for name, text in code_repository(repo_id).items()}, repo_id)
+    pushed = push(repo_id, **commit.chosen("Upload code"))
     outputs.say(f"pushed {repo_id}; models load it if they were exported with --code-repo {repo_id}")
-    typer.echo(commit)
+    typer.echo(pushed)
 
 
 def _print_sizes(sizes: dict[str, int], repo_id: str) -> None:

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands share, and the model that options describe.
 
-An option is an ordinary `Annotated[type, typer.Option(help=...)]`. Options that belong together are the fields of a
-dataclass, such as `Loading` or `Scoring`; a command takes the dataclass as one parameter, and `grouped` shows typer its
-fields.
+An option is declared by `option` as the default of a parameter; those of several commands are types. Options that
+belong together are the fields of a dataclass, such as `Loading` or `Scoring`; a command takes the dataclass as one
+parameter, and `grouped` shows typer its fields.
 """
 
 import dataclasses
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -31,71 +33,31 @@ if TYPE_CHECKING:
 # Checks of typer: an input is a file that can be read. They do not accept "-" for standard input, so texts and trees go
 # without them: a missing file is an OSError, which `app` reports.
 INPUT_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
-_MODEL: dict[str, Any] = {"rich_help_panel": "Model"}
-_BEAM: dict[str, Any] = {"rich_help_panel": "Estimator and beam"}
-_COMPUTATION: dict[str, Any] = {"rich_help_panel": "Computation"}
-_BRACKETS: dict[str, Any] = {"rich_help_panel": "Bracketed trees"}
-DEPENDENCIES: dict[str, Any] = {"rich_help_panel": "Dependencies (CoNLL-U)"}
+_MODEL = "Model"
+_BEAM = "Estimator and beam"
+_COMPUTATION = "Computation"
+_BRACKETS = "Bracketed trees"
+DEPENDENCIES = "Dependencies (CoNLL-U)"
 
-Model = Annotated[
-    str,
-    typer.Option(
-        help="Folder of a model or of its training run, or its name on the Hub.", callback=find_model, **_MODEL
-    ),
-]
-ModelName = Annotated[
-    str, typer.Argument(help="Folder of a model or of its training run, or its name on the Hub.", callback=find_model)
-]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.", **_MODEL)]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", **_MODEL)
-]
+_of_model = partial(typer.Option, rich_help_panel=_MODEL)
+_of_computation = partial(typer.Option, rich_help_panel=_COMPUTATION)
+_FOLDER = "Folder of a model or of its training run, or its name on the Hub."
+Model = Annotated[str, _of_model(help=_FOLDER, callback=find_model)]
+ModelName = Annotated[str, typer.Argument(help=_FOLDER, callback=find_model)]
+Revision = Annotated[str | None, _of_model(help="Branch, tag or commit of a model on the Hub.")]
+TrustRemoteCode = Annotated[bool, _of_model("--trust-remote-code", help="Run code that comes with the model.")]
 Backbone = Annotated[
     str | None,
-    typer.Option(
-        help="Folder or Hub name of the backbone, if the model is an adapter; default: the one that it names.", **_MODEL
-    ),
+    _of_model(help="Folder or Hub name of the backbone, if the model is an adapter; default: the one that it names."),
 ]
-GGUFFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in the folder.", **_MODEL)]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.", **_COMPUTATION)
-]
+GGUFFile = Annotated[str | None, _of_model(help="Name of a GGUF file in the folder.")]
+Device = Annotated[str | None, _of_computation(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
 DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option(
-        help="Type of the weights; auto: as saved, but on a CPU numbers are computed in float32.", **_COMPUTATION
-    ),
-]
-NumBeams = Annotated[
-    int | None,
-    typer.Option(min=1, help="Derivations kept after a word (GPST, RNNG); default: the model's own.", **_BEAM),
-]
-ActionBeamSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Derivations kept after an action (RNNG); default: the model's own, at least num_beams.", **_BEAM
-    ),
-]
-FastTrackSize = Annotated[
-    int | None, typer.Option(min=0, help="Derivations that fast-track moves on to the next word (RNNG).", **_BEAM)
-]
-Normalization = Annotated[
-    Literal["search", "train"] | None,
-    typer.Option(
-        help="For RNNG and Tree LM. search: the probability of impossible actions and words is shared out among the "
-        "others. train: it is lost, as in training. Default: the model's own (search).",
-        **_BEAM,
-    ),
+    _of_computation(help="Type of the weights; auto: as saved, but on a CPU numbers are computed in float32."),
 ]
 Texts = Annotated[
     Path, typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.")
-]
-TextFiles = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Text (one sentence per line), or .tsv, .csv or .jsonl tables; several files, or folders of them; - reads "
-        "standard input."
-    ),
 ]
 Context = Annotated[
     Literal["sentence", "document"],
@@ -137,15 +99,12 @@ Treebank = Annotated[Path, typer.Option(help="Gold trees in the format of the Pe
 TreeStyle = Annotated[
     parsed.TreeStyle | None,
     typer.Option(
-        help="Brackets in a file: unlabeled, ((the cat) sleeps); labeled, (S (NP the cat) (VP sleeps)); treebank, with "
-        "a tag for each word. Default: by their form, with a remark if this is a guess. JSON lines need no format."
+        help="Brackets in a file: unlabeled, ((the cat) sleeps); labeled, (S (NP the cat) (VP sleeps)); treebank, "
+        "with a tag for each word. Default: by their form, with a remark if this is a guess. JSON lines need no "
+        "format."
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
-TableFormat = Annotated[
-    Literal["markdown", "latex"],
-    typer.Option("--format", help="How to print the tables; latex: for the package booktabs."),
-]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -159,6 +118,34 @@ ItemsOutput = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 
 
+def option(help: str, panel: str | None = None, *, default: Any = None, name: str = "", **more: Any) -> Any:
+    """An option of a command: the default of a parameter, or of a field of a dataclass. `MISSING` makes it required.
+
+    `name` is how it is spelled, if not as the parameter; `more` goes to `typer.Option`.
+    """
+    return _declared(typer.Option, default, name, {"help": help, "rich_help_panel": panel, **more})
+
+
+def argument(help: str, *, default: Any = None, **more: Any) -> Any:
+    """As `option`, an argument without a name."""
+    return _declared(typer.Argument, default, "", {"help": help, **more})
+
+
+def _declared(kind: Callable[..., Any], default: Any, name: str, more: dict[str, Any]) -> Any:
+    return dataclasses.field(default=default, metadata={"declare": partial(kind, **more), "name": name})
+
+
+def _as_typer_reads(parameter: inspect.Parameter, declared: Any) -> inspect.Parameter:
+    """A parameter whose default may be that of `option`."""
+    if not isinstance(declared, dataclasses.Field) or not declared.metadata:
+        return parameter
+    # A switch has no opposite.
+    name = declared.metadata["name"] or flag_of(parameter.name) * (declared.default is False)
+    how = declared.metadata["declare"](*filter(None, [name]))
+    default = inspect.Parameter.empty if declared.default is MISSING else declared.default
+    return parameter.replace(annotation=Annotated[parameter.annotation, how], default=default)
+
+
 SEARCH_OPTIONS = ("action_beam_size", "fast_track_size", "normalization")
 """Options of `parse` besides the word beam."""
 
@@ -167,63 +154,37 @@ SEARCH_OPTIONS = ("action_beam_size", "fast_track_size", "normalization")
 class TreebankReading:
     """How trees are read."""
 
-    drop_tags: Annotated[
-        str | None, typer.Option(help="Leave out words with these tags, separated by spaces: '-DFL- SYM'.", **_BRACKETS)
-    ] = None
-    drop_labels: Annotated[
-        str | None,
-        typer.Option(help="Leave out the brackets of these labels, but keep the words in them.", **_BRACKETS),
-    ] = None
-    label_separators: Annotated[
-        str, typer.Option(help="Characters before function tags of constituents. These tags are removed.", **_BRACKETS)
-    ] = LABEL_SEPARATORS
-    lemma_separator: Annotated[
-        str | None,
-        typer.Option(help="Character between word and lemma, if leaves have both; '-' for cats-cat.", **_BRACKETS),
-    ] = None
-    split_leaves: Annotated[
-        bool,
-        typer.Option("--split-leaves", help="Read a leaf like (NN New York) as several leaves.", **_BRACKETS),
-    ] = False
+    drop_tags: str | None = option("Leave out words with these tags, separated by spaces: '-DFL- SYM'.", _BRACKETS)
+    drop_labels: str | None = option("Leave out the brackets of these labels, but keep the words in them.", _BRACKETS)
+    label_separators: str = option(
+        "Characters before function tags of constituents. These tags are removed.", _BRACKETS, default=LABEL_SEPARATORS
+    )
+    lemma_separator: str | None = option(
+        "Character between word and lemma, if leaves have both; '-' for cats-cat.", _BRACKETS
+    )
+    split_leaves: bool = option("Read a leaf like (NN New York) as several leaves.", _BRACKETS, default=False)
 
-    structure: Annotated[
-        Structure | None,
-        typer.Option(
-            help="flat: a constituent for every word with dependents; left-first, right-first: binary trees that split "
-            "off the dependents on the left (right) first. Default: flat.",
-            **DEPENDENCIES,
-        ),
-    ] = None
-    labels: Annotated[
-        Labels | None,
-        typer.Option(
-            help="Label of a word's constituents: its UPOS and P (such as NOUNP), X, or its relation. Default: upos.",
-            **DEPENDENCIES,
-        ),
-    ] = None
-    tokens: Annotated[
-        Tokens | None,
-        typer.Option(
-            help="surface: a multiword token (German im) is one word; syntactic: it is several. Default: surface.",
-            **DEPENDENCIES,
-        ),
-    ] = None
-    nonprojective: Annotated[
-        NonProjective | None,
-        typer.Option(
-            help="Trees with crossing arcs: lift the arcs, skip the sentences, or refuse the file. Default: lift.",
-            **DEPENDENCIES,
-        ),
-    ] = None
+    structure: Structure | None = option(
+        "flat: a constituent for every word with dependents; left-first, right-first: binary trees that split "
+        "off the dependents on the left (right) first. Default: flat.",
+        DEPENDENCIES,
+    )
+    labels: Labels | None = option(
+        "Label of a word's constituents: its UPOS and P (such as NOUNP), X, or its relation. Default: upos.",
+        DEPENDENCIES,
+    )
+    tokens: Tokens | None = option(
+        "surface: a multiword token (German im) is one word; syntactic: it is several. Default: surface.", DEPENDENCIES
+    )
+    nonprojective: NonProjective | None = option(
+        "Trees with crossing arcs: lift the arcs, skip the sentences, or refuse the file. Default: lift.", DEPENDENCIES
+    )
 
-    invalid: Annotated[
-        Invalid | None,
-        typer.Option(
-            help="Dependencies that form no tree (several roots, a cycle): refuse the file, or skip the sentences. "
-            "Default: refuse.",
-            **DEPENDENCIES,
-        ),
-    ] = None
+    invalid: Invalid | None = option(
+        "Dependencies that form no tree (several roots, a cycle): refuse the file, or skip the sentences. "
+        "Default: refuse.",
+        DEPENDENCIES,
+    )
 
     def given(self) -> list[str]:
         """Names of the options that were given."""
@@ -242,24 +203,15 @@ class TextReading:
     """Which texts are read."""
 
     text_column: TextColumn = None
-    item_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
-    ] = None
-    word_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of the words or regions in a table that has one of them per row. The rows of an item "
-            "(--item-column) are one text, in their order; each condition of an item is a text of its own."
-        ),
-    ] = None
-    sentence_column: Annotated[
-        str | None,
-        typer.Option(
-            help="With --word-column: the column that tells the sentences of an item apart. With --context document, a "
-            "sentence is read after the earlier sentences of its item."
-        ),
-    ] = None
+    item_column: str | None = option("Column of the items' ids in a table; default: item, or the number of the row.")
+    word_column: str | None = option(
+        "Column of the words or regions in a table that has one of them per row. The rows of an item "
+        "(--item-column) are one text, in their order; each condition of an item is a text of its own."
+    )
+    sentence_column: str | None = option(
+        "With --word-column: the column that tells the sentences of an item apart. With --context document, a "
+        "sentence is read after the earlier sentences of its item."
+    )
     split_sentences: SplitSentences = False
 
     def open(self, places: Sequence[Path], kind: InputFormat | None, flag: str = "--format") -> OpenTexts:
@@ -285,11 +237,10 @@ class Loading:
     backbone: Backbone = None
     device: Device = None
     dtype: DType = "auto"
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Sentences per batch, at most; default: 16 on a CPU, 128 on a GPU.", **_COMPUTATION),
-    ] = None
-    seed: Annotated[int, typer.Option(help="Random seed; scoring itself is not random.", **_COMPUTATION)] = 0
+    batch_size: int | None = option(
+        "Sentences per batch, at most; default: 16 on a CPU, 128 on a GPU.", _COMPUTATION, min=1
+    )
+    seed: int = option("Random seed; scoring itself is not random.", _COMPUTATION, default=0)
 
     def scorer(self, model: str, **more: Any) -> "TextScorer":
         """Load a model and its tokenizer; `more` goes to `TextScorer.from_pretrained`."""
@@ -302,37 +253,46 @@ class Loading:
             given.pop(name, None)
         scorer = TextScorer.from_pretrained(model, search_options=search, **given, **more)
         beams = {"num_beams": scorer.num_beams, **scorer.search_options}
-        typed = ", ".join(flag_of(name) for name, value in beams.items() if value is not None)
-        if typed and not scorer.searches:
-            raise ValueError(f"{typed}: {type(scorer.model).__name__} has no beam of trees. Leave the option out.")
+        if not scorer.searches:
+            typed = [name for name, value in beams.items() if value is not None]
+            refuse(typed, f"{type(scorer.model).__name__} has no beam of trees")
         return scorer
 
 
+_NUM_BEAMS = "Derivations kept after a word (GPST, RNNG); default: the model's own."
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Searching(Loading):
+class Widths:
+    """Widths of a beam."""
+
+    num_beams: int | None = option(_NUM_BEAMS, _BEAM, min=1)
+    action_beam_size: int | None = option(
+        "Derivations kept after an action (RNNG); default: the model's own, at least num_beams.", _BEAM, min=1
+    )
+    fast_track_size: int | None = option("Derivations that fast-track moves on to the next word (RNNG).", _BEAM, min=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Searching(Widths, Loading):
     """The beam of a model that searches."""
 
-    num_beams: NumBeams = None
-    action_beam_size: ActionBeamSize = None
-    fast_track_size: FastTrackSize = None
-    normalization: Normalization = None
-    num_processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Processes on a CPU, with one thread each; default: one for every 2,000 derivations (texts times "
-            "beam), at most one per core. For several GPUs: accelerate launch -m hf_synlm.cli ...",
-            **_COMPUTATION,
-        ),
-    ] = None
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="File that stores the result of each text as soon as it is computed. If the command was stopped, run "
-            "it again to continue from this file.",
-            **_COMPUTATION,
-        ),
-    ] = None
+    normalization: Literal["search", "train"] | None = option(
+        "For RNNG and Tree LM. search: the probability of impossible actions and words is shared out among the "
+        "others. train: it is lost, as in training. Default: the model's own (search).",
+        _BEAM,
+    )
+    num_processes: int | None = option(
+        "Processes on a CPU, with one thread each; default: one for every 2,000 derivations (texts times "
+        "beam), at most one per core. For several GPUs: accelerate launch -m hf_synlm.cli ...",
+        _COMPUTATION,
+        min=1,
+    )
+    cache: Path | None = option(
+        "File that stores the result of each text as soon as it is computed. If the command was stopped, run "
+        "it again to continue from this file.",
+        _COMPUTATION,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -340,23 +300,17 @@ class Scoring(Searching):
     """How a model scores text."""
 
     gguf_file: GGUFFile = None
-    begin_token: Annotated[
-        str | None,
-        typer.Option(
-            help="Token before the first word; default: the model's begin token. A chat model may need the begin token "
-            "of its pretraining, such as '<|endoftext|>'.",
-            **_MODEL,
-        ),
-    ] = None
-    estimator: Annotated[
-        Literal["exact", "beam_marginal", "stepwise"] | None,
-        typer.Option(
-            help="GPST and RNNG: beam_marginal (default; ratio of prefix probabilities over the beam, as in the "
-            "papers) or stepwise (normalized next-token distribution, which minicons and lm-eval use). Other models: "
-            "exact.",
-            **_BEAM,
-        ),
-    ] = None
+    begin_token: str | None = option(
+        "Token before the first word; default: the model's begin token. A chat model may need the begin token of "
+        "its pretraining, such as '<|endoftext|>'.",
+        _MODEL,
+    )
+    estimator: Literal["exact", "beam_marginal", "stepwise"] | None = option(
+        "GPST and RNNG: beam_marginal (default; ratio of prefix probabilities over the beam, as in the "
+        "papers) or stepwise (normalized next-token distribution, which minicons and lm-eval use). Other models: "
+        "exact.",
+        _BEAM,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -364,14 +318,7 @@ class ScoringByBeams(Scoring):
     """How a model scores text, by one or several widths of the beam."""
 
     # The base class has one width; `by_width` makes a base class of each.
-    num_beams: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1,
-            help="Derivations kept after a word (GPST, RNNG); default: the model's own. Repeat to compare several.",
-            **_BEAM,
-        ),
-    ] = None  # type: ignore[assignment]  # several, where Scoring takes one
+    num_beams: list[int] | None = option(f"{_NUM_BEAMS} Repeat to compare several.", _BEAM, min=1)  # type: ignore[assignment]
 
     def by_width(self) -> dict[int | None, Scoring]:
         """The options for each width; None: the model's own."""
@@ -386,17 +333,12 @@ class ScoringByBeams(Scoring):
 class Beliefs:
     """How much words change the weights of derivations, beside their surprisal."""
 
-    belief_update: Annotated[
-        Literal["old", "new"] | None,
-        typer.Option(
-            help="For models that search: add belief_update_bits, how much a word changes the weights of derivations, "
-            "and belief_cut, the share of them that the beam drops. old compares the derivations before the word. "
-            "new compares those that read it, without and with its own probability."
-        ),
-    ] = None
-    belief_order: Annotated[
-        float | None, typer.Option(min=0, help="Renyi order of --belief-update, or inf; default: 1, Kullback-Leibler.")
-    ] = None
+    belief_update: Literal["old", "new"] | None = option(
+        "For models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
+        "belief_cut, the share of them that the beam drops. old compares the derivations before the word. new "
+        "compares those that read it, without and with its own probability."
+    )
+    belief_order: float | None = option("Renyi order of --belief-update, or inf; default: 1, Kullback-Leibler.", min=0)
 
     @property
     def beliefs(self) -> tuple[str, float] | None:
@@ -410,16 +352,10 @@ class Beliefs:
 class Parsing(Searching):
     """How a model parses."""
 
-    method: Annotated[
-        str | None, typer.Option(help="How the model parses, e.g. search, inside or mbr (GPST).", **_BEAM)
-    ] = None
-    parse_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=VALUE for the model's parse(), e.g. decoder=biased or layer=1 (ON-LSTM); repeat for several.",
-            **_BEAM,
-        ),
-    ] = None
+    method: str | None = option("How the model parses, e.g. search, inside or mbr (GPST).", _BEAM)
+    parse_option: list[str] | None = option(
+        "NAME=VALUE for the model's parse(), e.g. decoder=biased or layer=1 (ON-LSTM); repeat for several.", _BEAM
+    )
 
     def scorer(self, model: str, **more: Any) -> "TextScorer":
         """As of `Loading`, also of a parser that is no language model."""
@@ -454,14 +390,11 @@ class ParsingByModels(Parsing):
     """How one or several models parse."""
 
     # The base class has one method; `by_model` makes a base class of each.
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="How the model parses, e.g. search, inside or mbr (GPST). With several --model: give it once for all, "
-            "or once for each in their order.",
-            **_BEAM,
-        ),
-    ] = None  # type: ignore[assignment]  # several, where Parsing takes one
+    method: list[str] | None = option(
+        "How the model parses, e.g. search, inside or mbr (GPST). With several --model: give it once for all, or "
+        "once for each in their order.",
+        _BEAM,
+    )  # type: ignore[assignment]  # several, where Parsing takes one
 
     def by_model(self, models: Sequence[str]) -> dict[str, Parsing]:
         """The options for each model, by its name."""
@@ -485,7 +418,10 @@ def grouped(command: Callable[..., None], reads_text: bool = False) -> Callable[
     for name, parameter in inspect.signature(command).parameters.items():
         of_group = inspect.signature(groups[name]).parameters.values() if name in groups else [parameter]
         types = get_type_hints(groups[name], include_extras=True) if name in groups else hints
-        parameters += [one.replace(annotation=types[one.name], kind=one.KEYWORD_ONLY) for one in of_group]
+        fields = groups[name].__dataclass_fields__ if name in groups else {name: parameter.default}
+        for one in of_group:
+            typed = one.replace(annotation=types[one.name], kind=one.KEYWORD_ONLY)
+            parameters.append(_as_typer_reads(typed, fields[one.name]))
     parameters += [_ENCODING] * reads_text
 
     def run(**given: Any) -> None:
@@ -529,6 +465,12 @@ def differing(group: Any, usual: Any) -> list[str]:
     """Names of the options of a group that differ from the usual ones."""
     names = [field.name for field in dataclasses.fields(usual)]
     return [name for name in names if getattr(group, name) != getattr(usual, name)]
+
+
+def refuse(names: Iterable[str], why: str) -> None:
+    """Raise ValueError if there are names of options, which would change nothing."""
+    if flags := ", ".join(map(flag_of, names)):
+        raise ValueError(f"{flags}: {why}. Leave it out.")
 
 
 def refuse_repeated(flag: str, values: Sequence[Path | str]) -> None:

@@ -12,7 +12,8 @@ import typer
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, lock_output, write_text
 from hf_synlm.data.text import plural
 from hf_synlm.evaluation.results import EvaluationResult, check_report, json_text, refuse_pipe
-from hf_synlm.evaluation.text.text_items import remarks_on, rows_text
+from hf_synlm.evaluation.text.tables import rows_text
+from hf_synlm.evaluation.text.text_items import remarks_on
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
@@ -30,7 +31,7 @@ def check_out(
     out: Path | None,
     overwrite: bool,
     *reads: Path | None,
-    model: str | None = None,
+    model: str | Sequence[str] | None = None,
     check: Callable[[Path, bool], object] = check_output,
     beside: Callable[[Path], Path] | None = None,
     is_folder: bool = False,
@@ -39,10 +40,10 @@ def check_out(
 ) -> None:
     """Check, before anything is computed, that an output can be written and is not a file that the command reads.
 
-    `reads` are the input files and folders, `model` is the folder of a model or its name on the Hub. `check` gets the
-    path and `--overwrite`. `beside` names a second output, which holds the checksums of the inputs: they are read
-    twice; those of `once` are read once, and may be pipes. A folder is replaced as a whole, so that it must not hold an
-    input either.
+    `reads` are the input files and folders, `model` is the folder of a model or its name on the Hub, or several.
+    `check` gets the path and `--overwrite`. `beside` names a second output, which holds the checksums of the inputs:
+    they are read twice; those of `once` are read once, and may be pipes. A folder is replaced as a whole, so that it
+    must not hold an input either.
     """
     paths = [path for path in reads if path is not None]
     if beside is not None:
@@ -55,9 +56,11 @@ def check_out(
     inputs = {path.resolve() for path in (*paths, *once)}
     # A folder of suites or pairs stands for its files, wherever links lead.
     inputs |= {file.resolve() for path in inputs if path.is_dir() for file in path.glob("*.json*")}
-    if model and os.path.isdir(model):
-        inputs |= {Path(model).resolve(), *(p.resolve() for pattern in _OF_MODELS for p in Path(model).glob(pattern))}
-    for path in (out, *([beside(out)] if beside else ())):
+    models = [model] if isinstance(model, str) else model or ()
+    for folder in filter(Path.is_dir, map(Path, models)):
+        inputs |= {folder.resolve(), *(path.resolve() for pattern in _OF_MODELS for path in folder.glob(pattern))}
+    others = [beside(out)] if beside else []
+    for path in (out, *others):
         target = path.resolve()
         if target in inputs or (is_folder and any(file.is_relative_to(target) for file in inputs)):
             raise ValueError(
@@ -66,17 +69,13 @@ def check_out(
     if is_first_process():
         lock_output(out)
     check(out, overwrite)
+    for path in others:
+        check_output(path, overwrite)
 
 
 def meta_file(out: Path) -> Path:
     """The file beside an output that says how it was made."""
     return Path(f"{out}.meta.json")
-
-
-def check_with_meta(out: Path, overwrite: bool) -> None:
-    """As `check_output`, for an output with a file beside it that says how it was made."""
-    check_output(out, overwrite)
-    check_output(meta_file(out), overwrite)
 
 
 def check_picture(out: Path, overwrite: bool) -> None:
@@ -87,7 +86,11 @@ def check_picture(out: Path, overwrite: bool) -> None:
 
 
 def check_results(
-    out: Path | None, overwrite: bool, *reads: Path | None, model: str | None = None, items_out: Path | None = None
+    out: Path | None,
+    overwrite: bool,
+    *reads: Path | None,
+    model: str | Sequence[str] | None = None,
+    items_out: Path | None = None,
 ) -> None:
     """As `check_out`, for the result of an evaluation, which is a JSON file, a Markdown file and, if asked, a table."""
     check_out(out, overwrite, *reads, model=model, check=check_report, beside=lambda path: path.with_suffix(".md"))

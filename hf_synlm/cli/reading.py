@@ -4,50 +4,40 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import argument, option
 from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
-from hf_synlm.evaluation.text.text_items import TextItem, rows_text
+from hf_synlm.evaluation.text.tables import rows_text
+from hf_synlm.evaluation.text.text_items import TextItem
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.reading.frame import Settings
     from hf_synlm.evaluation.reading.report import ReadingReport
     from hf_synlm.evaluation.reading.tables import Predictor
 
-_TIMES: dict[str, Any] = {"rich_help_panel": "Reading times"}
-_WORDS: dict[str, Any] = {"rich_help_panel": "Baseline and words"}
-_REGRESSION: dict[str, Any] = {"rich_help_panel": "Regression"}
-_FILES: dict[str, Any] = {"rich_help_panel": "More files"}
+_TIMES = "Reading times"
+_WORDS = "Baseline and words"
+_REGRESSION = "Regression"
+_FILES = "More files"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimesOptions:
     """Reading times, and how they join surprisals."""
 
-    times: Annotated[
-        Path | None,
-        typer.Option(help="Table of times: a row per word, or per word and subject.", **_TIMES, **options.INPUT_FILE),
-    ] = None
-    rt_column: Annotated[str, typer.Option(help="Column of the reading times, in ms.", **_TIMES)] = "rt"
-    preset: Annotated[
-        Literal["natural-stories", "sap"] | None, typer.Option(help="Corpus in --data, with its times.", **_TIMES)
-    ] = None
-    data: Annotated[Path | None, typer.Option(help="Folder of the corpus: a clone of its repository.", **_TIMES)] = None
-    slope: Annotated[
-        float | None, typer.Option(help="For sap: ms per bit, such as sum_b of natural-stories.", **_TIMES)
-    ] = None
-    on: Annotated[
-        str | None,
-        typer.Option(help="Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", **_TIMES),
-    ] = None
-    partial: Annotated[bool, typer.Option("--partial", help="Allow many words without a partner.", **_TIMES)] = False
-    allow_different_words: Annotated[
-        bool, typer.Option("--allow-different-words", help="Leave out words that differ.", **_TIMES)
-    ] = False
+    times: Path | None = option(
+        "Table of times: a row per word, or per word and subject.", _TIMES, **options.INPUT_FILE
+    )
+    rt_column: str = option("Column of the reading times, in ms.", _TIMES, default="rt")
+    preset: Literal["natural-stories", "sap"] | None = option("Corpus in --data, with its times.", _TIMES)
+    data: Path | None = option("Folder of the corpus: a clone of its repository.", _TIMES)
+    slope: float | None = option("For sap: ms per bit, such as sum_b of natural-stories.", _TIMES)
+    on: str | None = option("Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", _TIMES)
+    partial: bool = option("Allow many words without a partner.", _TIMES, default=False)
+    allow_different_words: bool = option("Leave out words that differ.", _TIMES, default=False)
 
     def joining(self) -> dict[str, Any]:
         """The options of `match`."""
@@ -59,52 +49,30 @@ class TimesOptions:
 class RegressionOptions:
     """The baseline, the words that are left out, and how times are predicted."""
 
-    spillover: Annotated[int, typer.Option(min=0, help="How many preceding words have columns, too.", **_WORDS)] = 2
-    baseline: Annotated[
-        str | None, typer.Option(help="Columns: length,frequency,punctuation,place (default), or some.", **_WORDS)
-    ] = None
-    frequencies: Annotated[
-        str | None,
-        typer.Option(
-            help="File of words and counts (a word that it lacks is looked up in lower case), column of the times, or "
-            "wordfreq:en, ... (the package wordfreq, per billion words); default: none.",
-            **_WORDS,
-        ),
-    ] = None
-    missing_frequency: Annotated[
-        Literal["exclude", "zero"], typer.Option(help="What to do with words without a count.", **_WORDS)
-    ] = "exclude"
-    interaction: Annotated[
-        bool, typer.Option("--interaction", help="Add length times log frequency, both centered.", **_WORDS)
-    ] = False
-    control: Annotated[
-        list[str] | None, typer.Option(help="Add this column of the times to the baseline; repeat.", **_WORDS)
-    ] = None
-    keep_edges: Annotated[
-        bool, typer.Option("--keep-edges", help="Keep the first and last words of sentences.", **_WORDS)
-    ] = False
-    keep_oov: Annotated[
-        bool, typer.Option("--keep-oov", help="Keep unknown words, which have the surprisal of a class.", **_WORDS)
-    ] = False
-    drop_punctuation: Annotated[
-        bool, typer.Option("--drop-punctuation", help="Leave out words that end with punctuation.", **_WORDS)
-    ] = False
-    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.", **_REGRESSION)] = 10
-    folds_by: Annotated[Literal["sentence", "text"], typer.Option(help="What stays in one fold.", **_REGRESSION)] = (
-        "sentence"
+    spillover: int = option("How many preceding words have columns, too.", _WORDS, default=2, min=0)
+    baseline: str | None = option("Columns: length,frequency,punctuation,place (default), or some.", _WORDS)
+    frequencies: str | None = option(
+        "File of words and counts (a word that it lacks is looked up in lower case), column of the times, or "
+        "wordfreq:en, ... (the package wordfreq, per billion words); default: none.",
+        _WORDS,
     )
-    log_rt: Annotated[bool, typer.Option("--log-rt", help="Predict the logarithm of times.", **_REGRESSION)] = False
-    by_subject: Annotated[
-        bool, typer.Option("--by-subject", help="Fit one regression per reader, and average them.", **_REGRESSION)
-    ] = False
-    mixed: Annotated[
-        bool,
-        typer.Option(
-            "--mixed",
-            help="Fit one regression with random intercepts of readers. Fit other random effects in R.",
-            **_REGRESSION,
-        ),
-    ] = False
+    missing_frequency: Literal["exclude", "zero"] = option(
+        "What to do with words without a count.", _WORDS, default="exclude"
+    )
+    interaction: bool = option("Add length times log frequency, both centered.", _WORDS, default=False)
+    control: list[str] | None = option("Add this column of the times to the baseline; repeat.", _WORDS)
+    keep_edges: bool = option("Keep the first and last words of sentences.", _WORDS, default=False)
+    keep_oov: bool = option("Keep unknown words, which have the surprisal of a class.", _WORDS, default=False)
+    drop_punctuation: bool = option("Leave out words that end with punctuation.", _WORDS, default=False)
+    folds: int = option("Folds of the cross-validation.", _REGRESSION, default=10, min=2)
+    folds_by: Literal["sentence", "text"] = option("What stays in one fold.", _REGRESSION, default="sentence")
+    log_rt: bool = option("Predict the logarithm of times.", _REGRESSION, default=False)
+    by_subject: bool = option("Fit one regression per reader, and average them.", _REGRESSION, default=False)
+    mixed: bool = option(
+        "Fit one regression with random intercepts of readers. Fit other random effects in R.",
+        _REGRESSION,
+        default=False,
+    )
 
     def settings(self, has_counts: bool, seed: int) -> "Settings":
         """What the regression reads and does."""
@@ -125,17 +93,12 @@ class RegressionOptions:
 class ComputingOptions(options.Beliefs, options.ScoringByBeams):
     """How surprisals are computed with --model."""
 
-    context: Annotated[
-        Literal["sentence", "document"] | None,
-        typer.Option(
-            help="Read each sentence alone, or after those before it; default: document in natural-stories if the "
-            "model reads documents, else sentence."
-        ),
-    ] = None
+    context: Literal["sentence", "document"] | None = option(
+        "Read each sentence alone, or after those before it; default: document in natural-stories if the model "
+        "reads documents, else sentence."
+    )
     tokenize: options.Tokenize = None
-    word_correction: Annotated[
-        bool, typer.Option("--word-correction", help="Probability of words, see `synlm surprisal`.")
-    ] = False
+    word_correction: bool = option("Probability of words, see `synlm surprisal`.", default=False)
 
     def predictors(
         self, model: str, texts: Sequence[TextItem], preferred: Literal["sentence", "document"]
@@ -177,15 +140,14 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
 class FileOptions:
     """Tables for other programs."""
 
-    coefficients: Annotated[Path | None, typer.Option(help="TSV file for b, SE, t, p of all terms.", **_FILES)] = None
-    words_out: Annotated[Path | None, typer.Option(help="TSV file for the log density of every word.", **_FILES)] = None
-    write_frame: Annotated[Path | None, typer.Option(help="TSV file for all columns, for R.", **_FILES)] = None
+    coefficients: Path | None = option("TSV file for b, SE, t, p of all terms.", _FILES)
+    write_frame: Path | None = option("TSV file for all columns, for R.", _FILES)
 
     def write(self, found: "ReadingReport") -> None:
         """Write the tables that were asked for."""
         from hf_synlm.evaluation.reading import report
 
-        rows = dict(coefficients=report.coefficient_rows, words_out=report.word_rows, write_frame=report.frame_rows)
+        rows = dict(coefficients=report.coefficient_rows, write_frame=report.frame_rows)
         for name, path in dataclasses.asdict(self).items():
             if path is not None:
                 write_text(path, rows_text(rows[name](found)))
@@ -215,18 +177,14 @@ class _Study:
             )
         if bool(self.surprisals) == (model is not None):
             raise ValueError("give either tables of `synlm surprisal`, or --model to compute them")
-        given = options.differing(self.computing, ComputingOptions(seed=self.computing.seed))
-        flags = ", ".join(map(flag_of, given))
-        if flags and model is None:
-            raise ValueError(
-                f"{flags}: without --model nothing is computed, so this would change nothing. Leave it out"
-            )
-        given = options.differing(self.regression, RegressionOptions()) + options.differing(files, FileOptions())
-        flags = ", ".join(map(flag_of, given))
-        if flags and preset == "sap":
-            raise ValueError(f"{flags}: --preset sap compares effects of items, without a regression. Leave it out")
-        if self.times.slope is not None and preset != "sap":
-            raise ValueError("--slope belongs to --preset sap: leave it out")
+        if model is None:
+            given = options.differing(self.computing, ComputingOptions(seed=self.computing.seed))
+            options.refuse(given, "without --model nothing is computed, so this would change nothing")
+        if preset == "sap":
+            given = options.differing(self.regression, RegressionOptions()) + options.differing(files, FileOptions())
+            options.refuse(given, "--preset sap compares effects of items, without a regression")
+        elif self.times.slope is not None:
+            options.refuse(["slope"], "this belongs to --preset sap")
 
     def predictors(
         self, texts: Sequence[TextItem], preferred: Literal["sentence", "document"], read: "Callable[[str], Predictor]"
@@ -303,15 +261,11 @@ class _Study:
 
 
 def reading(
-    surprisals: Annotated[
-        list[str] | None,
-        typer.Argument(help="Tables of `synlm surprisal`: FILE, NAME=FILE or NAME=FILE:COLUMN; several are compared."),
-    ] = None,
+    surprisals: list[str] | None = argument(
+        "Tables of `synlm surprisal`: FILE, NAME=FILE or NAME=FILE:COLUMN; several are compared."
+    ),
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Compute the surprisals by a model: folder, or name on the Hub.", rich_help_panel="Model"),
-    ] = None,
+    model: str | None = option("Compute the surprisals by a model: folder, or name on the Hub.", "Model"),
     times: TimesOptions,
     regression: RegressionOptions,
     computing: ComputingOptions,

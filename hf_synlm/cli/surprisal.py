@@ -13,21 +13,23 @@ from contextlib import nullcontext
 from functools import cached_property
 from itertools import count, pairwise, takewhile, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.data.files import file_writer, find_model, flag_of, write_text
+from hf_synlm.cli.options import MISSING, argument, option
+from hf_synlm.data.files import check_output, file_writer, find_model, write_text
 from hf_synlm.data.text import Tokenization, plural, share
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
-from hf_synlm.evaluation.text.text_items import OpenTexts, TextItem, is_part_of_text, table_text, text_files
+from hf_synlm.evaluation.text.tables import table_text
+from hf_synlm.evaluation.text.text_items import OpenTexts, TextItem, is_part_of_text, text_files
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.text.scoring import TextScorer
     from hf_synlm.evaluation.text.surprisal import WordScores
 
-_TREES: dict[str, Any] = {"rich_help_panel": "Given trees"}
+_TREES = "Given trees"
 _INSIDE = re.compile(r"\w[^\w\s'’-]+\s+\w")
 _ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 
@@ -35,66 +37,49 @@ _ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 def _check_table(out: Path, overwrite: bool) -> None:
     if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
         raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
-    outputs.check_with_meta(out, overwrite)
+    check_output(out, overwrite)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InputOptions(options.TextReading):
     """Where the texts of `surprisal` stand in its input."""
 
-    file_format: Annotated[
-        options.InputFormat | None,
-        typer.Option("--format", help="Format of the input; default: by the ending of its name."),
-    ] = None
+    file_format: options.InputFormat | None = option(
+        "Format of the input; default: by the ending of its name.", name="--format"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasureOptions(options.Beliefs):
     """What `surprisal` measures, and how the model reads the texts."""
 
-    unit: Annotated[
-        Literal["bits", "nats"], typer.Option(help="Unit of surprisal, which is part of the column's name.")
-    ] = "bits"
+    unit: Literal["bits", "nats"] = option("Unit of surprisal, which is part of the column's name.", default="bits")
     context: options.Context = "sentence"
-    word_correction: Annotated[
-        bool,
-        typer.Option(
-            "--word-correction",
-            help="Probability of words instead of tokens: count the space after a word as part of this word, not of "
-            "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
-        ),
-    ] = False
+    word_correction: bool = option(
+        "Probability of words instead of tokens: count the space after a word as part of this word, not of "
+        "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
+        default=False,
+    )
     tokenize: options.Tokenize = None
-    lmzoo: Annotated[
-        bool, typer.Option("--lmzoo", help="Write the columns of lm-zoo instead: one row per token, in bits.")
-    ] = False
-    entropy: Annotated[
-        Literal["shannon", "renyi"] | None,
-        typer.Option(
-            help="Add entropy_bits: the entropy of the next token before each word. It covers the first token of the "
-            "word only. renyi adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it "
-            "from the stepwise distribution, by a second search."
-        ),
-    ] = None
-    attention_entropy: Annotated[
-        Literal["projected", "raw"] | None,
-        typer.Option(
-            help="For Tree LM and Transformer Grammars. Add nae, the normalized attention entropy where the word is "
-            "read. It is summed over the heads of the top layer and the tokens of the word, and averaged over the "
-            "beam. projected weighs attention by its effect on the output. raw adds nae_raw."
-        ),
-    ] = None
-    frequencies: Annotated[
-        str | None,
-        typer.Option(
-            help="Add length and log_frequency of each word without punctuation at its ends, as `synlm evaluate "
-            "reading` computes them. Give a table of words and their counts, or wordfreq:en, wordfreq:de, ... (counts "
-            "in a billion words). A word that the table lacks is looked up in lower case. Needs the extra [reading].",
-        ),
-    ] = None
-    first_word: Annotated[
-        bool, typer.Option(help="Score the first word, after a begin token; otherwise its fields are empty.")
-    ] = True
+    lmzoo: bool = option("Write the columns of lm-zoo instead: one row per token, in bits.", default=False)
+    entropy: Literal["shannon", "renyi"] | None = option(
+        "Add entropy_bits: the entropy of the next token before each word. It covers the first token of the word "
+        "only. renyi adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it from "
+        "the stepwise distribution, by a second search."
+    )
+    attention_entropy: Literal["projected", "raw"] | None = option(
+        "For Tree LM and Transformer Grammars. Add nae, the normalized attention entropy where the word is read. "
+        "It is summed over the heads of the top layer and the tokens of the word, and averaged over the beam. "
+        "projected weighs attention by its effect on the output. raw adds nae_raw."
+    )
+    frequencies: str | None = option(
+        "Add length and log_frequency of each word without punctuation at its ends, as `synlm evaluate "
+        "reading` computes them. Give a table of words and their counts, or wordfreq:en, wordfreq:de, ... (counts "
+        "in a billion words). A word that the table lacks is looked up in lower case. Needs the extra [reading]."
+    )
+    first_word: bool = option(
+        "Score the first word, after a begin token; otherwise its fields are empty.", default=True
+    )
 
     def check(self, texts: Sequence[Path], several_columns: bool) -> None:
         """Refuse what the columns of lm-zoo cannot hold."""
@@ -102,13 +87,11 @@ class MeasureOptions(options.Beliefs):
             return
         if len(texts) > 1 or texts[0].is_dir():
             raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
-        if self.unit != "bits":
-            raise ValueError(f"--unit {self.unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-        if several_columns or self.frequencies or any(self.entropies.values()):
-            raise ValueError(
-                "--lmzoo has four columns: give one --model, one --num-beams, and neither --entropy nor "
-                "--attention-entropy nor --belief-update nor --frequencies"
-            )
+        if several_columns:
+            raise ValueError("--lmzoo has one column of surprisals: give one --model and one --num-beams")
+        usual = MeasureOptions(lmzoo=True, context=self.context, tokenize=self.tokenize, first_word=self.first_word)
+        given = [name for name in options.differing(self, usual) if name != "word_correction"]
+        options.refuse(given, "--lmzoo has four columns, in bits")
 
     @property
     def entropies(self) -> dict[str, Any]:
@@ -148,24 +131,19 @@ class MeasureOptions(options.Beliefs):
 class TreeOptions:
     """Given trees of the texts of `surprisal`."""
 
-    trees: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
-            "Leaves may split words: end and . for end. Surprisal is then that of each word with its part of the "
-            "tree. Do not compare it with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
-            **_TREES,
-            **options.INPUT_FILE,
-        ),
-    ] = None
-    unknown_labels: Annotated[
-        str,
-        typer.Option(
-            help="What to do with labels that the model lacks. error: stop. drop: leave out their brackets. FILE: each "
-            "line names a label and its replacement, or a label to leave out.",
-            **_TREES,
-        ),
-    ] = "error"
+    trees: list[Path] | None = option(
+        "File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
+        "Leaves may split words: end and . for end. Surprisal is then that of each word with its part of the "
+        "tree. Do not compare it with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
+        _TREES,
+        **options.INPUT_FILE,
+    )
+    unknown_labels: str = option(
+        "What to do with labels that the model lacks. error: stop. drop: leave out their brackets. FILE: each "
+        "line names a label and its replacement, or a label to leave out.",
+        _TREES,
+        default="error",
+    )
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -190,9 +168,8 @@ class TreeOptions:
         }
         names = ("num_beams", *options.SEARCH_OPTIONS, "estimator", "cache", "num_processes")
         unused |= {name: getattr(scoring, name) for name in names}
-        if given := [name for name, value in unused.items() if value]:
-            flag = flag_of(given[0])
-            raise ValueError(f"{flag}: with --trees every sentence has one tree and stands by itself. Leave it out")
+        given = [name for name, value in unused.items() if value]
+        options.refuse(given, "with --trees every sentence has one tree and stands by itself")
 
     def scores(self, scorer: "TextScorer", items: list[TextItem] | Iterator[TextItem]) -> "Iterator[WordScores]":
         """Surprisals of the words of texts with their trees, which stand in any order for a list of texts."""
@@ -227,23 +204,23 @@ class TreeOptions:
 
 
 def surprisal(
-    texts: options.TextFiles,
-    model: Annotated[
-        list[str],
-        typer.Option(
-            help="Folder of a model, or its name on the Hub; repeat for a column of surprisals by each.",
-            callback=lambda names: list(map(find_model, names)),
-            rich_help_panel="Model",
-        ),
-    ],
+    *,
+    texts: list[Path] = argument(
+        "Text (one sentence per line), or .tsv, .csv or .jsonl tables; several files, or folders of them; - reads "
+        "standard input.",
+        default=MISSING,
+    ),
+    model: list[str] = option(
+        "Folder of a model, or its name on the Hub; repeat for a column of surprisals by each.",
+        "Model",
+        default=MISSING,
+        callback=lambda names: list(map(find_model, names)),
+    ),
     scoring: options.ScoringByBeams,
     reading: InputOptions,
     given: TreeOptions,
-    out: Annotated[
-        Path | None, typer.Option(help="TSV file to write; OUT.meta.json describes it. Default: print the table.")
-    ] = None,
+    out: Path | None = option("TSV file to write; OUT.meta.json describes it. Default: print the table."),
     overwrite: options.Overwrite = False,
-    *,
     measures: MeasureOptions,
 ) -> None:
     """Surprisal of every word of texts.
@@ -269,8 +246,7 @@ def surprisal(
     """
     found = text_files(texts)
     reads = (*given.files, measures.counts_file, scoring.cache)
-    for name in model:
-        outputs.check_out(out, overwrite, *reads, model=name, check=_check_table, beside=outputs.meta_file, once=found)
+    outputs.check_out(out, overwrite, *reads, model=model, check=_check_table, beside=outputs.meta_file, once=found)
     by_width = scoring.by_width()
     _check_places(texts, out)
     measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
@@ -294,7 +270,9 @@ def surprisal(
         scores = _with_frequencies(scores, count_of)
     others, described = _score_by_others(model[1:], widest, measures, reads_of, out)
     if others:
-        scores = _with_models(scores, _column_of(model[0]), others)
+        from hf_synlm.evaluation.text.surprisal import side_by_side
+
+        scores = side_by_side(scores, {_column_of(model[0]): None, **others})
     unit = None if measures.lmzoo else measures.unit
     columns, counts = _write_words(items, scores, out, unit, opened.first)
     described |= {} if given.trees is None else given.describe(scorer)
@@ -399,16 +377,6 @@ def _score_by_others(
         found[_column_of(name)] = _search(scorer, [read], [], out, how)
         described.append({**scorer.describe(), **scorer.options(), **how})
     return found, {"other_models": described} if described else {}
-
-
-def _with_models(
-    scores: "Iterable[WordScores]", name: str, others: "Mapping[str, Iterable[WordScores]]"
-) -> "Iterator[WordScores]":
-    """Scores by the model of this name that get its surprisals as a column of its own, and those by others."""
-    for found, *parts in zip(scores, *others.values(), strict=True):
-        for model, part in zip((name, *others), (found, *parts), strict=True):
-            found.more[f"surprisal_{{}}_{model}"] = -part.log_probs
-        yield found
 
 
 def _with_frequencies(scores: "Iterable[WordScores]", count_of: Callable[[str], float]) -> "Iterator[WordScores]":

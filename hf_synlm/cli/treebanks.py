@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options, outputs
+from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import flag_of, write_json, write_text
 from hf_synlm.data.parsed import as_treebank_sentence, read_parses
@@ -37,20 +38,14 @@ OutFile = Annotated[Path, typer.Option(help="File to write.")]
 class ReadingOptions(options.TreebankReading):
     """How `treebank` reads trees."""
 
-    tags: Annotated[
-        Literal["upos", "xpos"] | None, typer.Option(help="Tags of words. Default: upos.", **options.DEPENDENCIES)
-    ] = None
-    mark_heads: Annotated[
-        bool,
-        typer.Option(
-            "--mark-heads", help="Add -HD to the child of a constituent that holds its head.", **options.DEPENDENCIES
-        ),
-    ] = False
+    mark_heads: bool = option(
+        "Add -HD to the child of a constituent that holds its head.", options.DEPENDENCIES, default=False
+    )
 
     def by_kind(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The options of brackets, and those of dependencies, that were given."""
         of_brackets = self.reading()
-        of_dependencies = of_brackets.pop("dependencies", {}) | {"tags": self.tags, "mark_heads": self.mark_heads}
+        of_dependencies = of_brackets.pop("dependencies", {}) | {"mark_heads": self.mark_heads}
         return of_brackets, {name: value for name, value in of_dependencies.items() if value}
 
 
@@ -58,20 +53,16 @@ class ReadingOptions(options.TreebankReading):
 class CleaningOptions:
     """What `treebank` does with the trees that it has read."""
 
-    punctuation: Annotated[Literal["keep", "remove"], typer.Option(help="Keep or remove punctuation.")] = "keep"
+    punctuation: Literal["keep", "remove"] = option("Keep or remove punctuation.", default="keep")
     punctuation_by: options.PunctuationBy = "tag"
-    words: Annotated[
-        Literal["keep", "ptb-concat"],
-        typer.Option(
-            help="keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn "
-            "Treebank)."
-        ),
-    ] = "keep"
-    binarize: Annotated[
-        Literal["right", "left"] | None,
-        typer.Option(help="Make trees binary. The programs of this library do this themselves where they need it."),
-    ] = None
-    max_words: Annotated[int | None, typer.Option(min=1, help="Leave out sentences of more words than this.")] = None
+    words: Literal["keep", "ptb-concat"] = option(
+        "keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn Treebank).",
+        default="keep",
+    )
+    binarize: Literal["right", "left"] | None = option(
+        "Make trees binary. The programs of this library do this themselves where they need it."
+    )
+    max_words: int | None = option("Leave out sentences of more words than this.", min=1)
 
     def of_brackets(self) -> list[str]:
         """The options given that trees made of dependencies do not have."""
@@ -141,22 +132,18 @@ def _read_parses(path: Path, left_out: Counter[str], **reading: Any) -> list[Tre
 
 
 def treebank(
-    trees: Annotated[
-        list[Path],
-        typer.Argument(help="Files of bracketed trees, or of dependencies in CoNLL-U.", **options.INPUT_FILE),
-    ],
+    *,
+    trees: list[Path] = argument(
+        "Files of bracketed trees, or of dependencies in CoNLL-U.", default=MISSING, **options.INPUT_FILE
+    ),
     reading: ReadingOptions,
     out: OutFile,
     overwrite: options.Overwrite = False,
-    kind: Annotated[
-        Literal["brackets", "conllu", "parses"] | None,
-        typer.Option(
-            "--from",
-            help="Format of the input; default: brackets or conllu, by the ending of its name, or its first line. "
-            "parses: output of `synlm parse` and `synlm evaluate parsing --save-trees`; X is a missing label.",
-        ),
-    ] = None,
-    *,
+    kind: Literal["brackets", "conllu", "parses"] | None = option(
+        "Format of the input; default: brackets or conllu, by the ending of its name, or its first line. parses: "
+        "output of `synlm parse` and `synlm evaluate parsing --save-trees`; X is a missing label.",
+        name="--from",
+    ),
     cleaning: CleaningOptions,
 ) -> None:
     """Check trees of parsers or treebanks, and write them as one clean file for training.
@@ -172,8 +159,7 @@ def treebank(
         synlm treebank de_gsd-ud-train.conllu --structure flat --labels deprel --out de.train.mrg
         synlm treebank parsed.txt --from parses --out train.txt
     """
-    outputs.check_out(out, overwrite, *trees, check=outputs.check_with_meta, beside=outputs.meta_file)
-    options.refuse_repeated("the file", trees)
+    outputs.check_out(out, overwrite, *trees, beside=outputs.meta_file)
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
         raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
     inputs = describe_files(trees)
@@ -199,7 +185,7 @@ def treebank(
     facts: dict[str, Any] = {"trees": len(kept), "words": num_words, "left_out": dict(left_out)}
     facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
     if any(converted for _, converted in sentences):
-        facts["dependencies"] = {**DEPENDENCY_OPTIONS, "tags": "upos", **of_dependencies, **changed}
+        facts["dependencies"] = {**DEPENDENCY_OPTIONS, **of_dependencies, **changed}
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(outputs.meta_file(out), {**facts, **files, "command": outputs.command_line.get()})
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
@@ -211,37 +197,28 @@ def silver(
     texts: options.Texts,
     out: OutFile,
     overwrite: options.Overwrite = False,
-    parser: Annotated[
-        str | None,
-        typer.Option(help="Parser: folder or Hub name of a model of `synlm train span-parser`; default: Stanza."),
-    ] = None,
+    parser: str | None = option("Parser: folder or Hub name of a model of `synlm train span-parser`; default: Stanza."),
     backbone: options.Backbone = None,
-    min_confidence: Annotated[
-        float | None,
-        typer.Option(help="--parser: leave out trees with less log-probability per word (nats), such as -0.1."),
-    ] = None,
+    min_confidence: float | None = option(
+        "--parser: leave out trees with less log-probability per word (nats), such as -0.1."
+    ),
     dtype: options.DType = "auto",
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
-    by_sentence: Annotated[
-        bool, typer.Option("--split-sentences", help="Split each line into sentences; default: a line is a sentence.")
-    ] = False,
-    language: Annotated[str, typer.Option(help="Language of the text, such as en, de, zh-hans.")] = "en",
-    package: Annotated[
-        str | None, typer.Option(help="Stanza's parser of the language; default: the one that Stanza chooses.")
-    ] = None,
-    models: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Folder of Stanza's models; default: ~/stanza_resources."),
-    ] = None,
-    words: Annotated[
-        Literal["split", "keep"],
-        typer.Option(
-            help="split: split words and punctuation as treebanks do; keep: take the words that white space separates."
-        ),
-    ] = "split",
+    by_sentence: bool = option(
+        "Split each line into sentences; default: a line is a sentence.", default=False, name="--split-sentences"
+    ),
+    language: str = option("Language of the text, such as en, de, zh-hans.", default="en"),
+    package: str | None = option("Stanza's parser of the language; default: the one that Stanza chooses."),
+    models: Path | None = option(
+        "Folder of Stanza's models; default: ~/stanza_resources.", exists=True, file_okay=False
+    ),
+    words: Literal["split", "keep"] = option(
+        "split: split words and punctuation as treebanks do; keep: take the words that white space separates.",
+        default="split",
+    ),
     device: options.Device = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of sentences to parse together.")] = 50,
+    batch_size: int = option("Number of sentences to parse together.", default=50, min=1),
 ) -> None:
     """Parse text with a span parser or with Stanza, to train on the trees.
 
@@ -260,15 +237,12 @@ def silver(
         synlm treebank silver.mrg --max-words 40 --out train.txt
     """
     confidences = Path(f"{out}.confidence.tsv")
-    outputs.check_out(
-        out, overwrite, texts, models, model=parser, check=outputs.check_with_meta, beside=outputs.meta_file
-    )
+    outputs.check_out(out, overwrite, texts, models, model=parser, beside=outputs.meta_file)
     outputs.check_out(confidences if parser else None, overwrite, texts)
-    of_stanza = {"--package": package, "--models": models}
-    of_parser = {"--backbone": backbone, "--min-confidence": min_confidence, "--dtype": dtype.replace("auto", "")}
-    for flag, value in (of_stanza if parser else of_parser).items():
-        if value not in (None, ""):
-            raise ValueError(f"{flag} is an option {'of Stanza' if parser else 'for --parser'}. Leave it out.")
+    of_stanza = {"package": package, "models": models}
+    of_parser = {"backbone": backbone, "min_confidence": min_confidence, "dtype": None if dtype == "auto" else dtype}
+    given = (name for name, value in (of_stanza if parser else of_parser).items() if value is not None)
+    options.refuse(given, "this is an option of Stanza" if parser else "this is an option for --parser")
     inputs = describe_files([texts])
     items = read_items(texts, text_column=text_column, kind=input_format, flag="--input-format")
     lines = [item.text for item in items if item.text.strip()]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from hf_synlm.cli import options, outputs
-from hf_synlm.data.files import check_output, file_writer, flag_of, write_text
+from hf_synlm.cli.options import MISSING, argument, option
+from hf_synlm.data.files import check_output, file_writer, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
 from hf_synlm.data.text import file_ending, plural
 from hf_synlm.evaluation.results import json_text, markdown_table
@@ -42,20 +43,14 @@ Out = Annotated[Path | None, typer.Option(help="File to write, or a folder for s
 class TreesOptions:
     """Which trees of a beam `parse` prints."""
 
-    num_trees: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
-            "count once. With --consensus: how many trees of each beam count; default: all.",
-        ),
-    ] = None
-    consensus: Annotated[
-        bool,
-        typer.Option(
-            "--consensus", help="Print the average of the trees in the beam by their probability, not the best tree."
-        ),
-    ] = False
+    num_trees: int | None = option(
+        "Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
+        "count once. With --consensus: how many trees of each beam count; default: all.",
+        min=1,
+    )
+    consensus: bool = option(
+        "Print the average of the trees in the beam by their probability, not the best tree.", default=False
+    )
 
     def count(self, model: Any, parsing: options.Parsing, among_several: bool) -> int | None:
         """How many trees of a sentence to ask a model for; `among_several`: models without a beam give one tree."""
@@ -74,27 +69,24 @@ class TreesOptions:
 
 
 def parse(
+    *,
     texts: options.Texts,
-    model: Annotated[
-        list[str],
-        typer.Option(
-            help="Folder of a model, or its name on the Hub; repeat for several, to print the average of their trees.",
-            rich_help_panel="Model",
-        ),
-    ],
+    model: list[str] = option(
+        "Folder of a model, or its name on the Hub; repeat for several, to print the average of their trees.",
+        "Model",
+        default=MISSING,
+    ),
     parsing: options.Parsing,
     style: FormatOption = "brackets",
     out: Out = None,
     overwrite: options.Overwrite = False,
-    *,
     wanted: TreesOptions,
     reading: options.TextReading,
     input_format: options.InputFormatOption = None,
     tokenize: options.Tokenize = None,
-    skip_long: Annotated[
-        bool,
-        typer.Option("--skip-long", help="Write a blank line for a sentence that is longer than the model can read."),
-    ] = False,
+    skip_long: bool = option(
+        "Write a blank line for a sentence that is longer than the model can read.", default=False
+    ),
 ) -> None:
     """Parse sentences into trees.
 
@@ -109,8 +101,7 @@ def parse(
     """
     options.refuse_repeated("--model", model)
     # The names of pictures depend on the sentences, see `_check_drawings`.
-    for name in model:
-        outputs.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
+    outputs.check_out(out, overwrite, texts, parsing.cache, model=model, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
     several = parsing.chosen(num_return_sequences=wanted.num_trees).get("num_return_sequences", 1)
@@ -140,7 +131,7 @@ def parse(
             skip_long=skip_long,
             **parsing.chosen(num_return_sequences=wanted.count(scorer.model, parsing, among_several=len(model) > 1)),
         )
-        runs[name] = runs[name] if is_stream else iter(list(runs[name]))
+        runs[name] = runs[name] if is_stream else iter(list(runs[name]))  # one model after the other
     if len(model) == 1:
         outputs.say_tokenization(scorer, tokenize)
     found = runs[model[0]]
@@ -185,12 +176,10 @@ def _with_unknown_words(sentences: Sequence[ParsedSentence], scorer: Any) -> lis
 
 
 def draw(
-    trees: Annotated[
-        Path,
-        typer.Argument(
-            help="Bracketed trees, the JSON lines of `synlm parse --format json`, or CoNLL-U; - reads standard input."
-        ),
-    ],
+    trees: Path = argument(
+        "Bracketed trees, the JSON lines of `synlm parse --format json`, or CoNLL-U; - reads standard input.",
+        default=MISSING,
+    ),
     tree_style: options.TreeStyle = None,
     style: FormatOption = "text",
     out: Out = None,
@@ -292,51 +281,27 @@ _BEAM, _SAMPLING = "Estimator and beam", "Sampling"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChoosingOptions:
+class ChoosingOptions(options.Widths):
     """How `generate` chooses words."""
 
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a continuation.")] = 20
-    num_sequences: Annotated[int, typer.Option(min=1, help="Texts per prompt.")] = 1
-    num_beams: Annotated[
-        int | None, typer.Option(min=1, help="Beam of the search; default: greedy.", rich_help_panel=_BEAM)
-    ] = None
-    action_beam_size: options.ActionBeamSize = None
-    fast_track_size: options.FastTrackSize = None
-    structure_mode: Annotated[
-        Literal["joint", "marginal"] | None,
-        typer.Option(
-            help="GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and gives "
-            "no tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. Joint "
-            "with --sample draws trees from the model. --temperature, --top-k, --top-p act on words alone.",
-            rich_help_panel=_BEAM,
-        ),
-    ] = None
-    sample: Annotated[
-        bool,
-        typer.Option(
-            "--sample",
-            help="Sample words instead of taking the best; other --batch-size, other samples.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = False
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Values below 1 sharpen the distribution of words.", rich_help_panel=_SAMPLING),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(min=0, help="Sample from the top k tokens; 0: from all tokens.", rich_help_panel=_SAMPLING),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, max=1.0, help="Sample from the top tokens whose probabilities sum to p.", rich_help_panel=_SAMPLING
-        ),
-    ] = None
-    generate_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several."),
-    ] = None
+    max_new_tokens: int = option("Maximum length of a continuation.", default=20, min=1)
+    num_sequences: int = option("Texts per prompt.", default=1, min=1)
+    num_beams: int | None = option("Beam of the search; default: greedy.", _BEAM, min=1)
+    structure_mode: Literal["joint", "marginal"] | None = option(
+        "GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and gives no "
+        "tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. Joint with "
+        "--sample draws trees from the model. --temperature, --top-k, --top-p act on words alone.",
+        _BEAM,
+    )
+    sample: bool = option("Sample words instead of taking the best.", _SAMPLING, default=False)
+    temperature: float | None = option("Values below 1 sharpen the distribution of words.", _SAMPLING, min=0.0)
+    top_k: int | None = option("Sample from the top k tokens; 0: from all tokens.", _SAMPLING, min=0)
+    top_p: float | None = option(
+        "Sample from the top tokens whose probabilities sum to p.", _SAMPLING, min=0.0, max=1.0
+    )
+    generate_option: list[str] | None = option(
+        "NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several."
+    )
 
     def chosen(self) -> dict[str, Any]:
         """The options of `generate`; ValueError if they do not go together."""
@@ -347,9 +312,8 @@ class ChoosingOptions:
             )
         search = ("num_beams", "action_beam_size", "fast_track_size", "structure_mode")
         sampling = ("temperature", "top_k", "top_p")
-        unused = [name for name in sampling if getattr(self, name) is not None and not self.sample]
-        if unused:
-            raise ValueError(f"{', '.join(unused)}: works only with --sample")
+        if not self.sample:
+            options.refuse([name for name in sampling if getattr(self, name) is not None], "works only with --sample")
         return options.parse_options(
             self.generate_option,
             "--generate-option",
@@ -361,25 +325,20 @@ class ChoosingOptions:
 
 
 def generate(
-    prompts: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Prompts, one per line, or a .tsv, .csv or .jsonl table; - reads standard input. Default: begin new "
-            "texts, or see --prompt."
-        ),
-    ] = None,
+    prompts: Path | None = argument(
+        "Prompts, one per line, or a .tsv, .csv or .jsonl table; - reads standard input. Default: begin new "
+        "texts, or see --prompt."
+    ),
     *,
     model: options.Model,
-    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeat for several.")] = None,
-    style: Annotated[
-        Literal["text", "table", "tree", "brackets", "json"],
-        typer.Option(
-            "--format",
-            help="text: one line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, "
-            "one line per text; json: everything, one line per text.",
-        ),
-    ] = "text",
-    out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
+    prompt: list[str] | None = option("A prompt; repeat for several."),
+    style: Literal["text", "table", "tree", "brackets", "json"] = option(
+        "text: one line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, "
+        "one line per text; json: everything, one line per text.",
+        default="text",
+        name="--format",
+    ),
+    out: Path | None = option("File to write; default: print."),
     overwrite: options.Overwrite = False,
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
@@ -414,12 +373,8 @@ def generate(
     if style in ("tree", "brackets") and not has_trees:
         raise ValueError(f"--format {style}: the model gives no trees here. Choose text, table or json.")
     known = inspect.signature(scorer.model.generate).parameters
-    if unused := [
-        flag_of(name)
-        for name in ("action_beam_size", "fast_track_size", "structure_mode")
-        if name in chosen and name not in known
-    ]:
-        raise ValueError(f"{', '.join(unused)}: not an option of {type(scorer.model).__name__}.generate. Leave it out.")
+    named = {"action_beam_size", "fast_track_size", "structure_mode"} & set(chosen)
+    options.refuse(sorted(named - set(known)), f"not an option of {type(scorer.model).__name__}.generate")
     found = generate_texts(
         scorer.model,
         scorer.tokenizer,

@@ -56,7 +56,6 @@ class DependencySentence:
     Attributes:
         words: the n words.
         tags: the universal part-of-speech tag of each word (UPOS).
-        own_tags: the tag of the treebank's own (XPOS).
         heads: the place of each word's head; -1 = the root.
         relations: DEPREL of each word.
         spaces: whether a space follows each word.
@@ -66,7 +65,6 @@ class DependencySentence:
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
-    own_tags: tuple[str, ...]
     heads: tuple[int, ...]
     relations: tuple[str, ...]
     spaces: tuple[bool, ...]
@@ -200,7 +198,6 @@ def _read_sentence(block: list[tuple[int, str]], path: str, tokens: Tokens, coun
     sentence = DependencySentence(
         words=tuple(row.word for row in words),
         tags=tuple(row.columns[3] for row in words),
-        own_tags=tuple(_SPACE.sub("_", row.columns[4]) or "_" for row in words),
         heads=heads,
         relations=tuple(row.columns[7] for row in words),
         spaces=_spaces(words, ranges),
@@ -304,7 +301,7 @@ def _join_ranges(sentence: DependencySentence, ranges: Sequence[_Range]) -> Depe
 
 def _select(sentence: DependencySentence, places: Sequence[int]) -> DependencySentence:
     """Some words of a sentence; their heads are still places in the whole one."""
-    names = ("words", "tags", "own_tags", "heads", "relations", "spaces")
+    names = ("words", "tags", "heads", "relations", "spaces")
     columns: dict[str, Any] = {name: tuple(getattr(sentence, name)[k] for k in places) for name in names}
     return dataclasses.replace(sentence, **columns)
 

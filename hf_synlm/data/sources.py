@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 from hf_synlm.data.files import file_sha256
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.text import errors_at, open_text, open_unpacked, read_csv, read_tsv
+from hf_synlm.data.text import errors_at, open_text, open_unpacked, read_separated
 from hf_synlm.data.treebank import count_tags, read_treebank
 from hf_synlm.trees.spans import check_words
 
@@ -236,36 +236,25 @@ class CSVFiles(TableFiles):
 
     def _read(self, path: str, counts: Counter[str]) -> Iterator[str]:
         with _open(path, newline="") as file:
-            rows = read_csv(file, path)
+            rows = read_separated(file, self.kind, path)
             _, _, names = next(rows, (1, 1, []))
-            column = self._column(names, path)
-            for first, last, record in rows:
+            if self.table.column not in names:
+                raise _no_column(self.table.column, path, names)
+            column = names.index(self.table.column)
+            for first, last, row in rows:
+                if self.kind == "tsv" and row != [""] and len(row) != len(names):
+                    raise ValueError(
+                        f"{path}:{first}: {len(row)} fields, but the header names {len(names)}: {names}. Write a row "
+                        "on one line, or save the table as .csv or .jsonl."
+                    )
                 counts[LONG_ROWS] += last > first
-                yield from self.table.row(record[column] if column < len(record) else None, counts)
-
-    def _column(self, names: list[str], path: str) -> int:
-        if self.table.column not in names:
-            raise _no_column(self.table.column, path, names)
-        return names.index(self.table.column)
+                yield from self.table.row(row[column] if column < len(row) else None, counts)
 
 
 class TSVFiles(CSVFiles):
-    """Tab-separated values with a line of column names; a line is a row, see `read_tsv`."""
+    """Tab-separated values with a line of column names; a line is a row."""
 
     kind = "tsv"
-
-    def _read(self, path: str, counts: Counter[str]) -> Iterator[str]:
-        with _open(path) as file:
-            rows = read_tsv(line.rstrip("\n") for line in file)
-            names = next(rows, [])
-            column = self._column(names, path)
-            for number, row in enumerate(rows, 2):
-                if row != [""] and len(row) != len(names):
-                    raise ValueError(
-                        f"{path}:{number}: {len(row)} fields, but the header names {len(names)}: {names}. Write a row "
-                        "on one line, or save the table as .csv or .jsonl."
-                    )
-                yield from self.table.row(row[column] if column < len(row) else None, counts)
 
 
 class ParquetFiles(TableFiles):

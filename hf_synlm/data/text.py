@@ -52,34 +52,14 @@ def tokenization_of(text_style: str | None, given: Tokenization | None = None) -
     return _STYLES.get(text_style, "words") if given in (None, "auto") else given
 
 
-def read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Fields of tab-separated lines without their ends: a line is a row, for TSV has no quoting.
-
-    Quotation marks are text. Some programs quote as in CSV, which is undone where it shows: in a field with doubled
-    marks inside, in a row that has too many fields otherwise, and in all rows if all columns are named in marks.
-    """
-    names: list[str] = []
-    for line in lines:
-        fields = line.split("\t")
-        names = names or fields
-        is_quoted = len(fields) > len(names) or all(map(_QUOTED.fullmatch, names))
-        if is_quoted or any(_QUOTED.fullmatch(field) and '""' in field[1:-1] for field in fields):
-            try:
-                fields = next(csv.reader([line], delimiter="\t", strict=True))
-            except csv.Error as error:
-                raise ValueError(
-                    f"{error} in {line!r:.60}: double the quotation marks inside a quoted field"
-                ) from error
-        yield fields
-
-
-def read_csv(lines: Iterable[str], path: PathLike) -> Iterator[tuple[int, int, list[str]]]:
-    """Rows of the lines of a CSV file, which keep their ends, each with the numbers of its first and its last line.
-
-    Semicolons separate if the first line has some and no comma, as Excel writes it where commas are decimal points, and
-    tabs if it has neither. A line `sep=;` before it, by which Excel tells the mark, is no row.
-    """
+def read_separated(lines: Iterable[str], kind: str, path: PathLike) -> Iterator[tuple[int, int, list[str]]]:
+    """Rows of the lines of a TSV or CSV file, which keep their ends, with the numbers of their first and last line."""
     lines = iter(lines)
+    if kind == "tsv":
+        yield from ((number, number, fields) for number, fields in enumerate(_read_tsv(lines), 1))
+        return
+    # Semicolons separate if the first line has some and no comma, as Excel writes it where commas are decimal points,
+    # and tabs if it has neither. A line `sep=;` before it, by which Excel tells the mark, is no row.
     header = next(lines, "")
     told = _SEPARATOR.fullmatch(header)
     header = next(lines, "") if told else header
@@ -96,6 +76,27 @@ def read_csv(lines: Iterable[str], path: PathLike) -> Iterator[tuple[int, int, l
             f"{path} cannot be read as CSV: {error}, in a row that begins at line {last + 1}. A field that begins with "
             'a quotation mark must be quoted as a whole, with its own quotation marks doubled: "She said ""no"" ."'
         ) from error
+
+
+def _read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Fields of tab-separated lines: a line is a row, for TSV has no quoting.
+
+    Quotation marks are text. Some programs quote as in CSV, which is undone where it shows: in a field with doubled
+    marks inside, in a row that has too many fields otherwise, and in all rows if all columns are named in marks.
+    """
+    names: list[str] = []
+    for line in lines:
+        fields = line.rstrip("\r\n").split("\t")
+        names = names or fields
+        is_quoted = len(fields) > len(names) or all(map(_QUOTED.fullmatch, names))
+        if is_quoted or any(_QUOTED.fullmatch(field) and '""' in field[1:-1] for field in fields):
+            try:
+                fields = next(csv.reader([line], delimiter="\t", strict=True))
+            except csv.Error as error:
+                raise ValueError(
+                    f"{error} in {line!r:.60}: double the quotation marks inside a quoted field"
+                ) from error
+        yield fields
 
 
 def file_ending(path: PathLike) -> str:
@@ -227,29 +228,15 @@ def iterate_lines_beside(path: PathLike) -> Iterator[str]:
 
 
 def _describe_bad_byte(path: PathLike, error: UnicodeDecodeError, num_lines: int) -> str:
-    """Say where a file cannot be decoded after some lines; its iterator only knows the position in its buffer."""
-    encoding = error.encoding
+    """Say where a file cannot be decoded: in the piece of it that follows so many lines."""
+    encoding, data = error.encoding, error.object
     remedy = f"convert it to {encoding.upper()}"
     if command_encoding.get():
-        remedy = "name the encoding of the file, such as --encoding {} (gbk, utf-16)"
-    path = os.fspath(path)
-    if Path(path).is_fifo() or path == "-":
-        line = num_lines + error.object.count(b"\n", 0, error.start) + 1
-        where = f"{path}:{line}: byte 0x{error.object[error.start]:02x} is not {encoding} ({error.reason})"
-        return f"{where}: {remedy.format('latin-1, cp1252')}"
-    with open_unpacked(path) as file:
-        data = file.read()
-    try:
-        data.decode(encoding)
-    except UnicodeDecodeError as error:
         # Bytes that are control characters in latin-1 are quotes and dashes in Windows.
-        remedy = remedy.format("cp1252" if re.search(rb"[\x80-\x9f]", data) else "latin-1, cp1252")
-        line = data.count(b"\n", 0, error.start) + 1
-        return (
-            f"{path}:{line}: byte 0x{data[error.start]:02x} at position {error.start} is not {encoding} "
-            f"({error.reason}): {remedy}"
-        )
-    return f"{path}: not {encoding} text: {remedy.format('latin-1, cp1252')}"
+        likely = "cp1252" if re.search(rb"[\x80-\x9f]", data) else "latin-1, cp1252"
+        remedy = f"name the encoding of the file, such as --encoding {likely} (gbk, utf-16)"
+    line = num_lines + data.count(b"\n", 0, error.start) + 1
+    return f"{path}:{line}: byte 0x{data[error.start]:02x} is not {encoding} ({error.reason}): {remedy}"
 
 
 def plural(count: int, noun: str) -> str:

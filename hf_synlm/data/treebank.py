@@ -194,7 +194,6 @@ def read_dependency_trees(
     structure: Structure = "flat",
     labels: Labels = "upos",
     tokens: Tokens = "surface",
-    tags: Literal["upos", "xpos"] = "upos",
     punctuation: Literal["keep", "remove"] = "keep",
     nonprojective: NonProjective = "lift",
     invalid: Invalid = "refuse",
@@ -208,10 +207,10 @@ def read_dependency_trees(
     Args:
         path: the file.
         structure: which constituents a word has with its dependents.
-        labels: label of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
-        tokens: "surface": a multiword token is one word; "syntactic": it is several words.
-        tags: of words.
-        punctuation: "remove" first removes words with UPOS PUNCT (in CoNLL-X: with a Penn Treebank tag of punctuation).
+        labels: of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
+        tokens: "surface": a multiword token is one word; "syntactic": its words are.
+        punctuation: "remove" removes what UPOS calls PUNCT (in CoNLL-X: a tag of punctuation of the Penn Treebank),
+            before everything else.
         nonprojective: "lift" makes trees projective, "skip" leaves out sentences that are not, "refuse" is an error.
         invalid: "skip" leaves out sentences whose dependencies form no tree, which are otherwise an error.
         mark_heads: add -HD to the label or tag of the part of a constituent that holds its head. Readers of function
@@ -255,15 +254,15 @@ def read_dependency_trees(
                 continue
             sentence = lift(sentence, counts)
         mark = HEAD_MARK if mark_heads else ""
-        yield _as_constituents(sentence, constituents(sentence, structure, labels, mark), tags == "xpos", mark)
+        yield _as_constituents(sentence, constituents(sentence, structure, labels, mark), mark)
 
 
 def _as_constituents(
-    sentence: DependencySentence, spans: Sequence[tuple[str, int, int]], with_own_tags: bool, mark: str
+    sentence: DependencySentence, spans: Sequence[tuple[str, int, int]], mark: str
 ) -> TreebankSentence:
     """A sentence with the constituents of its dependencies; heads get the `mark`."""
     heads = {*sentence.heads} | ({0} if len(sentence.words) == 1 else set())
-    tags = map(escape_word, sentence.own_tags if with_own_tags else sentence.tags)
+    tags = map(escape_word, sentence.tags)
     return TreebankSentence(
         words=tuple(map(escape_word, sentence.words)),
         tags=tuple(tag + mark * (word in heads) for word, tag in enumerate(tags)),

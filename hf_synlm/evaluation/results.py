@@ -144,25 +144,17 @@ def _cut_table(rows: Sequence[Row], max_rows: int | None, file: PathLike | None)
 
 def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]:
     """Write a JSON document to `path` and its table to the same name ending in .md."""
-    path, beside = _report_paths(path)
-    write_text(path, document)
+    path, beside = Path(path), Path(path).with_suffix(".md")
+    write_text(check_report(path, overwrite=True), document)
     write_text(beside, table)
     return path, beside
 
 
-def check_report(path: PathLike, overwrite: bool = False) -> Path:
-    """Check, before anything is computed, that `write_report` can write its two files."""
-    path, beside = _report_paths(path)
-    check_output(path, overwrite)
-    check_output(beside, overwrite)
-    return path
-
-
-def _report_paths(path: PathLike) -> tuple[Path, Path]:
-    path = Path(path)
+def check_report(path: Path, overwrite: bool = False) -> Path:
+    """Check, before anything is computed, that a result can be written."""
     if path.suffix.lower() != ".json":
         raise ValueError(f"{path}: results are JSON, with a table beside it in .md. Choose a name in .json")
-    return path, path.with_suffix(".md")
+    return check_output(path, overwrite)
 
 
 def library_versions(*more: str) -> dict[str, str]:

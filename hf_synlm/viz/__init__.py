@@ -6,7 +6,7 @@ Bars and heat maps need matplotlib. `show` gives an object that draws itself in 
 """
 
 from hf_synlm.data.parsed import posteriors
-from hf_synlm.viz.html import sentence_to_html, sentence_to_page, sentences_to_page, surprisals_in_bits
+from hf_synlm.viz.html import sentence_to_html, sentence_to_page, surprisals_in_bits
 from hf_synlm.viz.latex import escape_latex, tree_to_latex
 from hf_synlm.viz.plots import (
     chart_scores,
@@ -35,7 +35,6 @@ __all__ = [
     "posteriors",
     "sentence_to_html",
     "sentence_to_page",
-    "sentences_to_page",
     "show",
     "span_attention_to_svg",
     "surprisals_in_bits",

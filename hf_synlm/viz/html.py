@@ -6,7 +6,7 @@ embedded anywhere.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from hf_synlm.data.parsed import ParsedSentence, posteriors
 from hf_synlm.data.text import plural
@@ -31,12 +31,11 @@ def surprisals_in_bits(sentence: ParsedSentence) -> list[float] | None:
     return [-value / math.log(2) for value in sentence.word_log_probs]
 
 
-def sentence_to_html(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -> str:
+def sentence_to_html(sentence: ParsedSentence) -> str:
     """Write a sentence as a `<div>` with its own style.
 
     Args:
         sentence: a sentence with its trees, the best one first.
-        pictures: more SVG elements by title, such as heat maps; they are inserted unchanged.
 
     Returns:
         The element.
@@ -44,18 +43,15 @@ def sentence_to_html(sentence: ParsedSentence, pictures: Mapping[str, str] | Non
     Raises:
         ValueError: a tree does not fit the words.
     """
-    return f'<div class="synlm">\n<style>{_STYLE}</style>\n{_body(sentence, pictures)}\n</div>'
+    return f'<div class="synlm">\n<style>{_STYLE}</style>\n{_body(sentence)}\n</div>'
 
 
-def sentence_to_page(
-    sentence: ParsedSentence, *, title: str | None = None, pictures: Mapping[str, str] | None = None
-) -> str:
+def sentence_to_page(sentence: ParsedSentence, *, title: str | None = None) -> str:
     """Write a sentence as a complete HTML document, which needs no other file.
 
     Args:
         sentence: a sentence with its trees, the best one first.
         title: title of the document; None: the words.
-        pictures: as in `sentence_to_html`.
 
     Returns:
         The document.
@@ -63,27 +59,11 @@ def sentence_to_page(
     Raises:
         ValueError: a tree does not fit the words.
     """
-    return "".join(_page([_body(sentence, pictures)], title or " ".join(sentence.words)))
-
-
-def sentences_to_page(sentences: Iterable[ParsedSentence], *, title: str) -> str:
-    """Write several sentences as one HTML document, which needs no other file.
-
-    Args:
-        sentences: sentences with their trees; a sentence without words is left out.
-        title: title of the document.
-
-    Returns:
-        The document.
-
-    Raises:
-        ValueError: a tree does not fit the words.
-    """
-    return "".join(page_parts(sentences, title))
+    return "".join(_page([_body(sentence)], title or " ".join(sentence.words)))
 
 
 def page_parts(sentences: Iterable[ParsedSentence], title: str) -> Iterator[str]:
-    """The document of `sentences_to_page`, sentence by sentence."""
+    """An HTML document of several sentences, which needs no other file, in parts; those without words are left out."""
     return _page((_body(sentence) for sentence in sentences if sentence.words), title)
 
 
@@ -97,7 +77,7 @@ def _page(bodies: Iterable[str], title: str) -> Iterator[str]:
     yield "</body>\n</html>\n"
 
 
-def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -> str:
+def _body(sentence: ParsedSentence) -> str:
     bits = surprisals_in_bits(sentence)
     parts = [f'<h2 dir="auto">{escape_xml(" ".join(sentence.words))}</h2>']
     if bits is not None:
@@ -117,8 +97,6 @@ def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -
         summary = f"<summary>tree {rank + 1}{log_prob}</summary>"
         picture = tree_to_svg(sentence.words, *sentence.drawn(rank), surprisals=bits)
         parts.append(f"<details{opened}>{summary}{_tree(picture)}</details>")
-    for title, picture in (pictures or {}).items():
-        parts.append(f'<h3>{escape_xml(title)}</h3>\n<div class="tree">{picture}</div>')
     return "\n".join(parts)
 
 

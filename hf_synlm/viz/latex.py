@@ -43,16 +43,13 @@ def escape_latex(text: str) -> str:
     return _SPECIAL.sub(lambda match: _ESCAPES[match[0]], separated).replace("\x00", r"\kern0pt{}")
 
 
-def tree_to_latex(
-    words: Sequence[str], spans: Sequence[Span], labels: Sequence[str] | None = None, *, standalone: bool = False
-) -> str:
+def tree_to_latex(words: Sequence[str], spans: Sequence[Span], labels: Sequence[str] | None = None) -> str:
     r"""Write a tree as an environment of the package forest.
 
     Args:
         words: the n words.
         spans: half-open spans of the tree.
         labels: one label per span; None: the tree has no labels.
-        standalone: write a complete document that compiles, not only the environment.
 
     Returns:
         LaTeX code; the words stand in one line below the tree. Trees of parts of the sentence stand side by side.
@@ -67,14 +64,9 @@ def tree_to_latex(
     body = "\n".join(_brackets(root, 1 if len(roots) == 1 else 2) for root in roots)
     if len(roots) > 1:
         body = f"  [,phantom\n{body}\n  ]"
-    tree = (
+    return (
         f"\\begin{{forest}}\n  for tree={{parent anchor=south, child anchor=north}},\n  {tier}\n{body}\n\\end{{forest}}"
     )
-    if not standalone:
-        return tree
-    head = "\\documentclass[border=4pt]{standalone}\n\\usepackage{iftex}\n\\usepackage[T1]{fontenc}\n"
-    head += "\\iftutex\\usepackage{fontspec}\\fi\n\\usepackage{forest}\n"
-    return f"{head}\\begin{{document}}\n{tree}\n\\end{{document}}\n"
 
 
 def _brackets(root: Node, depth: int) -> str:

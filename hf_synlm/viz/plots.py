@@ -11,7 +11,9 @@ import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
+
+import numpy as np
 
 from hf_synlm.data.files import write_bytes
 from hf_synlm.data.text import PathLike
@@ -22,26 +24,35 @@ from hf_synlm.viz.layout import clean_text
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
 
 
-def _is_number(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
-
-
 @contextlib.contextmanager
-def _figure(width: float, height: float) -> Iterator[Any]:
-    """An empty figure (inches), to be drawn and saved here: same file for the same values; $ and text as they are."""
+def _figure(width: float, height: float, path: PathLike | None = None) -> Iterator[Any]:
+    """An empty figure (inches), to be drawn here and saved: same file for the same values; $ and text as they are."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     settings: Any = {"svg.hashsalt": "hf_synlm", "svg.fonttype": "none", "text.parse_math": False}
     with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader of an SVG file has more fonts
-        yield Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        if path is not None:
+            write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
 
 
 def _saved(figure: Any, ending: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else None)
     return buffer.getvalue()
+
+
+def _draw_lines(axes: Any, lines: Mapping[str, Sequence[tuple[float, float]]], apart: float) -> None:
+    """A line per series through its values with their errors; series stand `apart`, so that all are seen."""
+    for number, (name, points) in enumerate(lines.items()):
+        values, errors = zip(*points, strict=True)
+        places = [place + apart * number for place in range(len(points))]
+        color = _COLORS[number % len(_COLORS)]
+        axes.errorbar(places, values, yerr=errors, fmt="o-", capsize=3, color=color, label=name)
+    axes.legend(fontsize=8)
 
 
 # ------------------------------------------------------------------------------------------------------------- bars
@@ -73,19 +84,19 @@ def plot_bars(
     Raises:
         ValueError: no value is finite.
     """
-    spread = {name: (deviations or {}).get(name, [None] * len(names)) for name in series}
-    if not any(_is_number(value) for values in series.values() for value in values):
+    drawn = {name: np.array(values, dtype=float) for name, values in series.items()}
+    spread = {name: np.array(values, dtype=float) for name, values in (deviations or {}).items()}
+    if not any(np.isfinite(values).any() for values in drawn.values()):
         raise ValueError("no value is finite: there is nothing to draw")
-    with _figure(8, 1.6 + len(names) * (0.15 + 0.25 * len(series))) as figure:
+    with _figure(8, 1.6 + len(names) * (0.15 + 0.25 * len(series)), path) as figure:
         axes = figure.subplots()
         height = 0.8 / len(series)
-        for number, (name, values) in enumerate(series.items()):
+        for number, (name, values) in enumerate(drawn.items()):
             places = [place - 0.4 + height * (number + 0.5) for place in range(len(names))]
-            lengths = [value if _is_number(value) else 0.0 for value in values]
-            errors = [value if _is_number(value) else 0.0 for value in spread[name]]
+            lengths, errors = (np.where(np.isfinite(v), v, 0.0) for v in (values, spread.get(name, np.zeros(1))))
             color = _COLORS[number % len(_COLORS)]
-            bars = axes.barh(places, lengths, height, xerr=errors if any(errors) else None, color=color, label=name)
-            written = [f"{value:.{digits}f}" if _is_number(value) else "none" for value in values]
+            bars = axes.barh(places, lengths, height, xerr=errors if errors.any() else None, color=color, label=name)
+            written = [f"{value:.{digits}f}" if math.isfinite(value) else "none" for value in values]
             axes.bar_label(bars, written, padding=3, fontsize=8)
         if chance is not None:
             axes.axvline(chance, linestyle="--", color="0.3", label="chance")
@@ -98,7 +109,6 @@ def plot_bars(
         axes.set_title(title, fontsize=10, wrap=True)
         if len(series) > 1 or chance is not None:  # else title and axis say it
             figure.legend(loc="outside lower center", ncols=3)
-        write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
 
 
 def plot_effects(
@@ -118,7 +128,7 @@ def plot_effects(
         title: Title of the picture.
         axes_titles: What gains and coefficients are, and their units.
     """
-    with _figure(9, 2.2 + 0.3 * max(len(gains), 5)) as figure:
+    with _figure(9, 2.2 + 0.3 * max(len(gains), 5), path) as figure:
         left, right = figure.subplots(1, 2)
         for place, (value, low, high) in enumerate(gains.values()):
             left.errorbar(value, place, xerr=[[value - low], [high - value]], fmt="o", capsize=3, color=_COLORS[0])
@@ -126,19 +136,13 @@ def plot_effects(
         left.set_ylim(len(gains) - 0.5, -0.5)
         left.axvline(0, color="0.3", linewidth=0.8)
         left.locator_params(axis="x", nbins=5)  # long numbers do not touch
-        for number, (name, values) in enumerate(effects.items()):
-            lags = [lag + 0.06 * number for lag in range(len(values))]  # side by side
-            coefficients, errors = zip(*values, strict=True)
-            color = _COLORS[number % len(_COLORS)]
-            right.errorbar(lags, coefficients, yerr=errors, fmt="o-", capsize=3, color=color, label=name)
+        _draw_lines(right, effects, 0.06)
         right.set_xticks(range(max(len(values) for values in effects.values())))
         right.axhline(0, color="0.3", linewidth=0.8)
         right.set_ylabel(axes_titles[1])
         left.set_xlabel(axes_titles[0])
         right.set_xlabel("words before")
-        right.legend(fontsize=8)
         figure.suptitle(title, fontsize=10)
-        write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
 
 
 def plot_lines(
@@ -158,18 +162,12 @@ def plot_lines(
         title: Title of the picture.
         axes_titles: What the places and the values are.
     """
-    with _figure(max(5, 1.5 + 0.6 * len(names)), 4) as figure:
+    with _figure(max(5, 1.5 + 0.6 * len(names)), 4, path) as figure:
         axes = figure.subplots()
-        for number, (name, points) in enumerate(lines.items()):
-            values, errors = zip(*points, strict=True)
-            places = [place + 0.04 * number for place in range(len(names))]  # side by side
-            color = _COLORS[number % len(_COLORS)]
-            axes.errorbar(places, values, yerr=errors, fmt="o-", capsize=3, color=color, label=name)
+        _draw_lines(axes, lines, 0.04)
         axes.set_xticks(range(len(names)), names, rotation=30 if len("".join(names)) > 60 else 0)
         axes.set(xlabel=axes_titles[0], ylabel=axes_titles[1])
         axes.set_title(title, fontsize=10, wrap=True)
-        axes.legend(fontsize=8)
-        write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
 
 
 def plot_panels(path: PathLike, panels: Mapping[str, Mapping[str, float]], *, title: str, axis: str) -> None:
@@ -184,7 +182,7 @@ def plot_panels(path: PathLike, panels: Mapping[str, Mapping[str, float]], *, ti
     columns = min(len(panels), 3)
     rows, bars = math.ceil(len(panels) / columns), max(map(len, panels.values()))
     largest = max(value for values in panels.values() for value in values.values())
-    with _figure(5 * columns, 0.6 + rows * (0.6 + 0.25 * bars)) as figure:
+    with _figure(5 * columns, 0.6 + rows * (0.6 + 0.25 * bars), path) as figure:
         grid = figure.subplots(rows, columns, squeeze=False).flat
         for (name, values), axes in zip(panels.items(), grid, strict=False):  # takes no place without a panel
             drawn = axes.barh(range(len(values)), list(values.values()), color=_COLORS[0])
@@ -197,7 +195,6 @@ def plot_panels(path: PathLike, panels: Mapping[str, Mapping[str, float]], *, ti
             axes.set_axis_off()
         figure.suptitle(title, fontsize=10)
         figure.supxlabel(axis, fontsize=10)
-        write_bytes(path, _saved(figure, Path(path).suffix[1:].lower()))
 
 
 # -------------------------------------------------------------------------------------------------------- heat maps
@@ -229,7 +226,7 @@ def _cells_to_svg(
     frames: Collection[tuple[float, float]],
 ) -> str:
     """Draw cells of width 1 around their places (x to the right, y down); those in `frames` have a thick frame."""
-    finite = {place: value for place, value in cells.items() if _is_number(value)}
+    finite = {place: value for place, value in cells.items() if value is not None and math.isfinite(value)}
     low, high = min(finite.values()), max(finite.values())
     bottom = max(y for _, y in cells) + 0.5
     with _figure(1.5 + 0.45 * len(columns), 1.5 + 0.35 * (bottom + 0.5)) as figure:
@@ -302,21 +299,17 @@ def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
     return heatmap_to_svg(table, words, words, title="attention to the span from column to row")
 
 
-def chart_scores(chart: Mapping[str, Any], context: int = 0, value: str = "score") -> dict[Span, float]:
-    """Read the numbers in the cells of GPST's chart.
+def chart_scores(chart: Mapping[str, Any], context: int = 0) -> dict[Span, float]:
+    """Read the expected split scores in the cells of GPST's chart.
 
     Args:
         chart: `model(..., output_chart=True).chart`.
         context: Row of the batch.
-        value: "score" (expected split score) or "height".
 
     Returns:
         The numbers by half-open span over context positions, without the cells of one token.
-
-    Raises:
-        ValueError: If `value` is another name.
     """
-    columns = [chart[name].tolist() for name in ("context", "start", "end", value)]
+    columns = [chart[name].tolist() for name in ("context", "start", "end", "score")]
     return {(i, j): number for row, i, j, number in zip(*columns, strict=True) if row == context and j - i > 1}
 
 

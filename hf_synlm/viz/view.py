@@ -7,7 +7,7 @@
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hf_synlm.data.parsed import ParsedSentence
@@ -23,11 +23,9 @@ class SentenceView:
 
     Attributes:
         sentence: a sentence with its trees.
-        pictures: more SVG elements by title, such as heat maps, for HTML.
     """
 
     sentence: ParsedSentence
-    pictures: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def text(self, hypothesis: int = 0, style: TextStyle = "sideways") -> str:
         """Draw a tree in characters; see `tree_to_text`."""
@@ -38,16 +36,16 @@ class SentenceView:
         bits = surprisals_in_bits(self.sentence)
         return tree_to_svg(self.sentence.words, *self.sentence.drawn(hypothesis), surprisals=bits)
 
-    def latex(self, hypothesis: int = 0, standalone: bool = False) -> str:
+    def latex(self, hypothesis: int = 0) -> str:
         """Write a tree for the LaTeX package forest; see `tree_to_latex`."""
-        return tree_to_latex(self.sentence.words, *self.sentence.drawn(hypothesis), standalone=standalone)
+        return tree_to_latex(self.sentence.words, *self.sentence.drawn(hypothesis))
 
     def html(self, title: str | None = None) -> str:
         """Write an HTML document with all trees; see `sentence_to_page`."""
-        return sentence_to_page(self.sentence, title=title, pictures=self.pictures)
+        return sentence_to_page(self.sentence, title=title)
 
     def _repr_html_(self) -> str:
-        return sentence_to_html(self.sentence, self.pictures)
+        return sentence_to_html(self.sentence)
 
     def _repr_svg_(self) -> str | None:
         return self.svg() if self.sentence.hypotheses else None
@@ -56,9 +54,7 @@ class SentenceView:
         return self.text() if self.sentence.hypotheses else " ".join(self.sentence.words)
 
 
-def show(
-    parsed: Any, words: Sequence[str] | None = None, sentence: int = 0, pictures: Mapping[str, str] | None = None
-) -> SentenceView:
+def show(parsed: Any, words: Sequence[str] | None = None, sentence: int = 0) -> SentenceView:
     """Show one sentence of the output of `model.parse`; a notebook draws the last line of a cell.
 
     Args:
@@ -66,7 +62,6 @@ def show(
         words: the words of a `ParseOutput`: one per token, or one per word if `parse` was given `word_ends`.
             None for a `ParsedSentence`, which has its own.
         sentence: the row of a `ParseOutput`.
-        pictures: more SVG elements by title, such as heat maps.
 
     Returns:
         The view.
@@ -75,10 +70,10 @@ def show(
         ValueError: `words` do not fit, are missing, or are given although the sentence has its own words.
     """
     if isinstance(parsed, ParsedSentence):
-        return SentenceView(parsed, pictures or {})
+        return SentenceView(parsed)
     if words is None:
         raise ValueError(
             "words are missing, because the output of parse does not hold them: pass one per token, or one per word "
             "if parse was given word_ends"
         )
-    return SentenceView(ParsedSentence.from_output(parsed, words, sentence), pictures or {})
+    return SentenceView(ParsedSentence.from_output(parsed, words, sentence))

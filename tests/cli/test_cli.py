@@ -30,7 +30,7 @@ from hf_synlm.cli.app import app, main
 from hf_synlm.data.samples import sample_path
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
-from hf_synlm.evaluation.suites.syntaxgym import load_suite, region_surprisals
+from hf_synlm.evaluation.suites.syntaxgym import load_suite, score_regions, surprisals_of
 from hf_synlm.evaluation.text import text_items
 from hf_synlm.evaluation.text.surprisal import columns, score_words
 from hf_synlm.evaluation.text.text_items import TextItem, read_items
@@ -122,7 +122,7 @@ def test_surprisal_by_several_beams(models, texts, capsys):
     meta = json.loads(Path(f"{out[0]}.meta.json").read_text(encoding="utf-8"))
     assert meta["options"]["num_beams"] == 6 and meta["data"]["columns"] == list(both[0])
     assert "holds results of one beam" in fail(capsys, *command, *widths, "--cache", texts.with_name("cache"))
-    assert "one --num-beams, and neither --entropy" in fail(capsys, *command[:-2], *widths, "--lmzoo")
+    assert "give one --model and one --num-beams" in fail(capsys, *command[:-2], *widths, "--lmzoo")
 
 
 def test_surprisal_by_several_models(models, texts, capsys):
@@ -140,7 +140,7 @@ def test_surprisal_by_several_models(models, texts, capsys):
     assert [{key: row[key] for key in alone["rnng"][0]} for row in both] == alone["rnng"]
     (other,) = json.loads(Path(f"{out}.meta.json").read_text())["options"]["other_models"]
     assert other["architecture"] == "ONLSTMForCausalLM" and other["estimator"] == "exact"
-    assert "--lmzoo has four columns: give one --model" in fail(capsys, *command, "--lmzoo")
+    assert "--lmzoo has one column of surprisals: give one --model" in fail(capsys, *command, "--lmzoo")
     assert "--cache and --trees go with one --model" in fail(capsys, *command, "--cache", "c")
     assert "--model rnng is given 2 times" in fail(capsys, *command, "--model", models["rnng"])
     assert "--model a is given 2 times" in fail(capsys, "surprisal", texts, "--model", "x/a/model", "--model", "b/a")
@@ -698,12 +698,12 @@ def test_evaluate_syntaxgym_with_items(models, tmp_path, capsys):
     command = ["evaluate", "syntaxgym", str(suites), "--model", models["gpt2"], "--device", "cpu"]
     command += ["--suite", "own_agreement", "--items-out", str(items)]
     assert main([*command, "--out", str(out)]) == 0
-    (expected,) = region_surprisals(scorer_of("gpt2"), [load_suite(suites / "own_agreement.json")])
+    (expected,) = score_regions(scorer_of("gpt2"), [load_suite(suites / "own_agreement.json")])
     rows = read_tsv(items)
     assert list(rows[0]) == "suite item condition region region_name content surprisal_bits oov".split()
     assert len(rows) == 3 * 2 * 4 and (rows[6]["region_name"], rows[6]["content"]) == ("verb", "is")
     for row in rows:
-        value = expected[int(row["item"]) - 1][row["condition"], int(row["region"])]
+        value = surprisals_of(expected[int(row["item"]) - 1])[row["condition"], int(row["region"])]
         assert float(row["surprisal_bits"]) == pytest.approx(value, abs=1e-4)
     assert main(command) == 2 and "items.tsv exists" in capsys.readouterr().err
     assert "suite own_agreement" in json.loads(out.read_text())["scores"]
@@ -828,7 +828,7 @@ def test_a_run_counts_once(blimp_runs, tmp_path, capsys):
         (["evaluate", "perplexity", "texts.txt", "--punctuation", "remove"], "belongs to --format treebank"),
         (["evaluate", "summary", "missing.json"], "'missing.json' does not exist"),
         (["evaluate", "pairs", "texts.txt"], "save them as one of these"),
-        (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "lm-zoo are in bits"),
+        (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "--unit: --lmzoo has four columns, in bits"),
         (["surprisal", "texts.txt", "--out", "."], ". is a folder or a device"),
         (["surprisal", "texts.txt", "--out", "./texts.txt", "--overwrite"], "would overwrite an input"),
         (["surprisal", "texts.txt", "--out", "old.tsv"], "old.tsv exists. Choose another name, or pass --overwrite"),

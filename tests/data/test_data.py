@@ -239,13 +239,13 @@ def test_other_encodings(tmp_path):
     file = tmp_path / "latin.txt"
     file.write_bytes("fine\nna\xefve".encode("latin-1"))
     assert list(read_lines(file, encoding="latin-1")) == ["fine", "na\xefve"]
-    with pytest.raises(ValueError, match=r"latin.txt:2: byte 0xef at position 7 is not utf-8"):
+    with pytest.raises(ValueError, match=r"latin.txt:2: byte 0xef is not utf-8"):
         list(read_lines(file))
     with pytest.raises(ValueError, match=r"latin.txt:2: byte 0xef"):
         list(read_treebank(file))
     long_file = tmp_path / "long.txt"
     long_file.write_bytes(b"line\n" * 100_000 + b"\xff")
-    with pytest.raises(ValueError, match="long.txt:100001: byte 0xff at position 500000"):
+    with pytest.raises(ValueError, match="long.txt:100001: byte 0xff"):
         list(read_lines(long_file))
 
 
@@ -260,7 +260,7 @@ def test_compressed_files(tmp_path, packing):
     with pytest.raises(ValueError, match="text.txt cannot be unpacked"):
         list(read_lines(file))
     file.write_bytes(packing.compress(b"one\n\xff"))
-    with pytest.raises(ValueError, match="text.txt:2: byte 0xff at position 4 is not utf-8"):
+    with pytest.raises(ValueError, match="text.txt:2: byte 0xff is not utf-8"):
         list(read_lines(file))
     file.write_bytes(b"PK\x03\x04 zip")
     with pytest.raises(ValueError, match="text.txt is compressed: unpack it first"):

@@ -145,8 +145,10 @@ def test_commands_take_the_options(tmp_path: Path, capsys) -> None:
     assert main([*score, "--tree-style", "unlabeled", *reading]) == 0
     assert "drop_tags ['-DFL-', 'XX']" in capsys.readouterr().out
     text = ["evaluate", "perplexity", str(file), "--model", "none"]
-    assert main([*text, "--split-leaves"]) == 2 and "--split-leaves belongs to" in capsys.readouterr().err
-    assert main([*text, "--punctuation-by", "form"]) == 2 and "--punctuation-by belongs" in capsys.readouterr().err
+    assert main([*text, "--split-leaves"]) == 2 and "--split-leaves: this belongs to" in capsys.readouterr().err
+    assert (
+        main([*text, "--punctuation-by", "form"]) == 2 and "--punctuation-by: this belongs" in capsys.readouterr().err
+    )
 
 
 def test_brackets_at_the_margin_may_be_inside_of_trees(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from hf_synlm.evaluation.suites.blimp import (
     first_pairs,
     read_blimp,
     read_pairs,
-    sentence_log_probs,
+    score_sentences,
 )
 from hf_synlm.evaluation.suites.rouge import rouge_scores
 from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym
@@ -68,14 +68,14 @@ def test_accuracy_is_the_share_of_pairs_that_are_right(architecture):
 
 def test_ends_count_on_request():
     scorer = scorer_of("rnng")
-    plain, closed = (sentence_log_probs(scorer, SENTENCES, end=end) for end in (False, True))
+    plain, closed = ([p for p, _ in score_sentences(scorer, SENTENCES, SENTENCES, end)] for end in (False, True))
     model, tokenizer = model_and_tokenizer("rnng")
     parsed = [model.parse(torch.tensor([tokenizer(sentence)["input_ids"]])) for sentence in SENTENCES]
     assert plain == pytest.approx([each.token_log_probs.sum().item() for each in parsed], abs=1e-3)
     assert closed == pytest.approx([each.text_log_probs.item() for each in parsed], abs=1e-3)
     assert all(one > other + 0.01 for one, other in zip(plain, closed, strict=True))
     with pytest.raises(ValueError, match="GPSTForCausalLM is not trained to predict the end .*--end-of-sentence"):
-        sentence_log_probs(scorer_of("gpst"), SENTENCES, end=True)
+        score_sentences(scorer_of("gpst"), SENTENCES, SENTENCES, end=True)
 
 
 def test_means_over_paradigms_and_phenomena(tmp_path):
@@ -154,7 +154,7 @@ def test_lm_eval_gives_the_same_scores(architecture, options):
     lm = get_model("hf-synlm")(pretrained=model, tokenizer=tokenizer, batch_size=4, **options)
     sentences = [sentence for pair in PAIRS for sentence in pair]
     requests = [Instance("loglikelihood", {}, ("", sentence), k) for k, sentence in enumerate(sentences)]
-    expected = sentence_log_probs(scorer_of(architecture, **options), sentences)
+    expected = [p for p, _ in score_sentences(scorer_of(architecture, **options), sentences, sentences)]
     assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(expected, abs=1e-3)
 
 
@@ -184,7 +184,6 @@ def test_a_text_is_no_list_of_texts(text, tmp_path):
     scorer = scorer_of("gpst")
     own = scorer.model, scorer.tokenizer
     for call, arguments in (
-        (sentence_log_probs, (scorer, text)),
         (evaluate_pairs, (scorer, text)),
         (evaluate_blimp, (scorer, text)),
         (evaluate_syntaxgym, (scorer, text)),
@@ -210,7 +209,5 @@ def test_an_empty_sentence_has_the_number_that_the_caller_gave_it():
     sentences = ["We ask for peace", "", "peace"]
     with pytest.raises(ValueError, match=r"sentence 2 \(''\): there are no words"):
         parse_sentences(scorer.model, scorer.tokenizer, sentences)
-    with pytest.raises(ValueError, match="sentence 2: the sentence '' has no tokens"):
-        sentence_log_probs(scorer, sentences)
     with pytest.raises(ValueError, match="pair 2 .*: the sentence '' has no tokens"):
         evaluate_pairs(scorer, [MinimalPair("We ask", "peace"), MinimalPair("We ask", "")])

@@ -19,8 +19,9 @@ from hf_synlm.evaluation.suites.syntaxgym import (
     evaluate_syntaxgym,
     find_suites,
     load_suite,
-    region_surprisals,
+    score_regions,
     summary,
+    surprisals_of,
 )
 from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.text_items import TextItem
@@ -42,6 +43,10 @@ STIMULI = [
     ("A child", "", "sleeps", "sleep"),
     ("We", "  ", "ask", "asks"),
 ]
+
+
+def region_surprisals(scorer, suite):
+    return list(map(surprisals_of, score_regions(scorer, [suite])[0]))
 
 
 def condition(name, *contents):
@@ -99,7 +104,7 @@ VALUES = {("a", 1): 1.0, ("a", 2): 2.5, ("b", 1): 1.0, ("b", 2): 4.0, ("b-c_d", 
     ],
 )
 def test_formulas(formula, expected):
-    assert Formula(formula)(VALUES, {"verb": 2}) is expected
+    assert Formula(formula, {"verb": 2})(VALUES) is expected
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def test_what_is_no_formula(formula, message):
 @pytest.mark.parametrize("architecture", ["gpst", "rnng_pieces", "palm", "gpt2"])
 def test_surprisals_of_regions_are_sums_over_their_words(architecture, suite_file):
     scorer, suite = scorer_of(architecture), load_suite(suite_file)
-    ((*items,),) = region_surprisals(scorer, [suite])
+    items = region_surprisals(scorer, suite)
     for values, (subject, modifier, right, wrong) in zip(items, STIMULI, strict=True):
         for name, verb in (("match", right), ("mismatch", wrong)):
             text = " ".join(f"{subject} {modifier} {verb} here today.".split())
@@ -147,7 +152,7 @@ def test_other_metrics_of_regions(metric, expected, tmp_path):
     data = suite_data()
     data["meta"]["metric"] = metric
     scorer = scorer_of("gpt2")
-    (values,) = region_surprisals(scorer, [load_suite(write_suite(tmp_path, data))])
+    values = region_surprisals(scorer, load_suite(write_suite(tmp_path, data)))
     (found,) = score_words(scorer, [TextItem("", "The keys to the cabinet are here today.")])
     pieces = [-p / math.log(2) for _, p in found.tokens][: sum(found.num_tokens[:2].tolist())]
     assert values[0]["match", 1] == pytest.approx(expected(pieces), abs=1e-4)
@@ -157,7 +162,7 @@ def test_other_metrics_of_regions(metric, expected, tmp_path):
 # --------------------------------------------------------------------------------------------------------- means
 def test_accuracy_of_suites(suite_file):
     scorer, suite = scorer_of("gpt2"), load_suite(suite_file)
-    values = region_surprisals(scorer, [suite])[0]
+    values = region_surprisals(scorer, suite)
     found = accuracies(suite, values)
     assert found[0] == pytest.approx(sum(v["match", 3] < v["mismatch", 3] for v in values) / 3)
     assert found[2] == 1.0  # the sentences are equal up to region 2
@@ -212,13 +217,17 @@ def test_published_accuracies_of_circuits():
     ("path", "value", "message"),
     [
         (("predictions", 0, "formula"), "(3;%plural%) < (3;%match%)", "'plural'.* match, mismatch"),
-        (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "region '9'"),
+        (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "no region 9"),
         (("meta", "metric"), "product", "metric 'product'"),
-        (("predictions", 0, "formula"), "(noun;%match%) < (3;%match%)", r"item 1: formula '\(noun.*region 'noun'"),
+        (
+            ("predictions", 0, "formula"),
+            "(noun;%match%) < (3;%match%)",
+            r"prediction 0: formula '\(noun.*region 'noun'",
+        ),
         (("predictions", 1, "formula"), "(3;%match%) <= 2", "prediction 1: formula '.*' cannot be read: .* join"),
         (("predictions", 1, "formula"), "2 * (3;%match%) < 1", r"prediction 1: .*'\* \(3;%match%' is unknown"),
         (("predictions", 1, "formula"), "(3;%50% off%) < 1", "without % in its name"),
-        (("predictions", 1), "(3;%match%) < 1", "prediction 1: '.*' stands where .* object with 'type'"),
+        (("predictions", 1), "(3;%match%) < 1", "prediction 1: '.*' is not of a suite .* lacks 'type'"),
         (("predictions", 0, "type"), "script", "prediction 0: its type is 'script'"),
         (("meta",), {}, "lacks 'name'"),
         (("items", 1, "item_number"), "1a", r"items\[1\]: item_number is '1a': give a whole number"),

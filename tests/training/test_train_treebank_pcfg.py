@@ -172,7 +172,7 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert size.endswith("counted in 150 trees") and "counted in 150 trees" in (out / "README.md").read_text()
     gold = list(read_treebank(files["valid"]))
     parsed = parse_sentences(model, tokenizer, [tree.words for tree in gold])
-    f1 = labeled_f1([(one.tree().labels, one.tree().spans) for one in parsed], gold).f1
+    f1 = labeled_f1([(one.tree().labels, one.tree().spans) for one in parsed], gold).overall.f1
     nats = -sum(value for one in parsed for value in one.word_log_probs)
     perplexity = math.exp(nats / sum(len(tree.words) for tree in gold))
     assert result.startswith(f"validation: search over 12 sentences, 0 without a tree: labeled F1 {100 * f1:.2f} (")

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import metadata_load
 
 from hf_synlm.evaluation.text.surprisal import columns
-from hf_synlm.evaluation.text.text_items import read_table, table_text
+from hf_synlm.evaluation.text.tables import read_rows, table_text
 from tests.helpers.commands import run
 from tests.helpers.scoring_models import model_and_tokenizer
 
@@ -52,7 +52,7 @@ def test_file_to_the_table_of_the_command(app: Any, architecture: str, tmp_path:
     names, rows = app.measure(model, tokenizer, text)
     assert [row[3] for row in rows] == [*SENTENCE.split(), "America", "is", "back", "\u00e9"]
     run(capsys, "surprisal", text, "--model", tmp_path / "model", "--out", tmp_path / "written.tsv")
-    expected = read_table(tmp_path / "written.tsv", "tsv")
+    expected = list(read_rows(tmp_path / "written.tsv", "tsv"))
     assert len(rows) == len(expected) and names == list(expected[0])
     for row, fields in zip(rows, expected, strict=True):
         for value, field in zip(row, fields.values(), strict=True):

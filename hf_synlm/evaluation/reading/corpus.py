@@ -3,8 +3,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,8 @@ def counter(given: str) -> Callable[[str], float]:
     """
     if given.startswith(WORDFREQ):
         return _wordfreq(given)
-    return partial(_count_of, counts=_read_counts(given))
-
-
-def _count_of(word: str, counts: Mapping[str, float]) -> float:
-    word = stripped(word)
-    return counts.get(word, counts.get(word.lower(), math.nan))
+    counts = _read_counts(given)
+    return lambda word: counts.get(stripped(word), counts.get(stripped(word).lower(), math.nan))
 
 
 def _wordfreq(given: str) -> Callable[[str], float]:

@@ -56,7 +56,6 @@ def evaluate_reading(
         "baseline": [_baseline(frame, analysis)],
         "differences": rows,
         "effects": [_effect(effect, settings.spillover) for effect in analysis.effects],
-        "pairs, row less column, * p < .05": _matrix(analysis),
         "pairs": [{"a": a, "b": b, **dataclasses.asdict(found)} for (a, b), found in analysis.pairs.items()],
         "predictors": [_describe(one) for one in corpus.predictors],
         "remarks": [{"remark": remark} for remark in remarks],
@@ -101,16 +100,6 @@ def _effect(effect: Effect, spillover: int) -> Row:
     terms = effect.coefficients.loc[[f"{effect.name}_{lag}" for lag in lags]]
     numbered = {f"{field}_{lag}": float(terms[field].iloc[lag]) for field in ("t", "b", "se") for lag in lags}
     return {"predictor": effect.name, **numbered, "sum_b": float(terms["b"].sum())}
-
-
-def _matrix(analysis: Analysis) -> list[Row]:
-    """Differences of Delta LL, row less column."""
-    names = [effect.name for effect in analysis.effects]
-    cells: dict[tuple[str, str], str] = {}
-    for (a, b), found in analysis.pairs.items():
-        mark = "*" if found.p < 0.05 else ""
-        cells[a, b], cells[b, a] = f"{found.mean:+.4f}{mark}", f"{-found.mean:+.4f}{mark}"
-    return [{"": a, **{b: cells.get((a, b), "") for b in names}} for a in names] if len(names) > 1 else []
 
 
 def _describe(one: Predictor) -> Row:
@@ -163,12 +152,6 @@ def coefficient_rows(report: ReadingReport) -> list[Row]:
         for effect in report.analysis.effects
         for term, row in effect.coefficients.to_dict("index").items()
     ]
-
-
-def word_rows(report: ReadingReport) -> list[Row]:
-    """Joined rows with their fold and the log density of each regression."""
-    own = report.frame.rows.assign(fold=report.analysis.folds + 1, ll_baseline=report.analysis.ll)
-    return own.assign(**{f"ll_{effect.name}": effect.ll for effect in report.analysis.effects}).to_dict("records")
 
 
 def frame_rows(report: ReadingReport) -> list[Row]:

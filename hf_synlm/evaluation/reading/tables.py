@@ -18,7 +18,7 @@ import pandas as pd
 
 from hf_synlm.data.brackets import plain_word
 from hf_synlm.data.files import read_json
-from hf_synlm.evaluation.text.text_items import file_format, read_table
+from hf_synlm.evaluation.text import tables
 
 KEYS = (("sentence_id", "word_id"), ("item", "word_id"), ("document", "number"))
 """Columns that identify a word, in the order in which they are tried; `number` is the place in the document."""
@@ -49,8 +49,8 @@ class Predictor:
 
 def read_rows(path: Path) -> pd.DataFrame:
     """Read a table; all fields are text."""
-    kind = file_format(path)
-    return with_places(pd.DataFrame(read_table(path, "tsv" if kind == "txt" else kind)), path)
+    kind = tables.file_format(path)
+    return with_places(pd.DataFrame(tables.read_rows(path, "tsv" if kind == "txt" else kind)), path)
 
 
 def with_places(table: pd.DataFrame, path: object) -> pd.DataFrame:

@@ -12,19 +12,21 @@ Language Models, EMNLP 2018.
 
 import statistics
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from hf_synlm.data.files import find_files
 from hf_synlm.data.text import PathLike, Tokenization, check_list
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.surprisal import NATS
-from hf_synlm.evaluation.text.text_items import file_format, find_files, need_columns, read_table
+from hf_synlm.evaluation.text.tables import file_format, need_columns, read_rows
 from hf_synlm.evaluation.text.tree_files import Proposals
 
 
@@ -99,7 +101,7 @@ def read_pairs(
     kind = file_format(path, kind)
     if kind == "txt":
         raise ValueError(f"{path}: pairs are read from .tsv, .csv or .jsonl files: save them as one of these")
-    rows = read_table(path, kind)
+    rows = list(read_rows(path, kind))
     groups = [name for name in (group_column, phenomenon_column) if name]
     for row in rows:  # numbers may name groups
         row |= {name: str(row[name]) for name in groups if isinstance(row.get(name), (int, float))}
@@ -121,14 +123,8 @@ def read_pairs(
 
 def first_pairs(pairs: Sequence[MinimalPair], limit: int | None) -> list[MinimalPair]:
     """The first `limit` pairs of each group, in order; None = all."""
-    seen: Counter[tuple[str | None, str]] = Counter()
-    taken = []
-    for pair in pairs:
-        group = pair.phenomenon, pair.group
-        seen[group] += 1
-        if limit is None or seen[group] <= limit:
-            taken.append(pair)
-    return taken
+    seen: defaultdict[tuple[str | None, str], Iterator[int]] = defaultdict(count)
+    return [pair for pair in pairs if limit is None or next(seen[pair.phenomenon, pair.group]) < limit]
 
 
 def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
@@ -148,24 +144,18 @@ def read_blimp(path: PathLike) -> list[MinimalPair]:
 
 
 @torch.no_grad()
-def sentence_log_probs(
-    scorer: TextScorer, sentences: Sequence[str], *, end: bool = False, progress: str | None = None
-) -> list[float]:
-    """Log-probability of each sentence in nats, with its end on request, without tokens that nothing predicts."""
-    check_list("sentences", sentences)
-    places = [f"sentence {number}" for number in range(1, len(sentences) + 1)]
-    return [log_prob for log_prob, _ in _score_sentences(scorer, sentences, places, end, progress)]
-
-
-def _score_sentences(
+def score_sentences(
     scorer: TextScorer,
     sentences: Sequence[str],
     places: Sequence[str],
-    end: bool,
-    progress: str | None,
+    end: bool = False,
+    progress: str | None = None,
     tokenize: Tokenization | None = None,
 ) -> list[tuple[float, bool]]:
-    """Log-probability of each sentence in nats, and whether it has a word outside the vocabulary."""
+    """Log-probability of each sentence in nats, and whether it has a word outside the vocabulary.
+
+    Tokens that nothing predicts are left out, and the end unless it is asked for; `places` name sentences in messages.
+    """
     texts = scorer.encode([sentence.split() for sentence in sentences], tokenize)
     for place, sentence, text in zip(places, sentences, texts, strict=True):
         if not text.ids:
@@ -218,7 +208,7 @@ def evaluate_pairs(
         settings: dict[str, Any] = {"end_of_text": scorer.end_of_text if end else "not counted"}
         settings["tokenize"] = scorer.tokenization(tokenize)
         places = [f"pair {pair.number or k} ({pair.group})" for k, pair in enumerate(pairs, 1) for _ in range(2)]
-        found = _score_sentences(scorer, both, places, end, f"{task}: {scorer.name}", tokenize)
+        found = score_sentences(scorer, both, places, end, f"{task}: {scorer.name}", tokenize)
     else:
         settings = proposals.settings(scorer, tokenize)
         data = {**(data or {}), "proposals": proposals.files}

@@ -22,7 +22,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 from hf_synlm.data.text import errors_at
@@ -40,13 +40,8 @@ _TOKEN = re.compile(
 _IN_PYTHON = {"=": "==", "&": "and", "|": "or"}
 
 
-@dataclass(frozen=True)
-class Region:
-    """The surprisal of a region in a condition."""
-
-    place: str
-    """Number, name, or "*" for all."""
-    condition: str
+Region: TypeAlias = tuple[str, int | None]
+"""Condition and number of a region; None for all regions."""
 
 
 def _about_equal(left: float, right: float) -> bool:
@@ -63,10 +58,10 @@ _OPERATORS: dict[type[ast.AST], Callable[[float, float], float]] = {
 
 
 class Formula:
-    """A parsed prediction; ValueError for a text that is not a formula with a truth value."""
+    """A parsed prediction; ValueError for a text that is not a formula with a truth value. `names` are of regions."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, names: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.text, self.names = text, names
         self._operands: list[Region | float] = []  # regions and numbers, from left to right
         source = " ".join(self._symbols())
         try:
@@ -99,7 +94,7 @@ class Formula:
                 continue
             symbols.append(f"x{len(self._operands)}")
             is_region = match["region"] is not None
-            self._operands.append(Region(match["place"], match["condition"]) if is_region else float(match["number"]))
+            self._operands.append(self._region(match) if is_region else float(match["number"]))
         return symbols
 
     def _is_truth(self, node: ast.expr) -> bool:
@@ -127,49 +122,37 @@ class Formula:
             raise self._error("<, >, =, + and - join numbers, not truth values; add brackets")
         return is_truth
 
-    def regions(self) -> list[Region]:
-        """All regions of the formula from left to right."""
-        return [operand for operand in self._operands if isinstance(operand, Region)]
+    def _region(self, match: re.Match[str]) -> Region:
+        place = match["place"]
+        if place != "*" and place not in self.names and not place.isdigit():
+            raise self._error(f"region {place!r} is unknown: there are {', '.join(self.names) or 'no names'}")
+        return match["condition"], None if place == "*" else self.names[place] if place in self.names else int(place)
 
-    def places(self, names: Mapping[str, int]) -> set[tuple[str, int | None]]:
-        """What the formula reads: conditions with numbers of regions, None for all regions."""
-        return {(region.condition, _number(region.place, names)) for region in self.regions()}
+    def regions(self) -> set[Region]:
+        """What the formula reads."""
+        return {operand for operand in self._operands if isinstance(operand, tuple)}
 
-    def check(self, conditions: Mapping[str, set[int]], names: Mapping[str, int]) -> None:
+    def check(self, conditions: Mapping[str, set[int]]) -> None:
         """Raise ValueError unless all conditions and regions exist (`conditions` gives the numbers of regions)."""
         with errors_at(f"formula {self.text!r}"):
-            for region in self.regions():
-                if region.condition not in conditions:
-                    raise ValueError(f"no condition {region.condition!r}; there are {', '.join(conditions) or 'none'}")
-                number, there = _number(region.place, names), conditions[region.condition]
-                if number is not None and number not in there:
-                    raise ValueError(f"no region {region.place!r} in {region.condition!r}, which has {sorted(there)}")
+            for condition, number in self.regions():
+                if condition not in conditions:
+                    raise ValueError(f"no condition {condition!r}; there are {', '.join(conditions) or 'none'}")
+                if number is not None and number not in conditions[condition]:
+                    raise ValueError(f"no region {number} in {condition!r}, which has {sorted(conditions[condition])}")
 
-    def __call__(self, surprisals: Surprisals, names: Mapping[str, int] | None = None) -> bool:
+    def __call__(self, surprisals: Surprisals) -> bool:
         """Whether the prediction holds for the surprisals of one item."""
         values = [
-            operand if isinstance(operand, float) else _surprisal(operand, surprisals, names or {})
-            for operand in self._operands
+            operand if isinstance(operand, float) else _surprisal(*operand, surprisals) for operand in self._operands
         ]
         return bool(_evaluate(self._tree, values))
 
 
-def _number(place: str, names: Mapping[str, int]) -> int | None:
-    """Number of a region, None for "*"."""
-    if place == "*":
-        return None
-    if place in names:
-        return names[place]
-    if place.isdigit():
-        return int(place)
-    raise ValueError(f"region {place!r} is unknown: there are {', '.join(names) or 'no names'}")
-
-
-def _surprisal(region: Region, surprisals: Surprisals, names: Mapping[str, int]) -> float:
-    number = _number(region.place, names)
+def _surprisal(condition: str, number: int | None, surprisals: Surprisals) -> float:
     if number is None:
-        return sum(value for (condition, _), value in surprisals.items() if condition == region.condition)
-    return surprisals[region.condition, number]
+        return sum(value for (own, _), value in surprisals.items() if own == condition)
+    return surprisals[condition, number]
 
 
 def _evaluate(node: ast.expr, values: list[float]) -> float:

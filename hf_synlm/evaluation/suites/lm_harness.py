@@ -46,9 +46,6 @@ class SyntacticLM(HFLM):
         *,
         estimator: Estimator | None = None,
         num_beams: int | None = None,
-        action_beam_size: int | None = None,
-        fast_track_size: int | None = None,
-        normalization: str | None = None,
         greedy: bool = False,
         **options: Any,
     ) -> None:
@@ -56,11 +53,9 @@ class SyntacticLM(HFLM):
             names = ("revision", "gguf_file", "subfolder")
             pretrained = find_model(pretrained)
             check_model_source(pretrained, **{name: options[name] for name in names if options.get(name)})
+        search = {name: options.pop(name, None) for name in ("action_beam_size", "fast_track_size", "normalization")}
         super().__init__(pretrained=pretrained, **{"backend": "causal", **options})
         self.greedy = greedy
-        search = {
-            "action_beam_size": action_beam_size, "fast_track_size": fast_track_size, "normalization": normalization
-        }  # fmt: skip
         size = self.batch_size if isinstance(self.batch_size, int) else _DEFAULT_BATCH_SIZE
         self.scorer = TextScorer(
             self.model,

@@ -18,17 +18,18 @@ import json
 import operator
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_synlm.data.files import find_files
 from hf_synlm.data.text import PathLike, check_list, errors_at, open_text
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.suites.formulas import Formula
 from hf_synlm.evaluation.text.scoring import TextScorer
-from hf_synlm.evaluation.text.surprisal import NATS, score_words
-from hf_synlm.evaluation.text.text_items import TextItem, find_files
+from hf_synlm.evaluation.text.surprisal import NATS, WordScores, score_words
+from hf_synlm.evaluation.text.text_items import TextItem
 
 _LICENSING = [f"npi_{clause}_{word}" for clause in ("orc", "src") for word in ("any", "ever")] + [
     f"reflexive_{clause}_{gender}" for clause in ("orc", "prep", "src") for gender in ("fem", "masc")
@@ -44,14 +45,10 @@ CIRCUITS: dict[str, tuple[str, ...]] = {
     "Long-Distance Dependencies": ("cleft", "cleft_modifier", "fgd_hierarchy", "fgd_object", "fgd_pp", "fgd_subject"),
 }  # fmt: skip
 """Circuit -> its suites, 31 in all. Its score is their mean."""
-_METRICS = {
-    "sum": sum,
-    "mean": lambda values: statistics.fmean(values) if values else 0.0,
-    "median": lambda values: statistics.median(values) if values else 0.0,
-    "range": lambda values: max(values, default=0.0) - min(values, default=0.0),
-    "max": lambda values: max(values, default=0.0),
-    "min": lambda values: min(values, default=0.0),
-}
+_METRICS: dict[str, Callable[[list[float]], float]] = {
+    "sum": sum, "mean": statistics.fmean, "median": statistics.median, "max": max, "min": min,
+    "range": lambda values: max(values) - min(values),
+}  # fmt: skip
 
 
 # How messages call the types of JSON.
@@ -129,7 +126,7 @@ def _suite(data: Any) -> Suite:
         with errors_at(f"prediction {number}"):
             if (kind := _part(prediction, "type", str)) != "formula":
                 raise ValueError(f"its type is {kind!r}: only formulas can be evaluated")
-            formulas.append(Formula(_part(prediction, "formula", str)))
+            formulas.append(Formula(_part(prediction, "formula", str), names))
     items: dict[int, tuple[Sentence, ...]] = {}
     for place, item in enumerate(_part(data, "items", list)):
         with errors_at(f"items[{place}]"):
@@ -140,7 +137,7 @@ def _suite(data: Any) -> Suite:
             items[number] = _sentences(item)
             conditions = {one.condition: {region for region, _ in one.regions} for one in items[number]}
             for formula in formulas:
-                formula.check(conditions, names)
+                formula.check(conditions)
     if not formulas or not items:
         raise ValueError(f"it has {len(formulas)} predictions and {len(items)} items: it needs one of each")
     return Suite(_part(meta, "name", str), metric, names, tuple(formulas), tuple(items.items()))
@@ -168,10 +165,8 @@ def _sentences(item: Any) -> tuple[Sentence, ...]:
 
 def _part(value: Any, name: str, kind: type = object) -> Any:
     """A field of an object of JSON."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.60} stands where SyntaxGym has an object with {name!r}")
-    if name not in value:
-        raise ValueError(f"it is not a suite of SyntaxGym: it lacks {name!r}")
+    if not isinstance(value, dict) or name not in value:
+        raise ValueError(f"{value!r:.60} is not of a suite of SyntaxGym: it lacks {name!r}")
     if not isinstance(value[name], kind):
         raise ValueError(f"{name} is {value[name]!r:.60}: give {_KINDS[kind]}")
     return value[name]
@@ -189,70 +184,52 @@ def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
     return find_files(place, ".json", names, "suite", "cpllab/syntactic-generalization")
 
 
-def region_surprisals(
-    scorer: TextScorer, suites: Sequence[Suite], *, progress: str | None = None
-) -> list[list[dict[tuple[str, int], float]]]:
-    """Surprisal of every region in bits, per suite and per item: (condition, region number) -> surprisal."""
-    return [
-        [{place: value for place, (value, _) in regions.items()} for regions in items]
-        for items in _score_regions(scorer, suites, progress)
-    ]
-
-
-def _score_regions(
-    scorer: TextScorer, suites: Sequence[Suite], progress: str | None
-) -> list[list[dict[tuple[str, int], tuple[float, bool]]]]:
-    """Surprisal of every region, and whether one of its words is outside the vocabulary."""
+def score_regions(scorer: TextScorer, suites: Sequence[Suite], progress: str | None = None) -> list[list[list[Row]]]:
+    """Rows of regions with surprisal (bits), and whether a word is outside the vocabulary; per suite and item."""
     sentences = [sentence for suite in suites for _, group in suite.items for sentence in group]
     items = [TextItem("", sentence.text) for sentence in sentences]
     scores = iter(score_words(scorer, items, tokenize="words", progress=progress))
-    results: list[list[dict[tuple[str, int], tuple[float, bool]]]] = []
-    for suite in suites:
-        measure = _METRICS[suite.metric]
-        results.append([])
-        for _, group in suite.items:
-            values: dict[tuple[str, int], tuple[float, bool]] = {}
-            for sentence in group:
-                found = next(scores)
-                counts, first, place = found.num_tokens.tolist(), 0, 0
-                for region, words in sentence.regions:
-                    inside = slice(place, place + len(words))
-                    size = sum(counts[inside])
-                    pieces = [-log_prob / NATS["bits"] for _, log_prob in found.tokens[first : first + size]]
-                    values[sentence.condition, region] = measure(pieces), any(found.unknown[inside])
-                    first, place = first + size, place + len(words)
-            results[-1].append(values)
-    return results
+    return [
+        [
+            [row for sentence in group for row in _region_rows(suite, number, sentence, next(scores))]
+            for number, group in suite.items
+        ]
+        for suite in suites
+    ]
 
 
-def _region_rows(suite: Suite, measured: Sequence[Mapping[tuple[str, int], tuple[float, bool]]]) -> Iterator[Row]:
-    """One row per region of every sentence of a suite."""
-    names = {number: name for name, number in suite.region_names.items()}
-    for (number, group), values in zip(suite.items, measured, strict=True):
-        for sentence in group:
-            for region, words in sentence.regions:
-                surprisal, unknown = values[sentence.condition, region]
-                yield {
-                    "suite": suite.name, "item": number, "condition": sentence.condition, "region": region,
-                    "region_name": names.get(region), "content": " ".join(words), "surprisal_bits": surprisal,
-                    "oov": unknown,
-                }  # fmt: skip
+def _region_rows(suite: Suite, item: int, sentence: Sentence, found: WordScores) -> Iterator[Row]:
+    """One row per region of a sentence of a suite."""
+    names, counts = {number: name for name, number in suite.region_names.items()}, found.num_tokens.tolist()
+    first = place = 0
+    for region, words in sentence.regions:
+        inside = slice(place, place + len(words))
+        size = sum(counts[inside])
+        pieces = [-log_prob / NATS["bits"] for _, log_prob in found.tokens[first : first + size]]
+        yield {
+            "suite": suite.name, "item": item, "condition": sentence.condition, "region": region,
+            "region_name": names.get(region), "content": " ".join(words),
+            "surprisal_bits": _METRICS[suite.metric](pieces) if pieces else 0.0, "oov": any(found.unknown[inside]),
+        }  # fmt: skip
+        first, place = first + size, place + len(words)
 
 
-def _reads_unknown_words(formula: Formula, suite: Suite, regions: Mapping[tuple[str, int], tuple[float, bool]]) -> bool:
+def _reads_unknown_words(formula: Formula, item: Sequence[Row]) -> bool:
     """Whether a region that decides a prediction for an item has a word outside the vocabulary."""
-    places = formula.places(suite.region_names)
+    places = formula.regions()
     return any(
-        unknown and ((condition, number) in places or (condition, None) in places)
-        for (condition, number), (_, unknown) in regions.items()
+        row["oov"] and not places.isdisjoint({(row["condition"], n) for n in (row["region"], None)}) for row in item
     )
+
+
+def surprisals_of(item: Sequence[Row]) -> dict[tuple[str, int], float]:
+    """What a formula takes, of the rows of an item."""
+    return {(row["condition"], row["region"]): row["surprisal_bits"] for row in item}
 
 
 def accuracies(suite: Suite, surprisals: Sequence[Mapping[tuple[str, int], float]]) -> list[float]:
     """Share of the items, 0..1, for which each prediction holds; items are given by their surprisals."""
-    return [
-        statistics.fmean(formula(values, suite.region_names) for values in surprisals) for formula in suite.predictions
-    ]
+    return [statistics.fmean(map(formula, surprisals)) for formula in suite.predictions]
 
 
 def summary(by_suite: Mapping[str, float]) -> dict[str, float]:
@@ -301,18 +278,18 @@ def evaluate_syntaxgym(
             raise ValueError(f"{path} and {of_name[suite.name]} have the same name, {suite.name!r}: leave one out")
         of_name[suite.name] = path
     start = time.perf_counter()
-    regions = _score_regions(scorer, suites, f"syntaxgym: {scorer.name}")
+    regions = score_regions(scorer, suites, f"syntaxgym: {scorer.name}")
     seconds = time.perf_counter() - start
     rows: list[Row] = []
     by_suite: dict[str, float] = {}
     for suite, items in zip(suites, regions, strict=True):
-        found = accuracies(suite, [{place: value for place, (value, _) in item.items()} for item in items])
+        found = accuracies(suite, list(map(surprisals_of, items)))
         by_suite[suite.name] = found[0]
         for number, (formula, accuracy) in enumerate(zip(suite.predictions, found, strict=True)):
             rows.append({
                 "suite": suite.name, "circuit": circuit_of(suite.name), "items": len(suite.items), "prediction": number,
                 "accuracy": accuracy,
-                "items_with_unknown_words": sum(_reads_unknown_words(formula, suite, item) for item in items),
+                "items_with_unknown_words": sum(_reads_unknown_words(formula, item) for item in items),
                 "formula": formula.text,
             })  # fmt: skip
     scores = summary(by_suite) | {f"suite {name}": value for name, value in by_suite.items()}
@@ -323,6 +300,6 @@ def evaluate_syntaxgym(
         {"suite_accuracy": "first prediction", "regions": "joined by single spaces", **(options or {})},
         data={"files": files},
         tables={"Predictions": rows},
-        items=[row for suite, measured in zip(suites, regions, strict=True) for row in _region_rows(suite, measured)],
+        items=[row for items in regions for item in items for row in item],
         seconds=seconds,
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from transformers import PreTrainedModel
 
 from hf_synlm.evaluation.text.cache import Result
-from hf_synlm.evaluation.text.processes import Text
+from hf_synlm.evaluation.text.processes import Compute, Text, iterate_batches
 from hf_synlm.evaluation.text.words import EncodedText
 
 T = TypeVar("T", bound=Text)
@@ -101,15 +101,18 @@ def growing_blocks(texts: Iterable[U], most: int, first: int = 1) -> Iterator[li
 def iterate_texts(
     texts: Iterable[Any],
     parts_of: Callable[[Any], Sequence[Any]],
-    group: Callable[[list[Any]], list[list[Any]]],
-    compute: Callable[[Iterable[list[Any]]], Iterator[tuple[Any, Result]]],
-    most: int,
+    compute: Compute,
+    model: PreTrainedModel,
+    *,
+    batch_size: int,
+    budget: int,
+    **running: Any,
 ) -> Iterator[list[tuple[Any, Result]]]:
     """The parts of each text with their results, in the order of the texts.
 
-    A list is one block of texts. Of an iterator, blocks that grow to `most` are taken as they are needed, and forgotten
-    when they are computed. `group` makes batches of the different parts of a block, which `compute` gets, as the
-    function `iterate_batches` of batches.
+    A list is one block of texts. Of an iterator, blocks that grow to 64 batches are taken as they are needed, and
+    forgotten when they are computed. `batch_size` and `budget` are those of `batches_by_cost`, which groups the
+    different parts of a block; `running` goes to `iterate_batches`.
     """
     is_list = isinstance(texts, list)
     # The parts of each text of a block, and how many results there are when all of them are computed.
@@ -117,14 +120,14 @@ def iterate_texts(
 
     def batches() -> Iterator[list[Any]]:
         number = 0
-        for block in [texts] if is_list else growing_blocks(texts, most):
+        for block in [texts] if is_list else growing_blocks(texts, 64 * batch_size):
             rows = [parts_of(text) for text in block]
             different = list(dict.fromkeys(chain.from_iterable(rows)))
             number += len(different)
             waiting.append((rows, number))
-            yield from group(different)
+            yield from batches_by_cost(different, batch_size, budget)
 
-    computed = compute(list(batches()) if is_list else batches())
+    computed = iterate_batches(compute, list(batches()) if is_list else batches(), model, **running)
     results: dict[Any, Result] = {}
     for number, pair in enumerate(chain([None], computed)):
         results |= [] if pair is None else [pair]

@@ -159,8 +159,7 @@ def progress_bar(parts: Iterable[Any] | None, name: str | None, *, unit: str, to
     """A bar of that name, None = no bar; in a file or a pipe, a line every ten seconds."""
     lines: dict[str, Any] = {}
     if not sys.stderr.isatty():
-        done = "{n_fmt}{unit}, {rate_noinv_fmt}"
-        text = f"{{desc}}: {done}\n"
+        text = "{desc}: {n_fmt}{unit}, {rate_noinv_fmt}\n"
         if total is not None or parts is not None:
             text = "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left\n"
         lines = {"mininterval": 10, "miniters": 1, "delay": 10, "bar_format": text}

@@ -22,7 +22,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -36,14 +36,13 @@ from hf_synlm.data.text import PathLike, Tokenization, check_list, tokenization_
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text.batches import (
     Window,
-    batches_by_cost,
     cut_windows,
     iterate_texts,
     token_budget,
     usual_batch_size,
 )
 from hf_synlm.evaluation.text.cache import ResultCache
-from hf_synlm.evaluation.text.processes import checked_device, iterate_batches
+from hf_synlm.evaluation.text.processes import checked_device
 from hf_synlm.evaluation.text.readers import AttentionEntropy, Entropy, LogitReader, SearchReader
 from hf_synlm.evaluation.text.token_scores import TokenScores, joined
 from hf_synlm.evaluation.text.words import EncodedText, encode_sentences, has_words, word_starts
@@ -372,17 +371,18 @@ class TextScorer:
         if self.estimator != "beam_marginal" or self.entropy is not None:
             budget = min(budget, self.max_rows)
         reader = SearchReader if self.searches else LogitReader
-        compute = partial(
-            iterate_batches,
+        for row in iterate_texts(
+            texts,
+            self._windows,
             reader(self, end, starting),
-            model=self.model,
+            self.model,
+            batch_size=self.batch_size,
+            budget=budget,
             num_processes=self.num_processes,
             num_beams=width,
             cache=self._result_cache(end, starts),
             progress=progress,
-        )
-        group = partial(batches_by_cost, batch_size=self.batch_size, budget=budget)
-        for row in iterate_texts(texts, self._windows, group, compute, 64 * self.batch_size):
+        ):
             yield joined([(window, TokenScores.from_dict(result)) for window, result in row])
 
     def _result_cache(self, end: bool, starts: bool) -> ResultCache | None:

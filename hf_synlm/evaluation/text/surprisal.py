@@ -437,39 +437,41 @@ def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordS
 
 
 # ---------------------------------------------------------------------------------------------------------- beams
+def side_by_side(
+    scores: Iterable[WordScores], columns: Mapping[str, Iterable[WordScores] | None]
+) -> Iterator[WordScores]:
+    """Scores that get a column of surprisals for each of these scores, by the ending of its name; None = their own."""
+    others = {name: each for name, each in columns.items() if each is not None}
+    for found, *parts in zip(scores, *others.values(), strict=True):
+        of_others = dict(zip(others, parts, strict=True))
+        found.more |= {f"surprisal_{{}}_{name}": -of_others.get(name, found).log_probs for name in columns}
+        yield found
+
+
 def with_beams(
     scores: Iterable[WordScores], width: int, others: Mapping[int, Iterable[WordScores]], say: Callable[[str], object]
 ) -> Iterator[WordScores]:
     """Add the surprisals by the beams `others` to scores by a beam of this width; `say` at the end how they differ."""
-    sums: dict[int, Tensor] = dict.fromkeys(others, torch.zeros(5, 5, dtype=torch.float64))
-    for found, *narrow in zip(scores, *others.values(), strict=True):
-        for one, part in zip((*others, width), (*narrow, found), strict=True):
-            found.more[f"surprisal_{{}}_b{one}"] = -part.log_probs
-            if one != width:
-                sums[one] = sums[one] + products_of(-part.log_probs, -found.log_probs)
+    surprisals: list[Tensor] = []
+    for found in side_by_side(scores, {f"b{one}": part for one, part in {**others, width: None}.items()}):
+        surprisals.append(torch.stack([found.more[f"surprisal_{{}}_b{one}"] for one in (*others, width)]))
         yield found
-    for one in sorted(sums):
-        if sums[one][0, 0] > 1:
-            say(f"beam {one} and {width}: {describe_difference(sums[one])}")
+    *narrow, wide = torch.cat(surprisals, 1) / NATS["bits"]
+    for one, values in zip(others, narrow, strict=True):
+        if said := describe_difference(values, wide):
+            say(f"beam {one} and {width}: {said}")
 
 
-def products_of(narrow: Tensor, wide: Tensor) -> Tensor:
-    """[5, 5] sums over words of the products of 1, two surprisals in bits, their difference, and if that is above 1."""
-    both = torch.stack([narrow, wide]).double() / NATS["bits"]
+def describe_difference(narrow: Tensor, wide: Tensor) -> str:
+    """How surprisals of words (bits) by two beams differ; nothing for fewer than two words."""
+    both = torch.stack([narrow, wide]).double()
     both = both[:, both.isfinite().all(0)]
+    if both.shape[1] < 2:
+        return ""
     difference = (both[0] - both[1]).abs()
-    rows = torch.stack([torch.ones_like(difference), *both, difference, (difference > 1).double()])
-    return rows @ rows.T
-
-
-def describe_difference(sums: Tensor) -> str:
-    """How surprisals of two or more words by two beams differ, from the sum of their `products_of`."""
-    _, _, mean, difference, share = means = sums[0] / sums[0, 0]
-    covariance = sums[1:3, 1:3] / sums[0, 0] - means[1:3].outer(means[1:3])
-    correlation = covariance[0, 1] / covariance.diagonal().prod().sqrt()
     return (
-        f"correlation {correlation:.4f}, mean absolute difference {difference:.3g} bits (mean surprisal "
-        f"{mean:.3g}), above 1 bit: {share:.1%} of the words"
+        f"correlation {torch.corrcoef(both)[0, 1]:.4f}, mean absolute difference {difference.mean():.3g} bits (mean "
+        f"surprisal {both[1].mean():.3g}), above 1 bit: {(difference > 1).double().mean():.1%} of the words"
     )
 
 

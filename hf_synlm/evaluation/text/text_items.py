@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts with item ids, read from plain text, TSV, CSV or JSON lines, or from the words of a treebank."""
 
-import csv
 import dataclasses
-import io
-import json
-import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from hf_synlm.data.punctuation import Punctuation
@@ -22,24 +19,12 @@ from hf_synlm.data.text import (
     ReadOnce,
     errors_at,
     file_ending,
-    read_csv,
     read_lines,
-    read_tsv,
     share,
     split_sentences,
 )
+from hf_synlm.evaluation.text.tables import FORMATS, file_format, need_columns, read_rows
 from hf_synlm.trees.spans import check_words
-
-FORMATS = ("txt", "tsv", "csv", "jsonl")
-# Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
-_REMEDIES = {
-    **dict.fromkeys(("zst", "zip", "7z", "rar", "tar", "tgz"), "unpack it first"),
-    **dict.fromkeys(("xls", "xlsx", "ods", "parquet", "feather", "arrow", "pkl"), "save it as .csv or .tsv"),
-    **dict.fromkeys(("rds", "rda", "sav", "dta"), "save it as .csv or .tsv"),
-    **dict.fromkeys(("pdf", "doc", "docx", "odt", "rtf"), "save its text as .txt"),
-    "json": "write one object per line, and name the file .jsonl, or its format jsonl",
-}
-
 
 _CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line end
 _UNSEEN = re.compile("[\x00\xad\u200b\u2060\ufeff]")  # soft hyphens, and spaces without width
@@ -57,6 +42,20 @@ _NO_TEXT = (
 )
 _LONG = 100  # words of a line that is hardly one sentence
 _UNSPACED_LENGTH = 6  # words of these scripts are shorter on average
+# What texts may have that sentences do not, and how it is seen in a text and its words.
+_REMARKS: dict[str, Callable[[str, list[str]], object]] = {
+    f"more than {_LONG} words, and each is read as one sentence. If they are paragraphs, add --split-sentences": (
+        lambda text, words: len(words) > _LONG
+    ),
+    "control characters (U+0080 to U+009F). In files of Windows these bytes are quotes and dashes: read it with "
+    "--encoding cp1252": lambda text, words: _CONTROLS.search(text),
+    "characters that nobody sees (soft hyphens, spaces without width, NUL) or accents apart from their letters, and "
+    "models know few such words: take them away, or compose letters (Unicode NFC)": (
+        lambda text, words: _UNSEEN.search(text) or len(unicodedata.normalize("NFC", text)) < len(text)
+    ),
+    "quotation marks at both ends, which are read as parts of their words. If a program has put them there, take them "
+    "away": lambda text, words: len(words) > 1 and words[0][0] == words[-1][-1] == '"' and text.count('"') == 2,
+}
 
 
 @dataclass(frozen=True)
@@ -78,138 +77,6 @@ class TextItem:
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the other columns of its table
     rows: Sequence[WordRow] = field(default=(), compare=False)  # its words, if the table has one word per row
     start: int = field(default=0, compare=False)  # where a sentence begins in the text that was split
-
-
-def file_format(path: PathLike, given: str | None = None) -> str:
-    """One of `FORMATS`: the given one, or by the file's ending; files with other endings are plain text."""
-    if given is not None:
-        return given
-    suffix = file_ending(path).removeprefix(".")
-    if suffix in _REMEDIES:
-        raise ValueError(f"{path} is not a text file or table that can be read: {_REMEDIES[suffix]}")
-    return suffix if suffix in FORMATS else "txt"
-
-
-def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
-    """Rows of a TSV, CSV or JSON lines file by column name; tables have a header. A row is a line, see `read_tsv`.
-
-    Semicolons separate a CSV file whose header has some and no comma, as Excel writes it in many countries.
-    """
-    return list(read_rows(path, kind))
-
-
-def read_rows(path: PathLike, kind: str, line_ends: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of `read_table`, one after the other; fields of CSV may have `line_ends` inside by request."""
-    rows = _json_rows(path) if kind == "jsonl" else _separated(path, kind, line_ends)
-    first = next(rows, None)
-    if first is None:
-        raise ValueError(f"{path} has no rows")
-    yield from chain([first], rows)
-
-
-def _json_rows(path: PathLike) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            # A lone surrogate such as \\ud800 is half of a character. No tokenizer can read it.
-            json.dumps(row, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{path}:{number}: half of a character ({error}). Correct the text.") from error
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}:{number}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")
-        yield row
-
-
-def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str, Any]]:
-    rows = enumerate(read_tsv(read_lines(path)), 1) if kind == "tsv" else _read_csv(path, line_ends)
-    _, header = next(rows, (0, None))
-    if header is None:
-        raise ValueError(f"{path} is empty: the first line must name the columns")
-    header = [name.strip() for name in header]
-    named = list(filter(None, header))
-    if len(set(named)) < len(named):
-        raise ValueError(f"{path}: the header {header} names a column twice")
-    unnamed = [place for place, name in enumerate(header) if not name]  # as of the empty columns of spreadsheets
-    filled = set[int]()
-    for number, fields in rows:
-        if fields in ([], [""]):
-            continue
-        if len(fields) != len(header):
-            raise ValueError(f"{path}:{number}: {len(fields)} fields, but the header names {len(header)}: {header}")
-        filled.update(place for place in unnamed if fields[place])
-        if len(filled) > 1:
-            places = ", ".join(str(place + 1) for place in sorted(filled))
-            raise ValueError(f"{path}:{number}: columns {places} have text, here or above, but no name: name them")
-        yield {name: field for name, field in zip(header, fields, strict=True) if name or field}
-
-
-def _read_csv(path: PathLike, line_ends: bool) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a CSV file, each with the number of its line."""
-    # Line ends stay, so that a field that holds some is seen.
-    for first, last, fields in read_csv((line + "\n" for line in read_lines(path)), path):
-        if last > first and not line_ends:
-            raise ValueError(
-                f"{path}:{first}: the row continues to line {last}: a quotation mark is open. If it is text, double it "
-                "and quote the field; if not, take the line end out of the field."
-            )
-        yield first, fields
-
-
-def table_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows of a tab-separated table.
-
-    Fields with quotation marks are quoted as in CSV, which pandas and R's `read.delim` undo.
-    """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
-    writer.writerows([_field(value) for value in row] for row in rows)
-    return buffer.getvalue()
-
-
-def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows, at least one, as a tab-separated table; their keys in order of appearance are the columns."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return table_text([names, *([row.get(name) for name in names] for row in rows)])
-
-
-def _field(value: Any) -> Any:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value + 0.0:.8g}"  # no -0
-    if isinstance(value, (dict, list)):  # of a table in JSON
-        return json.dumps(value, ensure_ascii=False)
-    return int(value) if isinstance(value, bool) else value
-
-
-def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, source: str) -> list[Path]:
-    """The files of a benchmark in alphabetical order: those in a folder with these `names`, all, or one file."""
-    place = Path(place)
-    if not place.exists():
-        raise ValueError(f"{place} does not exist: name the folder of the {ending} files, or one of them")
-    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob(f"*{ending}")))}
-    if not found:
-        raise ValueError(f"{place} holds no {what}s ({ending} files): get them from {source}")
-    unknown = [name for name in names if name not in found]
-    if unknown:
-        raise ValueError(f"no {what} {', '.join(unknown)} in {place}: there are {', '.join(found)}")
-    return [found[name] for name in sorted(names or found)]
-
-
-def need_columns(
-    path: PathLike, rows: Iterable[dict[str, Any]], names: Sequence[str], remedy: str, first: int = 1
-) -> None:
-    """Raise ValueError, which ends with the remedy, unless every row has text in the columns `names`."""
-    for number, row in enumerate(rows, first):
-        for name in names:
-            if not isinstance(row.get(name), str):
-                problem = "no column" if name not in row else f"{row[name]!r} in the column"
-                raise ValueError(
-                    f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): every row needs "
-                    f"text there. {remedy}"
-                )
 
 
 def read_items(path: PathLike, **reading: Any) -> list[TextItem]:
@@ -450,53 +317,24 @@ def describe_table(lines: Iterable[str]) -> tuple[str, str] | None:
 
 def remarks_on(texts: Iterable[str]) -> list[str]:
     """What tells that texts are not sentences whose words are separated by spaces."""
-    counts, remarks, longest = Counter[str](), list[str](), 0
+    counts, number, unspaced = Counter[str](), 0, list[int]()
     for text in texts:
         words = text.split()
-        counts["texts"] += bool(words)
+        number += bool(words)
+        counts.update(remark for remark, is_odd in _REMARKS.items() if is_odd(text, words))
         counts["single"] += len(words) == 1
-        counts["long"] += len(words) > _LONG
-        longest = max(longest, len(words))
-        counts["quoted"] += len(words) > 1 and words[0][0] == words[-1][-1] == '"' and text.count('"') == 2
-        counts["unseen"] += bool(_UNSEEN.search(text))
-        if not text.isascii():
-            counts["controls"] += bool(_CONTROLS.search(text))
-            counts["unseen"] += len(unicodedata.normalize("NFC", text)) < len(text)
-            unspaced = [number for word in words if (number := len(UNSPACED.findall(word)))]
-            counts["unspaced words"] += len(unspaced)
-            counts["unspaced characters"] += sum(unspaced)
-    if counts["long"]:
+        unspaced += [] if text.isascii() else [count for word in words if (count := len(UNSPACED.findall(word)))]
+    remarks = [f"{share(counts[remark], number, 'text')} {remark}" for remark in _REMARKS if counts[remark]]
+    if sum(unspaced) > _UNSPACED_LENGTH * len(unspaced):
         remarks.append(
-            f"{share(counts['long'], counts['texts'], 'text')} more than {_LONG} words (the longest {longest}), and "
-            "each is read as one sentence. If they are paragraphs, add --split-sentences"
+            f"words in Chinese, Japanese or Thai script have {mean(unspaced):.0f} characters on average: spaces "
+            "separate words here, and whole clauses are read as one. Put spaces between words first, for example by "
+            "jieba (Chinese), fugashi (Japanese) or PyThaiNLP (Thai)"
         )
-    if counts["controls"]:
+    elif number >= 5 and counts["single"] >= 0.9 * number:
         remarks.append(
-            f"{share(counts['controls'], counts['texts'], 'text')} control characters (U+0080 to U+009F). In files of "
-            "Windows these bytes are quotes and dashes: read it with --encoding cp1252"
-        )
-    if counts["unseen"]:
-        remarks.append(
-            f"{share(counts['unseen'], counts['texts'], 'text')} characters that nobody sees (soft hyphens, spaces "
-            "without width, NUL) or accents apart from their letters, and models know few such words: take them away, "
-            "or compose letters (Unicode NFC)"
-        )
-    if counts["quoted"]:
-        remarks.append(
-            f"{share(counts['quoted'], counts['texts'], 'text')} quotation marks at both ends, which are read as "
-            "parts of their words. If a program has put them there, take them away"
-        )
-    if counts["unspaced characters"] > _UNSPACED_LENGTH * counts["unspaced words"]:
-        length = counts["unspaced characters"] / counts["unspaced words"]
-        remarks.append(
-            f"words in Chinese, Japanese or Thai script have {length:.0f} characters on average: spaces separate words "
-            "here, and whole clauses are read as one. Put spaces between words first, for example by jieba (Chinese), "
-            "fugashi (Japanese) or PyThaiNLP (Thai)"
-        )
-    elif counts["texts"] >= 5 and counts["single"] >= 0.9 * counts["texts"]:
-        remarks.append(
-            f"{share(counts['single'], counts['texts'], 'text')} one word, and each is read as a sentence of its own. "
-            "If they are the words of texts, in a table with a word per row: synlm surprisal --word-column"
+            f"{share(counts['single'], number, 'text')} one word, and each is read as a sentence of its own. If they "
+            "are the words of texts, in a table with a word per row: synlm surprisal --word-column"
         )
     return remarks
 

@@ -135,16 +135,14 @@ def known_trees(codec: TreeCodec, trees: Sequence[TreebankSentence]) -> list[Tre
 
 
 @torch.no_grad()
-def score_proposals(
-    scorer: TextScorer, words: Sequence[str], trees: Sequence[TreebankSentence], max_trees: int | None = None
-) -> ProposalScore:
+def score_proposals(scorer: TextScorer, words: Sequence[str], trees: Sequence[TreebankSentence]) -> ProposalScore:
     """Sum the probabilities of a sentence with given trees.
 
     Cost: a forward pass over each distinct tree, or over what they do not share (see `joint_log_probs`).
     """
     codec = tree_codec(scorer.model.config)
     encoded = encode_trees(known_trees(codec, trees), scorer.tokenizer, codec, scorer.text_style)
-    rows = list({codec.key(row): row for row in encoded}.values())[:max_trees]
+    rows = list({codec.key(row): row for row in encoded}.values())
     size, joint = max(1, _MAX_TOKENS // len(rows[0]["input_ids"])), list[Tensor]()
     for start in range(0, len(rows), size):
         batch = batch_trees(scorer, codec, rows[start : start + size])
@@ -165,8 +163,8 @@ def without_search(scorer: TextScorer) -> dict[str, None]:
 class Proposals:
     """Trees from files for sentences with the same characters, which may split them into other words."""
 
-    def __init__(self, paths: Sequence[PathLike], max_trees: int | None = None) -> None:
-        self.files, self.max_trees = describe_files(paths), max_trees
+    def __init__(self, paths: Sequence[PathLike]) -> None:
+        self.files = describe_files(paths)
         self._trees: dict[str, list[TreebankSentence]] = {}
         for words, trees in read_proposals(paths).items():
             self._trees.setdefault(plain_word(" ".join(words)), []).extend(trees)
@@ -190,7 +188,6 @@ class Proposals:
         return {
             **without_search(scorer),
             "estimator": "proposals",
-            "max_trees": self.max_trees,
             "end_of_text": scorer.end_of_text,
         }
 
@@ -206,7 +203,7 @@ class Proposals:
                     f"{' | '.join(map(' '.join, sorted(words)[:2]))}: take one"
                 )
         found = {
-            sentence: score_proposals(scorer, given[sentence][0].words, given[sentence], self.max_trees)
+            sentence: score_proposals(scorer, given[sentence][0].words, given[sentence])
             for sentence in progress_bar(given, progress, unit="sentences")
         }
         return [found[sentence] for sentence in sentences]

@@ -105,11 +105,10 @@ def split_as_treebank(
     Cost: O(characters); every different word is split once.
     """
     check_list("sentences", sentences, '["the", "dog"]')
-    treebank = _treebank_tokenizer()
     is_natural = text_style == NATURAL
     has_period = is_natural or bool(_spelled(tokenizer, {"."}))
-    split = partial(_split_of_words if has_words(tokenizer) else _split_of_pieces, tokenizer, treebank)
-    split = partial(_split_text, treebank) if is_natural else split
+    split = partial(_split_of_words if has_words(tokenizer) else _split_of_pieces, tokenizer)
+    split = _split_text if is_natural else split
     keys = [
         [(word, not has_period or place in ends) for place, word in enumerate(sentence)]
         for sentence, ends in ((sentence, _sentence_ends(sentence)) for sentence in sentences)
@@ -127,17 +126,19 @@ def treebank_words(sentence: str) -> list[str]:
     """The words of a sentence as the Penn Treebank writes them: `it's (late).` is `it 's -LRB- late -RRB- .`."""
     words = sentence.split()
     ends = _sentence_ends(words)
-    return [piece for place, word in enumerate(words) for piece in _treebank_pieces(word, place in ends)]
+    pieces = (piece for place, word in enumerate(words) for piece in _treebank_pieces(word, place in ends))
+    return [_BRACKETS.get(piece, piece) for piece in pieces]
 
 
 @lru_cache(maxsize=2**18)
 def _treebank_pieces(word: str, is_last: bool) -> tuple[str, ...]:
     # nltk takes a period from the end of its text only.
-    more = " a" if word.endswith(".") and not is_last else ""
-    pieces = _treebank_tokenizer().tokenize(word.translate(_TYPEWRITER) + more)
-    return tuple(_BRACKETS.get(piece, piece) for piece in pieces[: len(pieces) - len(more) // 2])
+    more = word.endswith(".") and not is_last
+    pieces = _treebank_tokenizer().tokenize(word.translate(_TYPEWRITER) + " a" * more)
+    return tuple(pieces[: len(pieces) - more])
 
 
+@lru_cache(maxsize=1)
 def _treebank_tokenizer() -> Any:
     from nltk.tokenize.treebank import TreebankWordTokenizer  # slow to import
 
@@ -162,17 +163,14 @@ def _typed(word: str) -> str:
     return word if len(typed.split()) != 1 or typed != typed.strip() else typed
 
 
-def _split_of_words(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
+def _split_of_words(tokenizer: PreTrainedTokenizerBase, places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces as a vocabulary of words has them."""
     forms = {word: _typed(word) for word, _ in places}
     whole = _spelled(tokenizer, {*forms, *forms.values()}) - {*_BRACKETS, *_BRACKET_OF}
     split: _Pieces = {}
     for word, is_last in places:
-        # nltk takes a period from the end of its text only.
-        more = ["a"] if word.endswith(".") and not is_last else []
-        parts = treebank.tokenize(" ".join([word.translate(_TYPEWRITER), *more]))
         known = next((form for form in (word, forms[word]) if form in whole), None)
-        split[word, is_last] = parts[: len(parts) - len(more)] if known is None else [known]
+        split[word, is_last] = list(_treebank_pieces(word, is_last)) if known is None else [known]
     # What the tokenizer writes for a bracket or quote, or the mark itself.
     spellings = {quote: (quote, '"') for quote in ("``", "''")}
     spellings |= {mark: (escape, mark) for mark, escape in _BRACKETS.items()}
@@ -182,7 +180,7 @@ def _split_of_words(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: s
     return {key: [part if part in whole else read.get(part, part) for part in parts] for key, parts in split.items()}
 
 
-def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
+def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces of words that are more than one token."""
     forms = {word: _typed(word) for word, _ in places}
     whole = _of_one_token(tokenizer, {*forms, *forms.values()})
@@ -192,17 +190,17 @@ def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, treebank: Any, places: 
         key: [
             read.get(part, part) for part in next(([form] for form in (key[0], forms[key[0]]) if form in whole), parts)
         ]
-        for key, parts in _split_text(treebank, places).items()
+        for key, parts in _split_text(places).items()
     }
 
 
-def _split_text(treebank: Any, places: set[tuple[str, bool]]) -> _Pieces:
+def _split_text(places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces of words as they are written."""
     found: _Pieces = {}
     for word, is_last in places:
         # As long as the word, so that places agree.
         text = word.translate(_SAME_LENGTH) + " a" * (word.endswith(".") and not is_last)
-        found[word, is_last] = [word[i:j] for i, j in treebank.span_tokenize(text) if i < len(word)]
+        found[word, is_last] = [word[i:j] for i, j in _treebank_tokenizer().span_tokenize(text) if i < len(word)]
     return found
 
 

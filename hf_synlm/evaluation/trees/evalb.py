@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labeled bracketing scores as the program EVALB (Sekine and Collins) computes and prints them.
+"""Labeled bracketing scores as the program EVALB (Sekine and Collins) computes them.
 
 With m matched, g gold and t test brackets summed over the valid sentences: recall = m / g, precision = m / t,
 F1 = 2 m / (g + t). Brackets match that have the same words under them and labels that count as equal. What is left out
@@ -29,19 +29,8 @@ from hf_synlm.trees.spans import Span
 
 Status = Literal["valid", "error", "skipped"]
 
-_STATUS_CODE: dict[Status, int] = {"valid": 0, "error": 1, "skipped": 2}
 _QUOTES = frozenset(("'", '"', "/"))
 _LABEL_END = re.compile("[-=]")
-_TITLES = (
-    "Number of sentence", "Number of Error sentence", "Number of Skip  sentence", "Number of Valid sentence",
-    "Bracketing Recall", "Bracketing Precision", "Bracketing FMeasure", "Complete match", "Average crossing",
-    "No crossing", "2 or less crossing", "Tagging accuracy",
-)  # fmt: skip
-_RULE = "=" * 76
-_HEAD = (
-    "  Sent.                        Matched  Bracket   Cross        Correct Tag\n"
-    " ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy\n"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +58,6 @@ class EvalbSentence:
     words: int = 0
     correct_tags: int = 0
     reason: str = ""
-
-    @property
-    def is_complete(self) -> bool:
-        """True if both trees have the same brackets."""
-        return self.status == "valid" and self.matched == self.gold == self.test
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +99,8 @@ class EvalbSummary:
         """Pool the counts of sentences; `name` says which they are."""
         sentences = list(sentences)
         valid = [sentence for sentence in sentences if sentence.status == "valid"]
-        matched, gold, test, crossing, words, tags = _totals(sentences)
+        names = ("matched", "gold", "test", "crossing", "words", "correct_tags")
+        matched, gold, test, crossing, words, tags = (sum(getattr(one, name) for one in valid) for name in names)
         return cls(
             name=name,
             num_sentences=len(sentences),
@@ -125,24 +110,17 @@ class EvalbSummary:
             recall=_ratio(matched, gold),
             precision=_ratio(matched, test),
             f1=_ratio(2 * matched, gold + test),
-            complete_match=_ratio(sum(s.is_complete for s in valid), len(valid)),
+            complete_match=_ratio(sum(s.matched == s.gold == s.test for s in valid), len(valid)),
             average_crossing=_ratio(crossing, len(valid)),
             no_crossing=_ratio(sum(s.crossing == 0 for s in valid), len(valid)),
             two_or_less_crossing=_ratio(sum(s.crossing <= 2 for s in valid), len(valid)),
             tagging_accuracy=_ratio(tags, words),
         )
 
-    def __str__(self) -> str:
-        lines = [f"-- {self.name} --"]
-        for title, value in zip(_TITLES, dataclasses.astuple(self)[1:], strict=True):
-            scale = 1 if title == "Average crossing" else 100
-            lines.append(f"{title:<26}= " + (f"{value:6d}" if isinstance(value, int) else f"{scale * value:6.2f}"))
-        return "\n".join(lines)
-
 
 @dataclasses.dataclass(frozen=True)
 class EvalbScores:
-    """Result of an evaluation; `str()` prints EVALB's summary.
+    """Result of an evaluation.
 
     Attributes:
         overall: scores over all sentences.
@@ -153,51 +131,6 @@ class EvalbScores:
     overall: EvalbSummary
     short: EvalbSummary
     sentences: tuple[EvalbSentence, ...] = dataclasses.field(repr=False)
-
-    @property
-    def precision(self) -> float:
-        """Labeled precision over all sentences, 0..1."""
-        return self.overall.precision
-
-    @property
-    def recall(self) -> float:
-        """Labeled recall over all sentences, 0..1."""
-        return self.overall.recall
-
-    @property
-    def f1(self) -> float:
-        """Labeled F1 over all sentences, 0..1: the number that papers report (in percent)."""
-        return self.overall.f1
-
-    def __str__(self) -> str:
-        return f"=== Summary ===\n\n{self.overall}\n\n{self.short}"
-
-    def report(self) -> str:
-        """EVALB's whole output: a line per sentence, the totals, the summary."""
-        lines = [_row(number, sentence) for number, sentence in enumerate(self.sentences, start=1)]
-        matched, gold, test, crossing, words, tags = _totals(self.sentences)
-        total = (
-            f"                {100 * self.recall:6.2f} {100 * self.precision:6.2f} {matched:6d} {gold:5d} {test:5d}  "
-            f"{crossing:5d}  {words:5d} {tags:5d}   {100 * self.overall.tagging_accuracy:6.2f}"
-        )
-        return _HEAD + "\n".join((_RULE, *lines, _RULE, total, str(self)))
-
-
-def _row(number: int, sentence: EvalbSentence) -> str:
-    """The line of one sentence in EVALB's output."""
-    return (
-        f"{number:4d}  {sentence.length:3d}    {_STATUS_CODE[sentence.status]}  "
-        f"{100 * _ratio(sentence.matched, sentence.gold):6.2f} {100 * _ratio(sentence.matched, sentence.test):6.2f}   "
-        f"{sentence.matched:3d}    {sentence.gold:3d}  {sentence.test:3d}    {sentence.crossing:3d}   "
-        f"{sentence.words:4d}  {sentence.correct_tags:4d}   {100 * _ratio(sentence.correct_tags, sentence.words):6.2f}"
-    )
-
-
-def _totals(sentences: Iterable[EvalbSentence]) -> tuple[int, ...]:
-    """Matched, gold, test and crossing brackets, words and correct tags of the valid sentences."""
-    valid = [sentence for sentence in sentences if sentence.status == "valid"]
-    names = ("matched", "gold", "test", "crossing", "words", "correct_tags")
-    return tuple(sum(getattr(sentence, name) for sentence in valid) for name in names)
 
 
 def _ratio(part: int, whole: int) -> float:
@@ -274,7 +207,7 @@ def evaluate_files(
         max_sentences: score at most this many first sentences.
 
     Returns:
-        The scores; `report()` gives EVALB's output.
+        The scores.
 
     Raises:
         ValueError: different numbers of trees, malformed brackets, or see `labeled_f1`.

@@ -6,6 +6,7 @@ The scores are in `evaluation/trees/evalb.py`. Source: evalb.c of EVALB 20080701
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from hf_synlm.data.brackets import read_brackets
 from hf_synlm.data.text import PathLike, read_lines_beside
@@ -37,7 +38,7 @@ class EvalbParameters:
     def read(cls, path: PathLike) -> "EvalbParameters":
         """Read a parameter file (.prm). What it does not set is empty, as in EVALB, not as in COLLINS.prm."""
         lists: dict[str, list] = {name: [] for name in _LIST_KEYWORDS.values()}
-        numbers = {"labeled": 1, "cutoff_length": 40, "max_errors": 10, "debug": 0}
+        numbers: dict[str, Any] = {}
         for number, line in enumerate(read_lines_beside(path), start=1):
             if line.startswith("#") or not line.strip():
                 continue
@@ -49,18 +50,15 @@ class EvalbParameters:
                 is_right = len(values) == count
             elif keyword in _NUMBER_KEYWORDS:
                 is_right = len(values) == 1 and values[0].isdecimal()
-                numbers[_NUMBER_KEYWORDS[keyword]] = int(values[0]) if is_right else 0
+                kind = bool if keyword == "LABELED" else int
+                numbers[_NUMBER_KEYWORDS[keyword]] = kind(int(values[0])) if is_right else 0
             else:
                 known = ", ".join((*_LIST_KEYWORDS, *_NUMBER_KEYWORDS))
                 raise ValueError(f"{path}:{number}: {keyword!r} is not a parameter of EVALB: use one of {known}")
             if not is_right:
                 raise ValueError(f"{path}:{number}: {line.strip()!r}: the value of {keyword} does not fit")
-        return cls(
-            **{name: tuple(values) for name, values in lists.items()},
-            labeled=bool(numbers["labeled"]),
-            cutoff_length=numbers["cutoff_length"],
-            max_errors=numbers["max_errors"],
-        )
+        numbers.pop("debug", None)
+        return cls(**{name: tuple(values) for name, values in lists.items()} | numbers)
 
     def same_label(self, left: str, right: str) -> bool:
         """Whether two labels count as equal."""

@@ -18,6 +18,7 @@ from hf_synlm.evaluation.trees.parsing import (
     ParsingScores,
     apply_keep,
     branching_baselines,
+    scores_to_text,
     unlabeled_f1,
 )
 from hf_synlm.trees.spans import Span, escape_word
@@ -215,19 +216,8 @@ def score_baselines(
 
 
 def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:
-    """Table of scores for a terminal: the four common numbers by kind of tree; its last line names the convention."""
-    width = max(map(len, scores))
-    names = ("sentence_drop", "corpus_drop", "sentence_count", "corpus_count")
-    lines = [
-        f"{'':<{width + 2}}{'without sentence span':>24}{'with sentence span':>24}",
-        f"{'unlabeled F1 (%)':<{width + 2}}" + f"{'sentence':>14}{'corpus':>10}" * 2,
-    ]
-    for name, score in scores.items():
-        cells = (f"{100 * score.variants[key]:>{10 + 4 * key.startswith('sentence')}.2f}" for key in names)
-        lines.append(f"  {name:<{width}}" + "".join(cells))
-    first = next(iter(scores.values()))
-    lines.append(f"  {plural(first.num_sentences, 'sentence')}; {treebank.convention}; convention {first.convention}")
-    return "\n".join(lines)
+    """`scores_to_text` of trees over the words of a treebank."""
+    return scores_to_text(scores, f"{treebank.convention}; ")
 
 
 def score_numbers(scores: dict[str, ParsingScores]) -> dict[str, dict[str, float]]:

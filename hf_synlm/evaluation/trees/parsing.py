@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
@@ -190,18 +190,22 @@ class ParsingScores:
         return {name: round(100 * value, 2) for name, value in values.items()}
 
     def __str__(self) -> str:
-        percent = {name: f"{100 * value:.2f}" for name, value in self.variants.items()}
-        return "\n".join(
-            (
-                f"unlabeled F1 (%) of {plural(self.num_sentences, 'sentence')} ({self.num_skipped} left out): "
-                f"sentence {100 * self.sentence_f1:.2f}, corpus {100 * self.corpus_f1:.2f} "
-                f"(precision {100 * self.precision:.2f}, recall {100 * self.recall:.2f})",
-                f"  {'':<28}{'sentence F1':>12}{'corpus F1':>12}",
-                f"  {'whole-sentence span dropped':<28}{percent['sentence_drop']:>12}{percent['corpus_drop']:>12}",
-                f"  {'whole-sentence span counted':<28}{percent['sentence_count']:>12}{percent['corpus_count']:>12}",
-                f"  convention {self.convention}",
-            )
-        )
+        return scores_to_text({"trees": self})
+
+
+def scores_to_text(scores: Mapping[str, ParsingScores], treated: str = "") -> str:
+    """Table of scores for a terminal: the four common numbers by kind of tree; its last line names the convention."""
+    width = max(map(len, scores))
+    lines = [
+        f"{'':<{width + 2}}{'without sentence span':>24}{'with sentence span':>24}",
+        f"{'unlabeled F1 (%)':<{width + 2}}" + f"{'sentence':>14}{'corpus':>10}" * 2,
+    ]
+    for name, score in scores.items():
+        cells = (f"{100 * f1:>{10 + 4 * key.startswith('sentence')}.2f}" for key, f1 in score.variants.items())
+        lines.append(f"  {name:<{width}}" + "".join(cells))
+    first = next(iter(scores.values()))
+    lines.append(f"  {plural(first.num_sentences, 'sentence')}; {treated}convention {first.convention}")
+    return "\n".join(lines)
 
 
 def counted_spans(spans: Sequence[Span], num_tokens: int, convention: ParsingConvention) -> Counter[Span]:

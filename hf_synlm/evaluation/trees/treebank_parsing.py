@@ -18,14 +18,12 @@ from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.text import NATURAL, PathLike, Tokenization, check_list, errors_at, plural, tokenization_of
 from hf_synlm.evaluation.text.batches import (
-    batches_by_cost,
     growing_blocks,
     iterate_texts,
     token_budget,
     usual_batch_size,
 )
 from hf_synlm.evaluation.text.cache import Result, ResultCache
-from hf_synlm.evaluation.text.processes import iterate_batches
 from hf_synlm.evaluation.text.words import encode_sentences, split_sentences
 from hf_synlm.evaluation.trees.gold_treebank import best_trees
 from hf_synlm.hub.abilities import declared, parse_options
@@ -160,18 +158,18 @@ def iterate_encoded(
     """`iterate_parses` of sentences whose tokens are known."""
     searches = declared(model.config, "searches") and options.get("method", "search") == "search"
     width = model.word_search(options.get("num_beams")).num_beams if searches else 1
-    size = usual_batch_size(batch_size, model)
-    compute = partial(
-        iterate_batches,
+    for row in iterate_texts(
+        sentences,
+        lambda one: [one] if one.ids else [],
         partial(_parse_batch, model, options),
-        model=model,
+        model,
+        batch_size=usual_batch_size(batch_size, model),
+        budget=token_budget(model, width),
         num_processes=num_processes,
         num_beams=width,
         cache=None if cache is None else ResultCache(cache, model, {"parse": options}),
         progress=progress,
-    )
-    group = partial(batches_by_cost, batch_size=size, budget=token_budget(model, width))
-    for row in iterate_texts(sentences, lambda one: [one] if one.ids else [], group, compute, 64 * size):
+    ):
         yield ParsedSentence.from_dict(row[0][1]) if row else ParsedSentence(())
 
 

@@ -135,7 +135,7 @@ class SpanParserRecipe(Recipe):
             return parse_encoded(plain, [examples[row].sentence for row in rows], batch_size=size)
 
         found = map_rows(self.accelerator, [e.sentence.num_tokens for e in examples], size, parse, name)
-        scores = labeled_f1([(one.tree().labels, one.tree().spans) for one in found], gold)
+        scores = labeled_f1([(one.tree().labels, one.tree().spans) for one in found], gold).overall
         pairs = zip(chain.from_iterable(s.tags for s in gold), chain.from_iterable(s.tags for s in found), strict=True)
         shares = {"labeled_f1": scores.f1, "precision": scores.precision, "recall": scores.recall}
         shares["tags"] = fmean(tag == own for tag, own in pairs)

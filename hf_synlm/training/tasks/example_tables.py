@@ -15,7 +15,7 @@ from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from hf_synlm.data.text import file_ending, plural
-from hf_synlm.evaluation.text.text_items import read_rows
+from hf_synlm.evaluation.text.tables import read_rows
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 

@@ -179,9 +179,11 @@ def score_parses(
     spans = [found for _, found in trees]
     lengths, (induction, right) = [len(sentence.words) for sentence in gold], induction_scores(spans, gold, by)
     labeled = labeled_f1(trees, gold)
-    fractions = {f"labeled_{name}": getattr(labeled, name) for name in ("f1", "precision", "recall") if with_labels}
+    fractions = {
+        f"labeled_{name}": getattr(labeled.overall, name) for name in ("f1", "precision", "recall") if with_labels
+    }
     fractions |= {
-        "unlabeled_f1": labeled_f1(trees, gold, EvalbParameters(labeled=False)).f1,
+        "unlabeled_f1": labeled_f1(trees, gold, EvalbParameters(labeled=False)).overall.f1,
         "induction_sentence_f1": induction.sentence_f1,
         "right_branching_sentence_f1": right.sentence_f1,
     }

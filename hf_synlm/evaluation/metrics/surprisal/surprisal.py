@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import evaluate
+from torch import Tensor
 
 from hf_synlm.evaluation.metrics import ListInputs
 from hf_synlm.evaluation.text.perplexity import perplexities
@@ -77,17 +78,13 @@ class Surprisal(ListInputs, evaluate.Metric):
         word_correction = word_correction and can_correct_words(scorer)
         scores = score_words(scorer, items, context=context, word_correction=word_correction)
         means = perplexities(scores)
-        in_unit = [[-value / NATS[unit] for value in found.log_probs.tolist()] for found in scores]
-        lexical = [[-value / NATS[unit] for value in found.lexical.tolist()] for found in scores]
-        known = [value for row in in_unit for value in row if not math.isnan(value)]
+        surprisals = [_listed(-found.log_probs / NATS[unit]) for found in scores]
+        known = [value for row in surprisals for value in row if value is not None]
         return {
             "words": [[word.text for word in found.words] for found in scores],
-            "surprisals": [[_or_none(value) for value in row] for row in in_unit],
-            "lexical": [[_or_none(value) for value in row] for row in lexical],
-            "structural": [
-                [_or_none(value - part) for value, part in zip(row, parts, strict=True)]
-                for row, parts in zip(in_unit, lexical, strict=True)
-            ],
+            "surprisals": surprisals,
+            "lexical": [_listed(-found.lexical / NATS[unit]) for found in scores],
+            "structural": [_listed((found.lexical - found.log_probs) / NATS[unit]) for found in scores],
             "unknown": [found.unknown for found in scores],
             "mean_surprisal": math.fsum(known) / len(known) if known else None,
             "word_perplexity": _or_none(means["word_perplexity"]),
@@ -100,3 +97,7 @@ class Surprisal(ListInputs, evaluate.Metric):
 
 def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+def _listed(values: Tensor) -> list[float | None]:
+    return list(map(_or_none, values.tolist()))
