@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of every program that runs a `Recipe` or counts; those on `Trainer` of transformers need torch."""
 
+from functools import partial
+
 from hf_synlm.training.arguments import contexts, finetuning, text, treebank
 from hf_synlm.training.arguments.base import TrainingArguments
 
@@ -10,20 +12,17 @@ def parts_of(model: type, data: type, arguments: type = TrainingArguments, **oth
     return {"model_arguments": model, "data": data, **others, "arguments": arguments}
 
 
+_of_grammar = partial(parts_of, data=treebank.TreeDataArguments, evaluation=treebank.EvaluationArguments)
+
 # Program -> its arguments, by the attribute of the recipe that holds them.
 COMMAND_LINES: dict[str, dict[str, type]] = {
     "pretrain_gpst": parts_of(
         contexts.GPSTModelArguments, contexts.DataArguments, evaluation=contexts.EvaluationArguments
     ),
     "train_ngram": {"arguments": contexts.NGramArguments},
-    **{
-        f"train_{name}": parts_of(model, treebank.TreeDataArguments, evaluation=treebank.EvaluationArguments)
-        for name, model in (
-            ("rnng", treebank.RNNGModelArguments),
-            ("tree_lm", treebank.TreeLMModelArguments),
-            ("pushdown", treebank.PushdownModelArguments),
-        )
-    },
+    "train_rnng": _of_grammar(treebank.RNNGModelArguments),
+    "train_tree_lm": _of_grammar(treebank.TreeLMModelArguments),
+    "train_pushdown": _of_grammar(treebank.PushdownModelArguments),
     "train_urnng": parts_of(
         treebank.URNNGModelArguments,
         treebank.TreeDataArguments,

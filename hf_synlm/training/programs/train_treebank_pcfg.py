@@ -51,7 +51,8 @@ def run(arguments: TreebankPCFGArguments) -> None:
         if gold := arguments.read(split):
             parsed = parse_sentences(model, tokenizer, [tree.words for tree in gold], progress=split)
             scores = score_parses(gold, "form", parsed, config)
-            print(f"{split}:", *(f"{name} {value}" for name, value in scores.items()), sep="  ")
+            shown = {name: f"{value:.2f}" if isinstance(value, float) else value for name, value in scores.items()}
+            print(f"{split}: {'  '.join(f'{name} {value}' for name, value in shown.items())}")
 
 
 def main(argv: Sequence[str] | None = None, parsed: Any = None) -> None:

@@ -162,8 +162,7 @@ class FineTuning(GPSTTraining):
         arguments = self.arguments
         if arguments.evaluation_steps or not arguments.num_train_epochs:
             return super().evaluation_due(step)
-        per_step = self.sampler().consumed_per_micro_step * arguments.gradient_accumulation_steps
-        epoch, before = (count * per_step // len(self.examples) for count in (step, step - 1))
+        epoch, before = (count * self.samples_per_step() // len(self.examples) for count in (step, step - 1))
         return epoch > before
 
     def say_unknown_tokens(self) -> None:
