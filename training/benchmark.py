@@ -346,7 +346,7 @@ def main(arguments: list[str] | None = None) -> None:
     global DEVICE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.epilog = "cases:\n  " + "\n  ".join(TABLE)
-    parser.add_argument("--case", action="append", help="case or pattern to run (repeat); default: none of growth")
+    parser.add_argument("--case", action="append", help="case or pattern to run (repeat); default: all but growth")
     parser.add_argument("--runs", type=int, default=5, help="counted pairs per case")
     parser.add_argument("--device", type=torch.device, default=DEVICE, help="where both sides run: cpu, cuda")
     parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bf16"), help="of both sides")

@@ -92,10 +92,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich cuts long names of options where the terminal is narrow
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Trees, word-by-word measures, evaluation and publishing of syntactic and other causal language models.",
+    help="Parse, score, evaluate and publish syntactic and other causal language models.",
     epilog=f"`synlm COMMAND -h` shows options and examples.\n\n{EXIT_CODES}",
 )
-evaluations = typer.Typer(no_args_is_help=True, help="Score a model on a data set; results as JSON and Markdown.")
+evaluations = typer.Typer(no_args_is_help=True, help="Score a model on a data set. The results are JSON and Markdown.")
 app.add_typer(evaluations, name="evaluate")
 
 

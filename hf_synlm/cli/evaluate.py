@@ -39,14 +39,14 @@ class SentenceOptions:
         typer.Option(
             "--proposals",
             help="File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or "
-            "Charniak's), or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then "
-            "the sum over its trees there, with its end (GPST has none), as papers on Transformer Grammars report it.",
+            "Charniak's), or of JSON lines of `synlm parse`; repeat for several. A sentence then has the sum of "
+            "the probabilities of its trees in the file, as in papers on Transformer Grammars.",
             **options.INPUT_FILE,
         ),
     ] = None
     max_trees: Annotated[
         int | None,
-        typer.Option(min=1, help="With --proposals: take at most this many of the first distinct trees of a sentence."),
+        typer.Option(min=1, help="With --proposals: use the first distinct trees of a sentence, at most this many."),
     ] = None
 
     @property
@@ -70,10 +70,10 @@ class PairOptions(SentenceOptions):
     """Which minimal pairs are scored, and how."""
 
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Take at most this many of the first pairs of each group.")
+        int | None, typer.Option(min=1, help="Score the first pairs of each group, at most this many.")
     ] = None
     end_of_sentence: Annotated[
-        bool, typer.Option("--end-of-sentence", help="Include the end of the sentences in their probability.")
+        bool, typer.Option("--end-of-sentence", help="Include the end of a sentence in its probability.")
     ] = False
 
     def how(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class InputOptions(options.TreebankReading):
         Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None,
         typer.Option(
             "--format",
-            help="Format of the input; default: the ending of its name. treebank: the words of bracketed trees.",
+            help="Format of the input; default: by the ending of its name. treebank: the words of bracketed trees.",
         ),
     ] = None
     text_column: options.TextColumn = None
@@ -291,7 +291,7 @@ def summary(results: Results, out: options.Output = None, overwrite: options.Ove
 
 def plot(
     results: Plotted,
-    out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) is the format.")],
+    out: Annotated[Path, typer.Option(help="File to write; its ending (.svg, .png, .pdf) sets the format.")],
     overwrite: options.Overwrite = False,
     label: Annotated[
         list[str] | None,
@@ -304,11 +304,11 @@ def plot(
         list[str] | None,
         typer.Option(
             help="Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
-            "and the circuits or phenomena; for parsing the F1s; for perplexity the one over words."
+            "and circuits or phenomena; for parsing F1; for perplexity that over words."
         ),
     ] = None,
-    x: Annotated[str | None, typer.Option(help="Of a table: column along the axis, such as region.")] = None,
-    by: Annotated[str | None, typer.Option(help="Of a table: column with a line for each value: condition.")] = None,
+    x: Annotated[str | None, typer.Option(help="For a table: column of the x axis, such as region.")] = None,
+    by: Annotated[str | None, typer.Option(help="For a table: column with a line for each value.")] = None,
 ) -> None:
     """Draw the scores of one or several results as bars.
 

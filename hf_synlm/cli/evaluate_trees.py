@@ -27,7 +27,7 @@ _CONVENTION = (
     "What counts: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as the "
     "program EVALB counts them, exactly if --trees have tags."
 )
-Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many of the first sentences.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Score the first sentences, at most this many.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,8 +163,8 @@ def parsing(
     trees: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Score the trees in this file instead, one for each gold sentence, or a blank line; repeat for "
-            "several runs."
+            help="Score the trees in this file instead: one line for each gold sentence, blank if it has no tree; "
+            "repeat for several runs."
         ),
     ] = None,
     tree_style: options.TreeStyle = None,
@@ -173,8 +173,8 @@ def parsing(
         bool,
         typer.Option(
             "--consensus",
-            help="Score the average of the --trees beside them: the trees that have most in common with all of them. "
-            "With --model: the average of the trees in its beam by their probability, instead of the best one.",
+            help="Score the average of the --trees, too: the trees that have most in common with all of them. With "
+            "--model: score the average of the trees in its beam by probability, instead of the best tree.",
         ),
     ] = False,
     save_trees: Annotated[

@@ -13,10 +13,10 @@ from hf_synlm.cli import options, outputs
 
 def grammar(
     model: options.ModelName,
-    rules: Annotated[int, typer.Option(min=1, help="Rules per nonterminal, and first symbols.")] = 5,
-    words: Annotated[int, typer.Option(min=1, help="Words per preterminal.")] = 8,
-    nonterminals: Annotated[int, typer.Option(min=1, help="Nonterminals, those with the most uses.")] = 30,
-    preterminals: Annotated[int, typer.Option(min=1, help="Preterminals, those with the most uses.")] = 60,
+    rules: Annotated[int, typer.Option(min=1, help="Rules to show per nonterminal, and first symbols.")] = 5,
+    words: Annotated[int, typer.Option(min=1, help="Words to show per preterminal.")] = 8,
+    nonterminals: Annotated[int, typer.Option(min=1, help="How many nonterminals, most used first.")] = 30,
+    preterminals: Annotated[int, typer.Option(min=1, help="How many preterminals, most used first.")] = 60,
     style: options.ReportFormat = "table",
     plot: Annotated[
         Path | None,

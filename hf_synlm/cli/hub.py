@@ -128,9 +128,9 @@ def export(
     facts: Annotated[
         Path | None,
         typer.Option(
-            help="YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data, "
-            "training_procedure, limits, results, task, ... They replace the same facts in the card.yaml beside the "
-            "model, which is the default. A card without card.yaml stays as it is.",
+            help="YAML or JSON file with facts for the card: repo_id, license, language, datasets, training_data, "
+            "training_procedure, limits, results, task, ... They replace the same facts in the card.yaml beside "
+            "the model, which is read by default. A card without card.yaml stays as it is.",
             **options.INPUT_FILE,
         ),
     ] = None,

@@ -82,8 +82,8 @@ FastTrackSize = Annotated[
 Normalization = Annotated[
     Literal["search", "train"] | None,
     typer.Option(
-        help="RNNG and Tree LM. search: the probability of actions and words that cannot come is shared out among the "
-        "others; train: it is lost, as in training. Default: the model's own (search).",
+        help="For RNNG and Tree LM. search: the probability of impossible actions and words is shared out among the "
+        "others. train: it is lost, as in training. Default: the model's own (search).",
         **_BEAM,
     ),
 ]
@@ -105,9 +105,10 @@ Tokenize = Annotated[
     Tokenization | None,
     typer.Option(
         help="How the model reads ordinary text. ptb splits words that the model lacks as in the Penn Treebank (end. "
-        "becomes end and .), for a model of a treebank. no-punctuation removes the marks at the edges of words, for a "
-        "model that learned without them. words leaves the words as they are. auto (the default) is what the model's "
-        "configuration says: text_style treebank is ptb, natural is ptb without new spaces, none is words.",
+        "becomes end and .), for a model of treebanks. no-punctuation removes the marks at the edges of words, "
+        "for a model that learned without them. words leaves the words as they are. auto (the default) follows "
+        "text_style of the model's configuration: treebank is ptb, natural is ptb without new spaces, none is "
+        "words.",
         callback=lambda given: None if given == "auto" else given,
     ),
 ]
@@ -120,7 +121,7 @@ _ENCODING = inspect.Parameter(
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
 InputFormat = Literal["txt", "tsv", "csv", "jsonl"]
 InputFormatOption = Annotated[
-    InputFormat | None, typer.Option(help="Format of the input; default: the ending of its name.")
+    InputFormat | None, typer.Option(help="Format of the input; default: by the ending of its name.")
 ]
 SplitSentences = Annotated[
     bool,
@@ -137,7 +138,7 @@ TreeStyle = Annotated[
     parsed.TreeStyle | None,
     typer.Option(
         help="Brackets in a file: unlabeled, ((the cat) sleeps); labeled, (S (NP the cat) (VP sleeps)); treebank, with "
-        "a tag for each word. Default: by their form, with a remark where this is a guess. JSON lines do not need it."
+        "a tag for each word. Default: by their form, with a remark if this is a guess. JSON lines need no format."
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
@@ -171,10 +172,10 @@ class TreebankReading:
     ] = None
     drop_labels: Annotated[
         str | None,
-        typer.Option(help="Leave out the brackets of these constituents, but not what is in them.", **_BRACKETS),
+        typer.Option(help="Leave out the brackets of these labels, but keep the words in them.", **_BRACKETS),
     ] = None
     label_separators: Annotated[
-        str, typer.Option(help="Characters before the function tags of constituents, which are removed.", **_BRACKETS)
+        str, typer.Option(help="Characters before function tags of constituents. These tags are removed.", **_BRACKETS)
     ] = LABEL_SEPARATORS
     lemma_separator: Annotated[
         str | None,
@@ -182,7 +183,7 @@ class TreebankReading:
     ] = None
     split_leaves: Annotated[
         bool,
-        typer.Option("--split-leaves", help="Read a leaf of several words, (NN New York), as several.", **_BRACKETS),
+        typer.Option("--split-leaves", help="Read a leaf like (NN New York) as several leaves.", **_BRACKETS),
     ] = False
 
     structure: Annotated[
@@ -196,14 +197,14 @@ class TreebankReading:
     labels: Annotated[
         Labels | None,
         typer.Option(
-            help="Label of a word's constituents: its UPOS with P (NOUNP), X, or its relation. Default: upos.",
+            help="Label of a word's constituents: its UPOS and P (such as NOUNP), X, or its relation. Default: upos.",
             **DEPENDENCIES,
         ),
     ] = None
     tokens: Annotated[
         Tokens | None,
         typer.Option(
-            help="surface: a multiword token (German im) is one word; syntactic: its words are. Default: surface.",
+            help="surface: a multiword token (German im) is one word; syntactic: it is several. Default: surface.",
             **DEPENDENCIES,
         ),
     ] = None
@@ -248,15 +249,15 @@ class TextReading:
     word_column: Annotated[
         str | None,
         typer.Option(
-            help="Column of the words, or regions, in a table with one per row. The rows of an item (--item-column) "
-            "are one text, in their order; each condition of an item is a text of its own."
+            help="Column of the words or regions in a table that has one of them per row. The rows of an item "
+            "(--item-column) are one text, in their order; each condition of an item is a text of its own."
         ),
     ] = None
     sentence_column: Annotated[
         str | None,
         typer.Option(
-            help="With --word-column, the column that tells the sentences of an item apart; with --context document, a "
-            "sentence is read after the sentences of its item before it."
+            help="With --word-column: the column that tells the sentences of an item apart. With --context document, a "
+            "sentence is read after the earlier sentences of its item."
         ),
     ] = None
     split_sentences: SplitSentences = False
@@ -342,8 +343,8 @@ class Scoring(Searching):
     begin_token: Annotated[
         str | None,
         typer.Option(
-            help="Token before the first word; default: the model's begin token. A chat model may need the one of its "
-            "pretraining, such as '<|endoftext|>'.",
+            help="Token before the first word; default: the model's begin token. A chat model may need the begin token "
+            "of its pretraining, such as '<|endoftext|>'.",
             **_MODEL,
         ),
     ] = None
@@ -388,13 +389,13 @@ class Beliefs:
     belief_update: Annotated[
         Literal["old", "new"] | None,
         typer.Option(
-            help="Models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
-            "belief_cut, the share of the weights after it that the beam drops. old: of the derivations before the "
-            "word. new: of those that have taken it, before and after the word's own probability counts."
+            help="For models that search: add belief_update_bits, how much a word changes the weights of derivations, "
+            "and belief_cut, the share of them that the beam drops. old compares the derivations before the word. "
+            "new compares those that read it, without and with its own probability."
         ),
     ] = None
     belief_order: Annotated[
-        float | None, typer.Option(min=0, help="Order of --belief-update, also inf; default: 1, Kullback-Leibler.")
+        float | None, typer.Option(min=0, help="Renyi order of --belief-update, or inf; default: 1, Kullback-Leibler.")
     ] = None
 
     @property
@@ -456,8 +457,8 @@ class ParsingByModels(Parsing):
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="How the model parses, e.g. search, inside or mbr (GPST). With several --model: once for all of them, "
-            "or once for each, in their order.",
+            help="How the model parses, e.g. search, inside or mbr (GPST). With several --model: give it once for all, "
+            "or once for each in their order.",
             **_BEAM,
         ),
     ] = None  # type: ignore[assignment]  # several, where Parsing takes one

@@ -38,13 +38,13 @@ class TimesOptions:
     ] = None
     data: Annotated[Path | None, typer.Option(help="Folder of the corpus: a clone of its repository.", **_TIMES)] = None
     slope: Annotated[
-        float | None, typer.Option(help="sap: ms per bit, such as sum_b of natural-stories.", **_TIMES)
+        float | None, typer.Option(help="For sap: ms per bit, such as sum_b of natural-stories.", **_TIMES)
     ] = None
     on: Annotated[
         str | None,
         typer.Option(help="Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", **_TIMES),
     ] = None
-    partial: Annotated[bool, typer.Option("--partial", help="Many words may lack a partner.", **_TIMES)] = False
+    partial: Annotated[bool, typer.Option("--partial", help="Allow many words without a partner.", **_TIMES)] = False
     allow_different_words: Annotated[
         bool, typer.Option("--allow-different-words", help="Leave out words that differ.", **_TIMES)
     ] = False
@@ -59,15 +59,15 @@ class TimesOptions:
 class RegressionOptions:
     """The baseline, the words that are left out, and how times are predicted."""
 
-    spillover: Annotated[int, typer.Option(min=0, help="How many words before a word have columns.", **_WORDS)] = 2
+    spillover: Annotated[int, typer.Option(min=0, help="How many preceding words have columns, too.", **_WORDS)] = 2
     baseline: Annotated[
         str | None, typer.Option(help="Columns: length,frequency,punctuation,place (default), or some.", **_WORDS)
     ] = None
     frequencies: Annotated[
         str | None,
         typer.Option(
-            help="File of words and counts (words that it lacks count in lower case), column of the times, or "
-            "wordfreq:en, wordfreq:de, ... (the package wordfreq, in a billion words); default: none.",
+            help="File of words and counts (a word that it lacks is looked up in lower case), column of the times, or "
+            "wordfreq:en, ... (the package wordfreq, per billion words); default: none.",
             **_WORDS,
         ),
     ] = None
@@ -78,7 +78,7 @@ class RegressionOptions:
         bool, typer.Option("--interaction", help="Add length times log frequency, both centered.", **_WORDS)
     ] = False
     control: Annotated[
-        list[str] | None, typer.Option(help="Another column of the times for the baseline; repeat.", **_WORDS)
+        list[str] | None, typer.Option(help="Add this column of the times to the baseline; repeat.", **_WORDS)
     ] = None
     keep_edges: Annotated[
         bool, typer.Option("--keep-edges", help="Keep the first and last words of sentences.", **_WORDS)
@@ -89,19 +89,19 @@ class RegressionOptions:
     drop_punctuation: Annotated[
         bool, typer.Option("--drop-punctuation", help="Leave out words that end with punctuation.", **_WORDS)
     ] = False
-    folds: Annotated[int, typer.Option(min=2, help="Parts, each predicted from the others.", **_REGRESSION)] = 10
+    folds: Annotated[int, typer.Option(min=2, help="Parts; each is predicted from the others.", **_REGRESSION)] = 10
     folds_by: Annotated[Literal["sentence", "text"], typer.Option(help="What stays in one part.", **_REGRESSION)] = (
         "sentence"
     )
     log_rt: Annotated[bool, typer.Option("--log-rt", help="Predict the logarithm of times.", **_REGRESSION)] = False
     by_subject: Annotated[
-        bool, typer.Option("--by-subject", help="A regression for each reader; means over readers.", **_REGRESSION)
+        bool, typer.Option("--by-subject", help="Fit one regression per reader, and average them.", **_REGRESSION)
     ] = False
     mixed: Annotated[
         bool,
         typer.Option(
             "--mixed",
-            help="One regression with a random intercept for each reader. For other random effects: --write-frame, R.",
+            help="Fit one regression with random intercepts of readers. Fit other random effects in R.",
             **_REGRESSION,
         ),
     ] = False

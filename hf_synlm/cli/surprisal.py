@@ -44,7 +44,7 @@ class InputOptions(options.TextReading):
 
     file_format: Annotated[
         options.InputFormat | None,
-        typer.Option("--format", help="Format of the input; default: the ending of its name."),
+        typer.Option("--format", help="Format of the input; default: by the ending of its name."),
     ] = None
 
 
@@ -71,17 +71,17 @@ class MeasureOptions(options.Beliefs):
     entropy: Annotated[
         Literal["shannon", "renyi"] | None,
         typer.Option(
-            help="Add entropy_bits: the entropy of the next token before each word, so of its first token only. renyi "
-            "adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it from the stepwise "
-            "distribution, by a second search."
+            help="Add entropy_bits: the entropy of the next token before each word. It covers the first token of the "
+            "word only. renyi adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it "
+            "from the stepwise distribution, by a second search."
         ),
     ] = None
     attention_entropy: Annotated[
         Literal["projected", "raw"] | None,
         typer.Option(
-            help="Tree LM and Transformer Grammars: add nae, the normalized attention entropy where the word is read, "
-            "summed over the heads of the top layer and the tokens of the word; expected over the beam, or of the tree "
-            "of --trees. projected: weights count by what they add to the output. raw: nae_raw, as they are."
+            help="For Tree LM and Transformer Grammars. Add nae, the normalized attention entropy where the word is "
+            "read. It is summed over the heads of the top layer and the tokens of the word, and averaged over the "
+            "beam. projected weighs attention by its effect on the output. raw adds nae_raw."
         ),
     ] = None
     frequencies: Annotated[
@@ -152,8 +152,8 @@ class TreeOptions:
         list[Path] | None,
         typer.Option(
             help="File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
-            "Leaves may split words: end and . for end. Surprisal is then that of each word together with its part of "
-            "the tree, which does not compare with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
+            "Leaves may split words: end and . for end. Surprisal is then that of each word with its part of the "
+            "tree. Do not compare it with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
             **_TREES,
             **options.INPUT_FILE,
         ),
@@ -161,8 +161,8 @@ class TreeOptions:
     unknown_labels: Annotated[
         str,
         typer.Option(
-            help="What to do with labels that the model lacks: error; drop, which leaves out their brackets; or a FILE "
-            "of lines with a label and the one that replaces it, or with a label alone that is left out.",
+            help="What to do with labels that the model lacks. error: stop. drop: leave out their brackets. FILE: each "
+            "line names a label and its replacement, or a label to leave out.",
             **_TREES,
         ),
     ] = "error"

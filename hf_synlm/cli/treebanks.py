@@ -43,7 +43,7 @@ class ReadingOptions(options.TreebankReading):
     mark_heads: Annotated[
         bool,
         typer.Option(
-            "--mark-heads", help="Add -HD to the part of a constituent that holds its head.", **options.DEPENDENCIES
+            "--mark-heads", help="Add -HD to the child of a constituent that holds its head.", **options.DEPENDENCIES
         ),
     ] = False
 
@@ -153,7 +153,7 @@ def treebank(
         typer.Option(
             "--from",
             help="Format of the input; default: brackets or conllu, by the ending of its name, or its first line. "
-            "parses: what `synlm parse` and `synlm evaluate parsing --save-trees` write; X stands for what it lacks.",
+            "parses: what `synlm parse` and `synlm evaluate parsing --save-trees` write; X is a missing label.",
         ),
     ] = None,
     *,
@@ -211,7 +211,7 @@ def silver(
     overwrite: options.Overwrite = False,
     parser: Annotated[
         str | None,
-        typer.Option(help="Model of `synlm train span-parser` that parses, as folder or Hub name; default: Stanza."),
+        typer.Option(help="Parser: folder or Hub name of a model of `synlm train span-parser`; default: Stanza."),
     ] = None,
     backbone: options.Backbone = None,
     min_confidence: Annotated[

@@ -34,7 +34,7 @@ FormatOption = Annotated[
         "latex: for the package forest; svg: a file per sentence; html: one page with all trees and surprisals.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="File to write (svg of several sentences: folder); default: print.")]
+Out = Annotated[Path | None, typer.Option(help="File to write, or a folder for several svg; default: print.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class TreesOptions:
         typer.Option(
             min=1,
             help="Trees per sentence (json, html), for models with a beam; default: 1. Trees that are equal over words "
-            "count once. With --consensus: how many of each beam count; default: all.",
+            "count once. With --consensus: how many trees of each beam count; default: all.",
         ),
     ] = None
     consensus: Annotated[
@@ -92,7 +92,7 @@ def parse(
     tokenize: options.Tokenize = None,
     skip_long: Annotated[
         bool,
-        typer.Option("--skip-long", help="Leave the line of a sentence blank that is longer than the model can read."),
+        typer.Option("--skip-long", help="Write a blank line for a sentence that is longer than the model can read."),
     ] = False,
 ) -> None:
     """Parse sentences into trees.
@@ -296,9 +296,9 @@ class ChoosingOptions:
     structure_mode: Annotated[
         Literal["joint", "marginal"] | None,
         typer.Option(
-            help="GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and "
-            "gives no tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. "
-            "Joint with --sample draws trees from the model: --temperature, --top-k and --top-p act on words alone.",
+            help="GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and gives "
+            "no tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. Joint "
+            "with --sample draws trees from the model. --temperature, --top-k, --top-p act on words alone.",
             rich_help_panel=_BEAM,
         ),
     ] = None

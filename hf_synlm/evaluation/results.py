@@ -390,8 +390,8 @@ def _convention(result: EvaluationResult) -> str:
         return ""
     treated = f"; {options['punctuation']}" if options.get("punctuation") else ""
     return (
-        f"words: {scores['words']:.0f} words of {scores['sentences']:.0f} sentences, ends of sentences not counted, "
-        f"{scores['unknown_words']:.0f} words outside the vocabulary predicted as their class{treated}"
+        f"words: {scores['words']:.0f} words of {scores['sentences']:.0f} sentences, without the ends of sentences; "
+        f"{scores['unknown_words']:.0f} unknown words, each predicted as its class{treated}"
     )
 
 

@@ -21,7 +21,7 @@ _SECTION = re.compile(
 # Pipeline of the Hub -> what the model is.
 TASKS = {
     "text-generation": "language model",
-    "text-classification": "classifier of texts, which a language model was made into",
+    "text-classification": "text classifier, made from a language model",
     "token-classification": "for constituency trees",
 }
 TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
@@ -36,14 +36,14 @@ RESULT_COLUMNS = ("task", "dataset", "split", "metric", "value", "num_beams", "e
 RESULT_KEYS = {*RESULT_COLUMNS, "hardware", "baselines", "command", "dataset_id", "dataset_config"}
 # What a number says, and the metric of the Hub that it belongs to.
 METRICS = {
-    "unlabeled_f1": ("f1", "how far its constituents are those of the treebank, in per cent"),
-    "labeled_f1": ("f1", "how far its constituents and their labels are those of the treebank, in per cent"),
+    "unlabeled_f1": ("f1", "agreement of its constituents with those of the treebank, in per cent"),
+    "labeled_f1": ("f1", "agreement of its labeled constituents with those of the treebank, in per cent"),
     "word_perplexity": (
         "perplexity",
-        "each word is as hard to guess as one of so many equally likely ones",
+        "a word is as hard to guess as one of this many equally likely words",
     ),
-    "mean_over_suites": ("accuracy", "share of the predictions of grammar that its surprisals fulfil"),
-    "accuracy": ("accuracy", "share of the pairs whose grammatical sentence it finds more probable; chance is 0.5"),
+    "mean_over_suites": ("accuracy", "share of SyntaxGym's predictions that its surprisals fulfil"),
+    "accuracy": ("accuracy", "share of the pairs in which it prefers the grammatical sentence; chance is 0.5"),
 }
 _HEADERS = {"dataset": "data", "num_beams": "beam"}
 FACTS_FILE = "card.yaml"
@@ -60,16 +60,16 @@ DEFAULT_FACTS: dict[str, Any] = {
     "availability": "",
     "intended_use": (
         "Research on syntax in language models: parsing without or with a treebank, surprisal of words, generation of "
-        "sentences with their trees. It is no assistant, and no source of facts."
+        "sentences with their trees. It is not an assistant, and not a source of facts."
     ),
     "training_data": "Not stated by the publisher of this repository.",
     "training_procedure": "Not stated by the publisher of this repository.",
     "results": [],
     "weights": {},
     "not_for": (
-        "Numbers are of one trained model, on the data named, by the convention named. They may not be used to rank "
-        "architectures (that takes several seeds, and equal data and sizes), nor be set next to numbers of another "
-        "convention, beam, estimator or vocabulary."
+        "The numbers are those of one trained model, on the data and by the convention that are named. Do not rank "
+        "architectures by them: that takes several seeds, and equal data and sizes. Do not compare them with numbers "
+        "of another convention, beam, estimator or vocabulary."
     ),
     "limits": "",
 }
@@ -162,7 +162,7 @@ def _packages(config: PreTrainedConfig) -> str:
         return "no other package"
     where = f"`{of['name']}`, which are loaded from the Hub" if of["name"] else "a folder"
     return (
-        f"`peft`. It is an adapter: the weights of its backbone are those of {where}; "
+        f"`peft`. It is an adapter. The weights of its backbone are those of {where}. "
         '`from_pretrained(..., backbone="FOLDER")` takes them from elsewhere'
     )
 

@@ -100,7 +100,7 @@ def test_a_reader_of_the_hub_finds_what_it_links(name: str):
     assert "The licence of the code is Apache-2.0 (`LICENSE`)" in card.text
     assert not re.search(r"model_cards/|release asset|unpack it|float16", card.text)
     before = card.text.partition("```python")[0].partition("```bash")[0]
-    assert re.search(r"\*\*\w+ F1 [0-9.]+\*\* on .*: how far its constituents .*treebank, in per cent", before)
+    assert re.search(r"\*\*\w+ F1 [0-9.]+\*\* on .*: agreement of its .*treebank, in per cent", before)
     assert ("```text" in before) == (name in WHOLE)
 
 
@@ -309,7 +309,7 @@ def test_rows_name_what_numbers_depend_on():
     row = card_rows(load_result(CARDS / "rnng-tiny" / "results" / "perplexity.json"))[0]
     assert row["metric"] == "word_perplexity" and row["num_beams"] == 10
     assert row["estimator"] == "beam marginal, action beam 100, fast track 1"
-    assert "words outside the vocabulary" in row["convention"] and row["seed"] == 0
+    assert "unknown words, each predicted" in row["convention"] and row["seed"] == 0
     row = card_rows(load_result(CARDS / "gpst-tiny" / "results" / "parsing-inside.json"), split="test")[0]
     assert (row["num_beams"], row["estimator"], row["split"]) == (None, "inside", "test")
     assert set(row["baselines"]) == {"left", "right", "balanced", "random", "binarized gold"}

@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="ROW", help=f"rows, or one table of a paper: {listed}")
     parser.add_argument("--table", action="store_true", help="write the table from the results only")
     parser.add_argument("--trees", nargs=3, type=Path, metavar=("TRAIN", "VALID", "TEST"), help="other trees")
-    parser.add_argument("--folder", type=Path, help="for what other trees give", default="runs/other_trees")
+    parser.add_argument("--folder", type=Path, help="folder for the results of other trees", default="runs/other_trees")
     arguments = parser.parse_args(argv)
     paper = TABLES.get(arguments.names[0]) if len(arguments.names) == 1 else None
     board, names = EMBEDDED, paper or arguments.names or ROWS

@@ -54,14 +54,14 @@ class TrainingArguments:
     )
     num_train_epochs: int = option(0, "Passes through the data; 0: --max-train-steps decides.", minimum=0)
     early_stopping_patience: int = option(
-        0, "Keep the best model, and stop after this many evaluations without a better one; 0: never stop.", minimum=0
+        0, "Keep the best model, and stop after this many evaluations without a better model; 0: never stop.", minimum=0
     )
     learning_rate: float = option(5e-5, "Peak learning rate.", minimum=0)
     adam_beta1: float = option(0.9, "AdamW: decay of the first moment.")
     adam_beta2: float = option(0.999, "AdamW: decay of the second moment.")
     adam_epsilon: float = option(1e-6, "AdamW: term in the denominator.")
-    adam_bias_correction: bool = option(True, "AdamW: correct the moments for their start at 0; GPST's authors do not.")
-    weight_decay: float = option(0.0, "AdamW: decay of matrices; biases and norms are not decayed.", minimum=0)
+    adam_bias_correction: bool = option(True, "AdamW: use bias correction of the moments. GPST's authors do not.")
+    weight_decay: float = option(0.0, "AdamW: weight decay of matrices. Biases and norms have none.", minimum=0)
     max_grad_norm: float = option(1.0, "Clip gradients to this norm; 0 disables.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
         "linear", "Decay after the warm-up: linear or cosine (both to 0), or constant."
@@ -77,10 +77,12 @@ class TrainingArguments:
     )
     dataloader_num_workers: int | None = option(
         None,
-        "Processes that prepare batches, for each GPU. Default: 2 on a GPU; 0 on a CPU, where the program does it.",
+        "Processes that prepare batches, for each GPU. Default: 2 on a GPU. On a CPU 0: the program does it.",
         minimum=0,
     )
-    profile: int = option(0, "Record this many steps with torch.profiler, after three others; 0: none.", minimum=0)
+    profile: int = option(
+        0, "Record this many steps with torch.profiler, after the first three steps; 0: none.", minimum=0
+    )
     logging_steps: int = option(10, "Log the losses every this many steps.", minimum=1)
     evaluation_steps: int = option(0, "Steps between evaluations; 0: only before and after training.", minimum=0)
     generation_steps: int = option(

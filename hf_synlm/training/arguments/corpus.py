@@ -53,8 +53,8 @@ class CorpusArguments:
     )
     num_validation_documents: int | None = option(
         None,
-        "Number of first documents to take from the training text if there is no validation text. Default: its first "
-        "sentences, a tenth of them, at most 1,000.",
+        "If there is no validation text: take this many first documents of the training text. Default: take the first "
+        "tenth of its sentences, at most 1,000.",
         minimum=1,
     )
     train_files: list[str] = option(

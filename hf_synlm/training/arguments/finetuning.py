@@ -35,7 +35,7 @@ class ModelArguments:
     parser_learning_rate: float | None = option(
         1e-3, "Peak learning rate of GPST's parser, which gives the merge order."
     )
-    ignore_mismatched_sizes: bool = option(False, "Initialize weights whose shape differs, such as another classifier.")
+    ignore_mismatched_sizes: bool = option(False, "Initialize weights of another shape, such as a new classifier.")
     trust_remote_code: bool = option(
         False, "Run code of the model's repository. Models of this library do not need it."
     )
@@ -92,7 +92,7 @@ class GlueArguments(TableArguments):
         minimum=1,
     )
     objective_weight: float | None = option(
-        None, "Weight of the own objective of GPST, RNNG or Tree LM; default: that of the model's configuration."
+        None, "Weight of the language-model loss of GPST, RNNG or Tree LM; default: that of the model's configuration."
     )
 
     def __post_init__(self):
@@ -142,7 +142,7 @@ class SummaryArguments(TableArguments):
     prompt: str = option("Summary:", "Text between document and summary.")
     end_token: bool = option(True, "End summaries with the end token, which then ends generation.")
     summary_loss_only: bool = option(
-        False, "No token loss on document and prompt. (The authors train on all; GPST's other losses always do.)"
+        False, "No token loss on document and prompt. (The authors train on all tokens, as do GPST's other losses.)"
     )
     language: str = option("en", "Language of the sentence splitting (ISO 639).")
     max_predict_samples: int | None = option(None, "Number of test rows to use; default: all.", minimum=1)

@@ -49,7 +49,7 @@ class DependencyArguments:
         None, "A multiword token (German im) is one word, 'surface' (default), or several, 'syntactic'."
     )
     tree_punctuation: Literal["keep", "remove"] | None = option(
-        None, "Whether what UPOS calls PUNCT is removed from dependencies. Default: keep."
+        None, "Keep (default) or remove the words of dependencies that UPOS calls PUNCT."
     )
     tree_nonprojective: NonProjective | None = option(
         None, "Crossing arcs of dependencies: 'lift' them (default), 'skip' the sentence, or 'refuse' the file."
@@ -76,9 +76,9 @@ class SentenceFileArguments(DependencyArguments):
         False, "Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."
     )
     drop_tags: list[str] = option([], "Leave out words with these tags, of bracketed trees.")
-    drop_labels: list[str] = option([], "Leave out the brackets of these constituents, but not what is in them.")
+    drop_labels: list[str] = option([], "Leave out the brackets of these labels, but keep the words in them.")
     label_separators: str | None = option(
-        None, f"Characters before the function tags of constituents, which are removed. Default: {LABEL_SEPARATORS}"
+        None, f"Characters before function tags of constituents. These tags are removed. Default: {LABEL_SEPARATORS}"
     )
     lemma_separator: str | None = option(None, "Character between word and lemma, if leaves have both.")
     tokenizer_name: str | None = option(None, "Folder or Hub name of a tokenizer; default: one is made from the words.")

@@ -36,18 +36,18 @@ class TextDataArguments(BatchedFileArguments):
     )
     preprocessing: Preprocessing = option(
         "none",
-        "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
-        "'words-only': drop leaves whose tag is punctuation, $ or #.",
+        "Preprocessing of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's "
+        "corpus; 'words-only': drop leaves whose tag is punctuation, $ or #.",
     )
     max_sentence_words: int | None = option(
         None, "Leave out sentences with more words, counted after preprocessing.", minimum=1
     )
     tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
-    max_batch_tokens: int = option(5000, "Sentences: largest padded size of a micro batch.", minimum=1)
+    max_batch_tokens: int = option(5000, "With sentences: largest padded size of a micro batch.", minimum=1)
     test_batch_size: int | None = option(
         None,
-        "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With one row "
-        "of a stream every token is predicted from all before it.",
+        "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. If a stream is "
+        "one row, every token is predicted from all tokens before it.",
         minimum=1,
     )
 
@@ -88,11 +88,11 @@ class StreamDataArguments(TextDataArguments):
     """Files of text or trees, how they become tokens, and how the tokens are read."""
 
     batching: Literal["stream", "sentences"] = option(
-        "stream", "'stream': segments of running text, the state carried along; 'sentences': one by one."
+        "stream", "'stream': segments of running text, each begun from the last state; 'sentences': each alone."
     )
     bptt: int = option(70, "Usual length of a segment in tokens.", minimum=1)
     variable_bptt: bool = option(
-        True, "Draw the length of each training segment around bptt (or half of it), and scale its rate."
+        True, "Draw the length of each training segment around bptt (or half of it), and scale its learning rate."
     )
     tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
     binarized_spans: bool = option(False, "PaLM: spans that binarization to the right adds are gold, too.")
@@ -158,8 +158,8 @@ class ParsingArguments:
     )
     parsing_max_words: int | None = option(
         None,
-        "Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, without "
-        "it; default: max_sentence_words.",
+        "Leave out sentences with more words. Words are counted after preprocessing, and without punctuation unless it "
+        "is kept. Default: max_sentence_words.",
         minimum=1,
     )
     punctuation: Literal["remove", "ignore", "keep"] = option(
@@ -232,7 +232,7 @@ class ScheduleArguments:
         0, "After this epoch begin the averages anew, if averaging has begun; 0: never.", minimum=0
     )
     plateau_patience: int = option(
-        2, "adam-plateau: lower the rate after more than this many epochs without a best.", minimum=0
+        2, "adam-plateau: lower the rate after more epochs than this without a new best.", minimum=0
     )
     plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
 
@@ -323,12 +323,8 @@ class PCFGParsingArguments(ParsingArguments):
 class CurriculumArguments:
     """Short sentences first."""
 
-    curriculum_words: int = option(
-        30, "Longest sentences of the first epoch in words; 0: all from the start.", minimum=0
-    )
-    curriculum_growth: int = option(
-        1, "Words by which the longest sentences of an epoch are longer than before.", minimum=0
-    )
+    curriculum_words: int = option(30, "Most words of a sentence in the first epoch; 0: no limit.", minimum=0)
+    curriculum_growth: int = option(1, "How many words this limit grows by in each epoch.", minimum=0)
 
     def __post_init__(self):
         """Check the values."""

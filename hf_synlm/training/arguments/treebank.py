@@ -38,7 +38,7 @@ class TreeDataArguments(BatchedFileArguments):
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     tokenizer_byte_fallback: bool = option(
         False,
-        "Of 'bpe': spell characters that the sentences lack with bytes (256 of the vocabulary). No word is unknown.",
+        "With 'bpe': spell characters that the sentences lack with 256 tokens for bytes. Then no word is unknown.",
     )
     unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
     max_batch_actions: int = option(
@@ -136,7 +136,7 @@ class TreeLMModelArguments(ModelArguments):
         "--model-name-or-path: the backbone of that adapter.",
     )
     backbone_name: str | None = option(
-        None, "Hub name of the backbone if --backbone is a folder, from which an adapter is loaded elsewhere."
+        None, "Hub name of the backbone, if --backbone is a folder. Other machines load it from there."
     )
     lora_r: int | None = option(
         None,
@@ -146,7 +146,7 @@ class TreeLMModelArguments(ModelArguments):
     )
     lora_alpha: int | None = option(None, "Scale of LoRA; default: twice the rank.", minimum=1)
     lora_target_modules: list[str] | None = option(
-        None, "Layers of the backbone that get LoRA, such as q_proj v_proj; default: all that are linear."
+        None, "Layers of the backbone that get LoRA, such as q_proj v_proj; default: all linear layers."
     )
 
     def __post_init__(self):
@@ -200,13 +200,12 @@ class VariationalArguments:
     network_grad_norm: float = option(1.0, "Gradients of the inference network are clipped to this norm.")
     decay_epoch: int = option(
         8,
-        "After this epoch, wait for one that is not better than all before it. From then on halve the rates every "
-        "epoch.",
+        "After this epoch, wait for an epoch that brings no new best. From then on halve the rates every epoch.",
         minimum=0,
     )
     min_learning_rate: float = option(0.03, "Stop when --learning-rate has fallen below this.", minimum=0)
     importance_samples: int = option(1000, "Trees per test sentence for the perplexity of the final model.", minimum=1)
-    importance_temperature: float = option(2.0, "Divides the network's scores for them; above 1, they differ more.")
+    importance_temperature: float = option(2.0, "Divides the network's scores. Above 1 these trees differ more.")
 
     def __post_init__(self):
         """Check the values."""
@@ -234,7 +233,7 @@ class SpanParserModelArguments(ModelArguments):
     architecture: str = option("span_parser", "'span_parser'.")
     encoder: str | None = option(None, "Folder or Hub name of the encoder whose weights and tokenizer to begin with.")
     encoder_name: str | None = option(
-        None, "Hub name of the encoder if --encoder is a folder, from which an adapter is loaded elsewhere."
+        None, "Hub name of the encoder, if --encoder is a folder. Other machines load it from there."
     )
     lora_r: int = option(
         0, "Train LoRA of this rank, and save an adapter of the encoder; 0: train all its weights.", minimum=0
@@ -255,7 +254,9 @@ class SpanDataArguments(BatchedFileArguments):
         [], "How often an epoch reads the sentences of each of --train-files, such as 3 1 0.35; default: once."
     )
     max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.", minimum=1)
-    evaluation_sentences: int | None = option(None, "Sentences of each of --validation-files; default: all.", minimum=1)
+    evaluation_sentences: int | None = option(
+        None, "Sentences to read of each of --validation-files; default: all.", minimum=1
+    )
 
     def __post_init__(self):
         """Check the values."""
@@ -278,10 +279,12 @@ class TreebankPCFGArguments(SentenceFileArguments):
 
     output_dir: str = option(MISSING, "Folder for the model.")
     overwrite_output_dir: bool = option(False, "Replace the model in the output folder.")
-    horizontal_order: int = option(1, "How many children a constituent remembers where it is made binary.", minimum=0)
-    parent_annotation: bool = option(True, "Constituents know the label of the constituent that they are in.")
+    horizontal_order: int = option(
+        1, "Horizontal order: how many siblings the label of a binarized part names.", minimum=0
+    )
+    parent_annotation: bool = option(True, "Add the label of the parent to each constituent's label.")
     lexicon_smoothing: float = option(
-        1.0, "Words of each preterminal that are added as its tag has them, and of each tag as the text has them."
+        1.0, "How many words to add to each preterminal, distributed as in its tag, and to each tag, as in the text."
     )
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     unknown_words: UnknownRule = option("berkeley2", UNKNOWN_WORDS)

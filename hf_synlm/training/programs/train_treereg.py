@@ -73,7 +73,7 @@ class ModelAndDataArguments(DependencyArguments):
     max_words: int = option(100, "Leave longer sentences out.", minimum=1)
     trees: Literal["gold", "random", "right"] = option(
         "gold",
-        "Controls to train on in the place of the gold trees: 'random', those of other sentences of the same length; "
+        "Train on control trees instead of the gold trees: 'random', trees of other sentences of the same length; "
         "'right', trees that branch to the right.",
     )
 
